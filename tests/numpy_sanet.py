@@ -1,0 +1,153 @@
+"""The paper's network once more, in NumPy float64 and plain loops over pixels: what the tests compare with.
+
+Written from the equations, not from the package: scores one pair of pixels at a time, convolutions as sums.
+"""
+
+import math
+
+import numpy as np
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def pixels(height: int, width: int) -> list[tuple[int, int]]:
+    return [(y, x) for y in range(height) for x in range(width)]
+
+
+def positional(height: int, width: int, num_heads: int, score) -> np.ndarray:
+    """(N_h, T, T) of score(head, dy, dx), key minus query."""
+    places = pixels(height, width)
+    return np.array(
+        [[[score(h, ky - qy, kx - qx) for ky, kx in places] for qy, qx in places] for h in range(num_heads)]
+    )
+
+
+def quadratic(p: dict, X: np.ndarray) -> np.ndarray:
+    def score(h, dy, dx):
+        alpha = p["spread"][h] ** 2 / 2
+        return -alpha * ((dy - p["Delta"][h, 0]) ** 2 + (dx - p["Delta"][h, 1]) ** 2)
+
+    return positional(X.shape[1], X.shape[2], len(p["spread"]), score)
+
+
+def generalized(p: dict, X: np.ndarray) -> np.ndarray:
+    def score(h, dy, dx):
+        distance = np.array([dy, dx]) - p["Delta"][h]
+        return -0.5 * distance @ (p["spread"][h] @ p["spread"][h].T) @ distance
+
+    return positional(X.shape[1], X.shape[2], len(p["spread"]), score)
+
+
+def learned(p: dict, X: np.ndarray) -> np.ndarray:
+    _, height, width, _ = X.shape
+
+    def score(h, dy, dx):
+        return p["row"][dx + width - 1] @ p["w"][h] + p["col"][dy + height - 1] @ p["v"][h]
+
+    return positional(height, width, len(p["w"]), score)
+
+
+def pairwise(X: np.ndarray, num_heads: int, score) -> np.ndarray:
+    """(B, N_h, T, T) of score(head, x_q, x_k, dy, dx)."""
+    batch, height, width, _ = X.shape
+    places = pixels(height, width)
+    return np.array(
+        [
+            [
+                [[score(h, X[b, qy, qx], X[b, ky, kx], ky - qy, kx - qx) for ky, kx in places] for qy, qx in places]
+                for h in range(num_heads)
+            ]
+            for b in range(batch)
+        ]
+    )
+
+
+def head(matrix: np.ndarray, h: int, dim: int) -> np.ndarray:
+    """Rows of a projection (N_h D, ...) that belong to one head."""
+    return matrix[h * dim : (h + 1) * dim]
+
+
+def content(p: dict, X: np.ndarray) -> np.ndarray:
+    _, height, width, dim = X.shape
+
+    def score(h, x_q, x_k, dy, dx):
+        q = head(p["W_qry.weight"], h, dim) @ x_q + head(p["W_qry.bias"], h, dim)
+        k = head(p["W_key.weight"], h, dim) @ x_k + head(p["W_key.bias"], h, dim)
+        r = np.concatenate([p["row"][dx + width - 1], p["col"][dy + height - 1]])
+        return (q @ k + q @ r) / math.sqrt(dim)
+
+    return pairwise(X, len(p["W_qry.bias"]) // dim, score)
+
+
+def eq8(p: dict, X: np.ndarray) -> np.ndarray:
+    _, height, width, dim = X.shape
+
+    def score(h, x_q, x_k, dy, dx):
+        W_qry, W_key = head(p["W_qry.weight"], h, dim), head(p["W_key.weight"], h, dim)
+        What_key = head(p["W_key_pos.weight"], h, dim)
+        r = np.concatenate([p["row"][dx + width - 1], p["col"][dy + height - 1]])
+        first = (W_qry @ x_q) @ (W_key @ x_k)
+        second = (W_qry @ x_q) @ (What_key @ r)
+        third = p["u"][h] @ (W_key @ x_k)
+        fourth = p["v"][h] @ (What_key @ r)
+        return (first + second + third + fourth) / math.sqrt(dim)
+
+    return pairwise(X, len(p["u"]), score)
+
+
+def absolute(p: dict, X: np.ndarray) -> np.ndarray:
+    dim = X.shape[-1]
+
+    def score(h, x_q, x_k, dy, dx):
+        q = head(p["W_qry.weight"], h, dim) @ x_q + head(p["W_qry.bias"], h, dim)
+        k = head(p["W_key.weight"], h, dim) @ x_k + head(p["W_key.bias"], h, dim)
+        return q @ k / math.sqrt(dim)
+
+    return pairwise(X + p["P"], len(p["W_qry.bias"]) // dim, score)
+
+
+def linear(p: dict, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def layer_norm(p: dict, name: str, x: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-12)
+    return centred / scale * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def below(p: dict, prefix: str) -> dict:
+    return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+
+
+def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
+    batch, height, width, dim = X.shape
+    P = softmax(term(below(p, "terms.0."), X))
+    P = np.broadcast_to(P, (batch, *P.shape[-3:]))
+    heads = [np.einsum("bqk,bkd->bqd", P[:, h], X.reshape(batch, -1, dim)) for h in range(P.shape[1])]
+    mixed = np.concatenate(heads, axis=-1).reshape(batch, height, width, -1)
+    return linear(p, "W_out", linear(p, "W_val", mixed))
+
+
+def block(p: dict, X: np.ndarray, term) -> np.ndarray:
+    X = layer_norm(p, "norm1", X + attention(below(p, "attn."), X, term))
+    return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
+
+
+def network(p: dict, images: np.ndarray, term, patch: int, depth: int) -> np.ndarray:
+    batch, _, height, width = images.shape
+    kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
+    X = np.zeros((batch, height // patch, width // patch, len(bias)))
+    for y, x in pixels(height // patch, width // patch):
+        patches = images[:, :, y * patch : (y + 1) * patch, x * patch : (x + 1) * patch]
+        X[:, y, x] = np.einsum("bcij,dcij->bd", patches, kernel) + bias
+    for index in range(depth):
+        X = block(below(p, f"blocks.{index}."), X, term)
+    return linear(p, "head", X.mean(axis=(1, 2)))

@@ -1,0 +1,196 @@
+"""Attention, its terms and the network against a float64 NumPy loop, conv and torch's own attention."""
+
+import copy
+
+import numpy as np
+import numpy_sanet as oracle
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sa_zoo.models import positions
+from sa_zoo.models.attention import Attention, attend, attend_by_axes, probabilities_from
+from sa_zoo.models.network import Block, SANet
+from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+
+PATCH, W, H, D, HEADS, HIDDEN, CLASSES, B, CHANNELS = 2, 3, 5, 7, 11, 13, 17, 19, 23
+TERMS = [
+    (Quadratic, oracle.quadratic),
+    (GeneralizedQuadratic, oracle.generalized),
+    (Learned, oracle.learned),
+    (Content, oracle.content),
+    (Relative, oracle.eq8),
+    (Absolute, oracle.absolute),
+]
+every_term = pytest.mark.parametrize(("term", "reference"), TERMS, ids=lambda value: getattr(value, "__name__", ""))
+
+
+def arrays(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+def attention(*terms, dtype=torch.float64) -> Attention:
+    torch.manual_seed(0)
+    return Attention(D, HEADS, terms, (H, W), dtype=dtype)
+
+
+def pixels(dtype=torch.float64) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(B, H, W, D, dtype=dtype)
+
+
+@every_term
+def test_probabilities_are_those_of_the_numpy_loop(term, reference):
+    layer, X = attention(term), pixels()
+    expected = oracle.softmax(reference(arrays(layer.terms[0]), X.numpy()))
+    P = layer.probabilities(X).detach().numpy()
+    assert P.shape == expected.shape
+    assert np.abs(P - expected).max() < 1e-10
+
+
+@every_term
+def test_a_block_is_that_of_the_numpy_loop(term, reference):
+    torch.manual_seed(2)
+    block = Block(D, HEADS, HIDDEN, (term,), (H, W), dtype=torch.float64)
+    for parameter in block.parameters():  # away from the ones and zeros of the norms
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    X = pixels()
+    assert np.abs(block(X).detach().numpy() - oracle.block(arrays(block), X.numpy(), reference)).max() < 1e-10
+
+
+@every_term
+def test_the_network_is_that_of_the_numpy_loop(term, reference):
+    torch.manual_seed(3)
+    sizes = {"img_size": (PATCH * H, PATCH * W), "in_chans": CHANNELS, "num_classes": CLASSES, "patch_size": PATCH}
+    model = SANet((term,), **sizes, embed_dim=D, depth=2, num_heads=HEADS, hidden_dim=HIDDEN, dtype=torch.float64)
+    images = torch.randn(B, CHANNELS, PATCH * H, PATCH * W, dtype=torch.float64)
+    expected = oracle.network(arrays(model), images.numpy(), reference, PATCH, depth=2)
+    assert np.abs(model(images).detach().numpy() - expected).max() < 1e-10
+
+
+def test_scores_of_several_terms_add_up():
+    layer, X = attention(Quadratic, Content), pixels()
+    scores = oracle.quadratic(arrays(layer.terms[0]), X.numpy()) + oracle.content(arrays(layer.terms[1]), X.numpy())
+    assert np.abs(layer.probabilities(X).detach().numpy() - oracle.softmax(scores)).max() < 1e-10
+
+
+def test_content_attention_is_that_of_torch():
+    layer, X = attention(Content, Quadratic), pixels()
+    content, quadratic = layer.terms
+
+    def heads(x):
+        return x.reshape(B, H * W, HEADS, D).transpose(1, 2)
+
+    query, key = heads(content.W_qry(X)), heads(content.W_key(X))
+    bias = content(X) - query @ key.transpose(-1, -2) / D**0.5 + quadratic(X)
+    value = X.reshape(B, 1, H * W, D).expand(B, HEADS, -1, -1)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    expected = expected.transpose(1, 2).reshape(B, H, W, HEADS * D)
+    assert (layer(X) - layer.W_out(layer.W_val(expected))).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
+def test_factors_by_axes_give_the_explicit_product_and_its_gradients(terms, dtype, error):
+    layer, X = attention(*terms, dtype=dtype), pixels(dtype).requires_grad_()
+    explicit = attend(layer.probabilities(X), X)
+    by_axes = attend_by_axes(*layer.axis_probabilities(X), X)
+    assert (explicit - by_axes).abs().max() < error
+    weight = torch.randn_like(explicit)
+    inputs = [X, *layer.terms.parameters()]
+    for expected, got in zip(
+        torch.autograd.grad((explicit * weight).sum(), inputs),
+        torch.autograd.grad((by_axes * weight).sum(), inputs),
+        strict=True,
+    ):
+        assert (expected - got).abs().max() < error * max(1.0, float(expected.abs().max()))
+
+
+def test_large_grids_go_by_axes_and_small_ones_do_not():
+    assert not attention(Quadratic).by_axes
+    assert Attention(D, HEADS, (Quadratic,), (17, 19)).by_axes
+    assert not Attention(D, HEADS, (Quadratic, Content), (17, 19)).by_axes
+
+
+def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():
+    layer = Attention(D, HEADS, (Quadratic,), (17, 19), dtype=torch.float64)
+    X = torch.randn(B, 17, 19, D, dtype=torch.float64)
+    assert (layer(X) - layer.W_out(layer.W_val(attend(layer.probabilities(X), X)))).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
+def test_gradients_of_positional_parameters_are_the_numerical_ones(term):
+    layer, X = attention(term), pixels()[:1]
+    names = [name for name, _ in layer.terms[0].named_parameters()]
+
+    def probabilities(*values):
+        state = dict(zip(names, values, strict=True))
+        return probabilities_from(torch.func.functional_call(layer.terms[0], state, (X,)))
+
+    assert torch.autograd.gradcheck(probabilities, tuple(layer.terms[0].parameters()))
+
+
+@pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
+def test_autocast_leaves_positional_probabilities_in_float32(term):
+    layer, X = attention(term, dtype=torch.float32), pixels(torch.float32)
+    expected = layer.probabilities(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        P = layer.probabilities(X)
+        assert layer(X).dtype == torch.bfloat16
+    assert P.dtype == torch.float32
+    assert torch.equal(P, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_parameters_still_make_float32_probabilities(dtype):
+    layer = attention(Quadratic, dtype=torch.float32)
+    half = copy.deepcopy(layer).to(dtype)
+    P = half.probabilities(pixels(dtype))
+    rounded = layer.terms[0].to(dtype).to(torch.float32)
+    assert P.dtype == torch.float32
+    assert torch.equal(P, probabilities_from(rounded(pixels(torch.float32))))
+
+
+def test_scores_stay_finite_in_float16_where_uncentred_ones_overflow():
+    Delta, spread = torch.tensor([-30.0], dtype=torch.float16), torch.tensor([92.0**0.5], dtype=torch.float16)
+    scores = positions.quadratic_axis_scores(Delta, spread, 32)
+    assert scores.min() < -torch.finfo(torch.float16).max
+    P = probabilities_from(scores)
+    assert torch.isfinite(P).all()
+    assert torch.equal(P[0, 31].argmax(), torch.tensor(1))
+
+
+def test_delta_points_from_the_query_to_the_key_row_first():
+    layer = attention(Quadratic)
+    layer.terms[0].Delta.data[:] = torch.tensor([2.0, -1.0])  # two down, one left
+    layer.terms[0].spread.data[:] = 10.0
+    P = layer.probabilities(pixels())[0]
+    query, key = 1 * W + 2, 3 * W + 1
+    assert P[query].argmax() == key
+
+
+def test_probability_dropout_is_shared_by_the_batch_for_positions_and_not_for_content():
+    for term, shared in ((Quadratic, True), (Content, False)):
+        layer = Attention(D, HEADS, (term,), (H, W), attn_drop=0.5).train()
+        X = pixels(torch.float32)[:1].expand(2, -1, -1, -1)
+        torch.manual_seed(4)
+        y = layer(X)
+        assert torch.equal(y[0], y[1]) == shared
+
+
+def test_dropout_also_drops_where_evaluation_goes_by_axes():
+    layer = Attention(D, HEADS, (Quadratic,), (17, 19), attn_drop=0.5)
+    X = torch.randn(1, 17, 19, D)
+    torch.manual_seed(5)
+    assert not torch.allclose(layer.train()(X), layer.eval()(X))
+
+
+@pytest.mark.parametrize("size", [4, 6, 9])
+def test_tables_interpolate_linearly_and_keep_their_ends(size):
+    table = torch.randn(2 * 5 - 1, D, dtype=torch.float64)
+    resized = positions.resized_table(table, size).numpy()
+    old = np.linspace(0, 1, 2 * 5 - 1)
+    new = np.linspace(0, 1, 2 * size - 1)
+    expected = np.stack([np.interp(new, old, column) for column in table.T.numpy()], axis=1)
+    assert resized.shape == (2 * size - 1, D)
+    assert np.abs(resized - expected).max() < 1e-12

@@ -1,0 +1,110 @@
+"""The network as users meet it: sizes, maps, pooling, checks of its input."""
+
+import pytest
+import torch
+
+from sa_zoo.models.attention import attend
+from sa_zoo.models.network import SANet
+from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+
+SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
+
+
+def net(term=Quadratic, **kwargs) -> SANet:
+    torch.manual_seed(0)
+    return SANet((term,), **(SMALL | {"img_size": (10, 6)} | kwargs)).eval()
+
+
+@pytest.mark.parametrize(
+    ("term", "by_position"),
+    [
+        (Quadratic, True),
+        (GeneralizedQuadratic, True),
+        (Learned, True),
+        (Content, False),
+        (Relative, False),
+        (Absolute, False),
+    ],
+)
+def test_attention_maps_are_the_probabilities_used(term, by_position):
+    model, x = net(term), torch.randn(3, 3, 10, 6)
+    maps = model.attention_maps(x)
+    assert [tuple(P.shape) for P in maps] == [(2, 15, 15) if by_position else (3, 2, 15, 15)] * 3
+    tokens = model.embed(x)
+    for block, P in zip(model.blocks, maps, strict=True):
+        assert torch.allclose(P.sum(-1), torch.ones(()), atol=1e-6)
+        attn = block.attn
+        assert torch.equal(attn(tokens), attn.W_out(attn.W_val(attend(P, tokens))))
+        tokens = block(tokens)
+    assert torch.equal(model.forward_head(tokens), model(x))
+
+
+@pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
+@pytest.mark.parametrize("size", [(4, 22), (34, 38)])
+def test_quadratic_models_take_any_size(term, size):
+    assert net(term)(torch.randn(2, 3, *size)).shape == (2, 11)
+
+
+@pytest.mark.parametrize("term", [Learned, Content, Relative, Absolute])
+def test_learned_encodings_refuse_another_size_until_told_and_then_take_it(term):
+    model, x = net(term), torch.randn(2, 3, 14, 26)
+    with pytest.raises(AssertionError, match="set_input_size"):
+        model(x)
+    model.set_input_size((14, 26))
+    assert model(x).shape == (2, 11)
+
+
+@pytest.mark.parametrize("term", [Learned, Content, Relative, Absolute])
+def test_an_unchanged_size_changes_no_encoding(term):
+    model, x = net(term), torch.randn(2, 3, 10, 6)
+    y = model(x)
+    model.set_input_size((10, 6))
+    assert torch.allclose(model(x), y, atol=1e-6)
+
+
+def test_sizes_that_patches_do_not_tile_are_refused():
+    with pytest.raises(ValueError, match="got 9x6, expected positive multiples of the patch size 2"):
+        net(img_size=(9, 6))
+    with pytest.raises(AssertionError, match="image width"):
+        net()(torch.randn(1, 3, 10, 7))
+
+
+def test_an_unknown_pooling_is_refused():
+    with pytest.raises(ValueError, match="got 'max', expected 'avg'"):
+        net(global_pool="max")
+
+
+def test_the_wrong_number_of_channels_is_named():
+    with pytest.raises(RuntimeError, match="to have 3 channels, but got 5"):
+        net()(torch.randn(1, 5, 10, 6))
+
+
+def test_the_embedding_is_space_to_depth_and_a_linear_map():
+    model, x = net(in_chans=5), torch.randn(2, 5, 10, 6)
+    depth = torch.nn.functional.pixel_unshuffle(x, 2).permute(0, 2, 3, 1)  # (B, 5, 3, 5 * 4), channel major
+    expected = torch.nn.functional.linear(depth, model.patch_embed.weight.flatten(1), model.patch_embed.bias)
+    assert torch.allclose(model.embed(x), expected, atol=1e-6)
+
+
+def test_init_weights_draws_anew_from_the_same_distributions():
+    model = SANet((Quadratic,), embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.init_weights()
+    for name, value in model.state_dict().items():
+        if "norm" in name:
+            assert torch.equal(value, before[name])
+        else:
+            assert not torch.equal(value, before[name])
+            assert value.std().item() == pytest.approx(before[name].std().item(), rel=0.5)
+    term = model.blocks[0].attn.terms[0]
+    assert term.Delta.std().item() == pytest.approx(2, rel=0.2)
+    assert term.spread.mean().item() == pytest.approx(1, abs=0.01)
+
+
+def test_drop_path_grows_with_depth_and_spares_evaluation():
+    model = net(drop_path_rate=0.5)
+    assert [block.drop_path.p for block in model.blocks] == [0.0, 0.25, 0.5]
+    x = torch.randn(2, 3, 10, 6)
+    assert torch.equal(model(x), model(x))
+    torch.manual_seed(1)
+    assert not torch.equal(model.train()(x), model(x))
