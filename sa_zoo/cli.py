@@ -1,0 +1,121 @@
+"""The command `sa-zoo`. Each command imports what it needs, so that help and mistakes answer at once."""
+
+import json
+import runpy
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config's own.")]
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see configs/.")],
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/CONFIG if not given.")] = None,
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stands.")] = False,
+) -> None:
+    """Train a model, evaluate it, and leave a run folder that timm loads."""
+    from sa_zoo.training.loop import Interrupted
+
+    out = out or Path("runs") / config.stem
+    try:
+        _told(_train, config, out, set_ or [], resume)
+    except Interrupted as stopped:
+        again = ["sa-zoo", "train", str(config), "--out", str(out)]
+        again += [part for override in set_ or [] for part in ("--set", override)]
+        typer.echo(f"{stopped}\nresume with: {shlex.join([*again, '--resume'])}", err=True)
+        raise typer.Exit(130) from stopped
+
+
+def _train(config: Path, out: Path, overrides: list[str], resume: bool) -> None:
+    from accelerate import PartialState
+
+    from sa_zoo.training.config import load_config
+    from sa_zoo.training.train import fit
+
+    metrics = fit(load_config(config, overrides), out, resume)
+    if PartialState().is_main_process:
+        test, spent = metrics["test"], metrics["train"]
+        typer.echo(
+            f"{metrics['model']} on {metrics['data']}: test accuracy {test['top1']:.4f} (n = {test['n']}) "
+            f"after {spent['epochs']} epochs, {spent['seconds'] / 60:.1f} minutes\n"
+            f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
+            f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
+        )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Run folder, hf-hub:OWNER/NAME or timm name with weights.")],
+    data: Annotated[str, typer.Option(help="Hub data set, folder or digits; the run's own if not given.")] = "",
+    revision: Annotated[str, typer.Option(help="Of a Hub data set.")] = "",
+    label_column: Annotated[str, typer.Option(help="Where the data set has several.")] = "",
+    json_: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    detail: Annotated[bool, typer.Option("--detail", help="Per class, calibration and confusion matrix.")] = False,
+) -> None:
+    """Accuracy of a model on the test split of a data set."""
+    _told(_evaluate, model, data, revision, label_column, json_, detail)
+
+
+def _evaluate(model: str, data: str, revision: str, label_column: str, json_: Path | None, detail: bool) -> None:
+    from accelerate import PartialState
+
+    from sa_zoo.training.checkpoint import write_json
+    from sa_zoo.training.config import DataConfig, load_config
+    from sa_zoo.training.evaluate import evaluate_source
+
+    if data:
+        config = DataConfig(name=data, revision=revision, label_column=label_column)
+    elif (Path(model) / "train.toml").is_file():
+        config = load_config(Path(model) / "train.toml").data
+    else:
+        raise ValueError(f"--data: got nothing, expected a data set, as {model} is no run folder")
+    result = evaluate_source(model, config, detail)
+    if PartialState().is_main_process:
+        if json_:
+            write_json(json_, result)
+        typer.echo(json.dumps(result, indent=2))
+
+
+@app.command("convert-reference")
+def convert_reference(
+    checkpoint: Annotated[Path, typer.Argument(help="Of the paper's own code.")],
+    model: Annotated[str, typer.Option(help="timm name of the variant that it holds.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Turn a checkpoint of the paper's own code into a folder that timm loads."""
+    from sa_zoo.models.reference import convert_reference
+
+    _told(convert_reference, checkpoint, model, out)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def run(
+    context: typer.Context, script: Annotated[Path, typer.Argument(help="Any Python script; its arguments follow.")]
+) -> None:
+    """Run a script with the names of sa_zoo registered, such as timm's own train.py and validate.py."""
+    if not script.is_file():
+        typer.echo(f"script: got {script}, expected a Python file", err=True)
+        raise typer.Exit(2)
+    import sa_zoo  # noqa: F401  registers the names
+
+    sys.argv = [str(script), *context.args]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _told(command: Callable[..., None], *arguments: object) -> None:
+    """Runs a command; a mistake of the user becomes its message, whatever else keeps its traceback."""
+    try:
+        command(*arguments)
+    except (ValueError, FileNotFoundError, FileExistsError, FloatingPointError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error

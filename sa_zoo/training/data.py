@@ -1,0 +1,269 @@
+"""Labelled images by name: a Hub data set, a folder, or the digits that come with scikit-learn.
+
+A Source knows names and labels and has read no pixel. `splits_of` turns it into train, validation and test, resized
+to what the model takes: decoded once and kept on the device where that is small, decoded by workers where it is not.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from PIL import Image
+from sklearn.datasets import load_digits
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sa_zoo.training.augment import HOLD_OUT, permutation
+from sa_zoo.training.config import DataConfig
+
+TEST_SPLITS = ("test", "validation", "valid", "val")
+TEST_SHARE = 0.2  # of a data set that brings no test split
+KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """What a model takes: channels, height, width; and the normalisation its weights expect."""
+
+    input_size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory, where convolutions are fastest."""
+        mean, std = (torch.tensor(x, device=images.device).view(-1, 1, 1) * 255 for x in (self.mean, self.std))
+        return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Named pictures: per split, the images (a sequence of PIL images) and their labels (N,), and what classes mean."""
+
+    name: str
+    images: Mapping[str, Any]
+    labels: Mapping[str, np.ndarray]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Splits:
+    train: "Split"
+    validation: "Split"
+    test: "Split"
+
+
+class Split(Dataset):
+    """Decoded images of one split, kept on a device. A batch is (uint8 (B, C, H, W), int64 (B,), indices (B,))."""
+
+    workers = 0
+
+    def __init__(self, images: Tensor, labels: np.ndarray) -> None:
+        self.images, self.labels = images, torch.from_numpy(labels).to(images.device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        where = torch.tensor(indices)
+        there = where.to(self.labels.device)
+        return self.images[there], self.labels[there], where
+
+    def loader(self, batch_size: int) -> DataLoader:
+        """Every image once, in order."""
+        return DataLoader(self, batch_size, collate_fn=_as_it_is, num_workers=self.workers)
+
+    def loader_in_order(self, batches: Iterable[np.ndarray]) -> DataLoader:
+        """These indices, batch by batch."""
+        batches = [batch.tolist() for batch in batches]
+        return DataLoader(self, batch_sampler=batches, collate_fn=_as_it_is, num_workers=self.workers)
+
+
+class StreamedSplit(Split):
+    """The same, decoded by worker processes each time it is asked for."""
+
+    def __init__(self, decode: "Decoder", images: Any, rows: np.ndarray, labels: np.ndarray) -> None:
+        self.decode, self.pictures, self.rows, self.labels = decode, images, rows, torch.from_numpy(labels)
+        self.workers = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        images = torch.stack([self.decode(self.pictures[int(self.rows[i])], self.rows[i]) for i in indices])
+        where = torch.tensor(indices)
+        return images, self.labels[where], where
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class Decoder:
+    """A PIL image to uint8 (C, H, W) of the model's size, resized and cropped as timm evaluates the model."""
+
+    def __init__(self, form: InputFormat) -> None:
+        self.form = form
+        self.transform = create_transform(
+            form.input_size, interpolation=form.interpolation, crop_pct=form.crop_pct, normalize=False
+        )
+
+    def __call__(self, image: Image.Image, row: int) -> Tensor:
+        channels, height, width = self.form.input_size
+        if image.mode == "P":  # a palette names colours
+            image = image.convert("RGB")
+        if len(image.getbands()) != channels:
+            raise ValueError(
+                f"image {row}: got {len(image.getbands())} channels (mode {image.mode}), expected {channels}; "
+                f"convert the images, or build the model for them with model.args.in_chans"
+            )
+        if image.size != (width, height):
+            return self.transform(image)
+        pixels = np.array(image)
+        return torch.from_numpy(pixels).view(height, width, channels).permute(2, 0, 1)
+
+
+def open_source(config: DataConfig) -> Source:
+    """Names, labels and undecoded images of a data set.
+
+    Raises FileNotFoundError where it is neither here nor on the Hub, ValueError where it has no usable labels.
+    """
+    if config.name == "digits":
+        return _digits()
+    title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
+    found = _load(config)
+    test = next((name for name in TEST_SPLITS if name in found), None)
+    if "train" not in found:
+        raise ValueError(f"data.name: got {config.name} with splits {', '.join(found)}, expected one called train")
+    features = found["train"].features
+    picture = _image_column(features, config)
+    label = _label_column(features, config)
+    kept = {"train": found["train"]} | ({"test": found[test]} if test else {})
+    labels = {split: np.asarray(data[label], dtype=object) for split, data in kept.items()}
+    for split, values in labels.items():
+        if not all(isinstance(value, int) and value >= 0 for value in values):
+            raise ValueError(f"data.name: got {config.name} whose {split} split has images without labels")
+    labels = {split: values.astype(np.int64) for split, values in labels.items()}
+    names = getattr(features[label], "names", None) or map(str, range(max(v.max() for v in labels.values()) + 1))
+    return Source(title, {split: data[picture] for split, data in kept.items()}, labels, tuple(names))
+
+
+def _digits() -> Source:
+    """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), gray in 17 steps."""
+    pixels, labels = load_digits(return_X_y=True)
+    gray = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    names = tuple(str(digit) for digit in range(10))
+    return Source("digits", {"train": [Image.fromarray(x).convert("RGB") for x in gray]}, {"train": labels}, names)
+
+
+def _load(config: DataConfig) -> Mapping[str, Any]:
+    folder = Path(config.name)
+    # a Hub name is NAME or OWNER/NAME; whatever looks otherwise was meant as a folder
+    if not folder.exists() and (config.name.startswith((".", "/", "~")) or config.name.count("/") > 1):
+        raise FileNotFoundError(f"data.name: got {config.name}, expected a folder of images or of parquet files")
+    if folder.is_dir() and not any(folder.iterdir()):
+        raise FileNotFoundError(f"data.name: got the empty folder {config.name}, expected images or parquet files")
+    try:
+        return datasets.load_dataset(config.name, revision=config.revision or None)
+    except (ConnectionError, LocalEntryNotFoundError, HfHubHTTPError, DatasetNotFoundError) as error:
+        raise FileNotFoundError(
+            f"data.name: {config.name} is not cached here and the Hub did not give it ({type(error).__name__}). "
+            f"With network, run once to fill {datasets.config.HF_DATASETS_CACHE}; without, download the parquet files "
+            f"of https://huggingface.co/datasets/{config.name} elsewhere, put them in a folder such as "
+            f"data/{config.name.split('/')[-1]} here as train-*.parquet and test-*.parquet, "
+            f"and set data.name to that folder"
+        ) from error
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise ValueError(f"data.name: {config.name} cannot be read: {error.__cause__ or error}") from error
+
+
+def _image_column(features: Mapping[str, Any], config: DataConfig) -> str:
+    found = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    if len(found) != 1:
+        raise ValueError(f"data.name: got {config.name} with columns {', '.join(features)}, expected one of images")
+    return found[0]
+
+
+def _label_column(features: Mapping[str, Any], config: DataConfig) -> str:
+    """The column asked for; else the only one of class labels; else the one with a usual name."""
+    if config.label_column:
+        if config.label_column not in features:
+            raise ValueError(f"data.label_column: got {config.label_column}, expected one of {', '.join(features)}")
+        return config.label_column
+    found = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    if len(found) == 1:
+        return found[0]
+    usual = [name for name in ("label", "labels", "fine_label") if name in features]
+    if not usual:
+        raise ValueError(
+            f"data.name: got {config.name} with columns {', '.join(features)}, expected labels: a folder per class, "
+            f"or data.label_column"
+        )
+    return usual[0]
+
+
+def splits_of(
+    source: Source, validation: float, form: InputFormat, device: torch.device, kept_bytes: int = KEPT_BYTES
+) -> Splits:
+    """Train, validation and test. What is held out depends on the data alone, so that all models and seeds share it."""
+    return Splits(**_splits(source, _rows(source, validation), form, device, kept_bytes))
+
+
+def test_split_of(source: Source, form: InputFormat, device: torch.device) -> Split:
+    """The test split alone, without decoding the others."""
+    return _splits(source, {"test": _rows(source, 0)["test"]}, form, device, KEPT_BYTES)["test"]
+
+
+def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
+    """By split, the split of the source that it is taken from, and which of its rows."""
+    train = np.arange(len(source.labels["train"]))
+    if "test" in source.labels:
+        test = "test", np.arange(len(source.labels["test"]))
+    else:
+        train, held_out = _hold_out(train, TEST_SHARE)
+        test = "train", held_out
+    train, held_out = _hold_out(train, validation)
+    return {"train": ("train", train), "validation": ("train", held_out), "test": test}
+
+
+def _hold_out(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    order = permutation(len(rows), HOLD_OUT)
+    held = round(share * len(rows))
+    return np.sort(rows[order[held:]]), np.sort(rows[order[:held]])
+
+
+def _splits(
+    source: Source,
+    wanted: Mapping[str, tuple[str, np.ndarray]],
+    form: InputFormat,
+    device: torch.device,
+    kept_bytes: int,
+) -> dict[str, Split]:
+    decode = Decoder(form)
+    tables = {table for table, _ in wanted.values()}
+    labels = {name: source.labels[table][rows] for name, (table, rows) in wanted.items()}
+    if sum(len(source.labels[table]) for table in tables) * math.prod(form.input_size) > kept_bytes:
+        return {
+            name: StreamedSplit(decode, source.images[table], rows, labels[name])
+            for name, (table, rows) in wanted.items()
+        }
+    # in order and once: random access to an Arrow table costs more than decoding
+    kept = {table: _decoded(decode, source, table) for table in tables}
+    return {
+        name: Split(kept[table][torch.from_numpy(rows)].to(device), labels[name])
+        for name, (table, rows) in wanted.items()
+    }
+
+
+def _decoded(decode: Decoder, source: Source, table: str) -> Tensor:
+    kept = torch.empty((len(source.labels[table]), *decode.form.input_size), dtype=torch.uint8)
+    for row, image in enumerate(source.images[table]):
+        kept[row] = decode(image, row)
+    return kept

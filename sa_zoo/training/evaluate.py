@@ -1,0 +1,84 @@
+"""One function counts every accuracy that anyone prints."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import confusion_matrix
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.data import InputFormat, open_source, test_split_of
+from sa_zoo.training.model import input_format, load_model
+
+CALIBRATION_BINS = 15
+BATCH_SIZE = 128
+
+
+def evaluate(
+    model: nn.Module, loader: DataLoader, form: InputFormat, accelerator: Accelerator, detail: bool = False
+) -> dict[str, Any]:
+    """top1, top5 (fractions), loss (mean cross-entropy, nats) and n of a model on a split.
+
+    The loader is one that the accelerator prepared over the whole split; every image counts exactly once, however many
+    processes share the work. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
+    (rows: true class). The model leaves in the mode in which it came.
+    """
+    training = model.training
+    model.eval()
+    parts = [_scored(model, images, labels, form, accelerator) for images, labels, _ in loader]
+    model.train(training)
+    losses, top, confidence, labels = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    assert len(labels) == len(loader.dataset), f"counted {len(labels)} images of {len(loader.dataset)}"
+    correct = top == labels[:, None]  # (n, 5)
+    result = {
+        "top1": float(correct[:, 0].mean()),
+        "top5": float(correct.any(1).mean()),
+        "loss": float(losses.mean(dtype=np.float64)),
+        "n": len(labels),
+    }
+    return result | _detail(top[:, 0], confidence, labels) if detail else result
+
+
+@torch.inference_mode()
+def _scored(model: nn.Module, images: Tensor, labels: Tensor, form: InputFormat, accelerator: Accelerator) -> tuple:
+    """Per image of all processes: loss, the five likeliest classes, probability of the first, label."""
+    logits = model(form.normalise(images)).float()
+    confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels))
+
+
+def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
+    correct = predicted == labels
+    matrix = confusion_matrix(labels, predicted)
+    accuracy, mean_confidence = calibration_curve(correct, confidence, n_bins=CALIBRATION_BINS)
+    counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
+    weights = counts[counts > 0] / len(labels)
+    return {
+        "per_class": (matrix.diagonal() / np.maximum(matrix.sum(1), 1)).tolist(),
+        "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
+        "calibration_curve": {"confidence": mean_confidence.tolist(), "accuracy": accuracy.tolist()},
+        "confusion_matrix": matrix.tolist(),
+    }
+
+
+def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> dict[str, Any]:
+    """What `evaluate` finds for a run folder or a name on the test split of a data set, in full precision.
+
+    Raises ValueError where model and data differ in their number of classes.
+    """
+    accelerator = Accelerator()
+    source = open_source(data)
+    network = load_model(model).to(accelerator.device)
+    if network.num_classes != len(source.classes):
+        raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as {model} has")
+    form = input_format(network, data.image_size)
+    test = test_split_of(source, form, accelerator.device)
+    loader = accelerator.prepare(test.loader(BATCH_SIZE))
+    return {"model": model, "data": source.name, "test": evaluate(network, loader, form, accelerator, detail)}

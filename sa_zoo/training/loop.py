@@ -1,0 +1,245 @@
+"""The inner loop of a run: steps, learning rate, weight average, saving and restoring."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from timm.optim import create_optimizer_v2
+from timm.utils import ModelEmaV3, distribute_bn
+from torch import Tensor, nn
+
+from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
+from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
+from sa_zoo.training.config import Config
+from sa_zoo.training.data import Split
+from sa_zoo.training.progress import Interruption, Progress
+from sa_zoo.training.run_folder import write_history
+
+READ_EVERY = 10  # steps between looks at the loss, where looking makes a GPU wait
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved where it stands."""
+
+
+@dataclass
+class Counters:
+    """Where a run stands: with weights and optimiser all that a resumed run needs."""
+
+    epoch: int = 0
+    step: int = 0  # of the epoch
+    loss_sum: float = 0.0  # of the epoch so far, as the next two
+    correct: float = 0.0
+    images: int = 0
+    step_seconds: float = 0.0  # of the run, in training steps alone
+    seconds: float = 0.0  # of the run, with validation and saving
+    history: list[dict[str, Any]] = field(default_factory=list)
+    scaler: dict[str, Any] = field(default_factory=dict)  # of fp16's loss
+
+
+def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> float:
+    """Share of the top rate for the step that takes `seen` images to `seen + batch` of `total`.
+
+    Linear over the first share `warmup`, so that the first step already learns; then half a cosine down to nothing.
+    """
+    rising = warmup * total
+    if seen < rising:
+        return min(1.0, (seen + batch) / rising)
+    return 0.5 * (1 + math.cos(math.pi * (seen - rising) / (total - rising)))
+
+
+class Run:
+    """A model in training: everything between one epoch's first step and the checkpoint after its last."""
+
+    def __init__(
+        self, config: Config, out: Path, accelerator: Accelerator, model: nn.Module, split: Split, augment: Augment
+    ) -> None:
+        self.config, self.out, self.accelerator, self.split, self.augment = config, out, accelerator, split, augment
+        train = config.train
+        self.part = _part(train.batch_size, accelerator.num_processes, train.accumulation)
+        self.steps = len(split) // train.batch_size
+        if not self.steps:
+            raise ValueError(f"train.batch_size: got {train.batch_size}, expected at most the {len(split)} images")
+        if augment.mixup and self.part % 2:
+            raise ValueError(f"train.batch_size: got {self.part} images a part, expected an even number for mixup")
+        self.total = train.epochs * self.steps * train.batch_size
+        self.model = model
+        self.ema = ModelEmaV3(model, decay=train.ema, use_warmup=True) if train.ema else None
+        self.optimizer = accelerator.prepare(_optimizer(model, config))
+        self.prepared = accelerator.prepare(model)
+        self.counters = Counters()
+        self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, wish to stop
+        self.interruption: Interruption | None = None
+        self.progress: Progress | None = None
+        self.clock = time.perf_counter()
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The model that is evaluated and published."""
+        return self.ema.module if self.ema else self.model
+
+    def restore(self) -> None:
+        modules = self._modules()
+        if counters := load_checkpoint(self.out / "checkpoints", modules, self.optimizer):
+            self.counters = Counters(**counters)
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(self.counters.scaler)
+
+    def save(self) -> Path:
+        self._tick()
+        step = self.counters.epoch * self.steps + self.counters.step
+        if self.accelerator.scaler is not None:
+            self.counters.scaler = self.accelerator.scaler.state_dict()
+        if self.accelerator.is_main_process:
+            folder = self.out / "checkpoints"
+            save_checkpoint(folder, step, self._modules(), self.optimizer, asdict(self.counters))
+        self.accelerator.wait_for_everyone()
+        return self.out / "checkpoints" / f"step-{step:09d}"
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model} | ({"ema": self.ema.module} if self.ema else {})
+
+    def train_epoch(self) -> None:
+        """The steps of the current epoch that are still to do."""
+        self.prepared.train()
+        counters, every = self.counters, self.config.train.checkpoint_steps
+        read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
+        self._tick()
+        for _ in self._steps():
+            counters.step += 1
+            due = every and (counters.epoch * self.steps + counters.step) % every == 0
+            if due or counters.step % read_every == 0 or counters.step == self.steps:
+                self._read()
+            if due:
+                self.save()
+        if self.accelerator.num_processes > 1:  # the statistics of batch norm are each process's own
+            for module in self._modules().values():
+                distribute_bn(module, self.accelerator.num_processes, reduce=True)
+
+    def _steps(self) -> Iterator[None]:
+        """Takes one optimiser step between two yields."""
+        accelerator, counters, first = self.accelerator, self.counters, True
+        for images, labels, indices in self.split.loader_in_order(self._batches()):
+            if first:
+                self._set_rate()
+                seed_step(self.config.train.seed, counters.epoch * self.steps + counters.step, accelerator.process_index)
+            with accelerator.accumulate(self.prepared):
+                images, labels = images.to(accelerator.device), labels.to(accelerator.device)
+                self._backward(images, labels, indices)
+                if accelerator.sync_gradients and self.config.optim.clip:
+                    accelerator.clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if first := accelerator.sync_gradients:
+                if self.ema:
+                    self.ema.update(self.model, step=counters.epoch * self.steps + counters.step + 1)
+                yield
+
+    def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
+        inputs, targets = self.augment(images, labels, indices, self.counters.epoch)
+        logits = self.prepared(inputs)
+        # mixup has smoothed its own targets
+        smoothing = 0.0 if self.augment.mixup else self.config.augment.label_smoothing
+        loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+        self.accelerator.backward(loss)
+        self.unread[0] += loss.detach() * len(labels)
+        self.unread[1] += (logits.argmax(1) == labels).sum()
+
+    def _batches(self) -> np.ndarray:
+        """Indices of this process's parts of the batches still to come, (parts, images of a part)."""
+        train, counters = self.config.train, self.counters
+        order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
+        parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.part)
+        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.part)
+
+    def _set_rate(self) -> None:
+        seen = (self.counters.epoch * self.steps + self.counters.step) * self.config.train.batch_size
+        optim = self.config.optim
+        rate = optim.lr * learning_rate_factor(seen, self.config.train.batch_size, self.total, optim.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
+
+    def _read(self) -> None:
+        """Adds up loss and accuracy over processes, and stops the run where that is asked for or the loss is lost."""
+        counters = self.counters
+        self.unread[2] += bool(self.interruption and self.interruption.wanted)
+        loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
+        self.unread.zero_()
+        if not math.isfinite(loss):
+            kept = max((self.out / "checkpoints").glob("step-*"), default=None)
+            raise FloatingPointError(
+                f"train loss: got {loss} in epoch {counters.epoch + 1}, step {counters.step}, expected a finite number. "
+                f"The last good checkpoint is {kept or 'the start'}; a lower optim.lr or optim.clip may help"
+            )
+        seen = counters.step * self.config.train.batch_size
+        done, counters.images = seen - counters.images, seen
+        counters.loss_sum += loss
+        counters.correct += correct
+        counters.step_seconds += self._tick()
+        if self.progress:
+            self.progress.update(counters.epoch, done, counters.loss_sum / seen, counters.correct / seen)
+        if stop:
+            where = self.save()
+            raise Interrupted(f"stopped in epoch {counters.epoch + 1} after step {counters.step}; saved {where}")
+
+    def end_epoch(self, validation: dict[str, Any]) -> dict[str, Any]:
+        """Books the epoch, whose validation may be empty, and saves; returns its line of the history."""
+        counters = self.counters
+        record = {
+            "epoch": counters.epoch + 1,
+            "loss": counters.loss_sum / counters.images,
+            "top1": counters.correct / counters.images,
+            "lr": max(group["lr"] for group in self.optimizer.param_groups),
+            **({"validation": validation} if validation else {}),
+        }
+        self._tick()
+        record["seconds"] = counters.seconds
+        counters.history.append(record)
+        counters.epoch += 1
+        counters.step = counters.images = 0
+        counters.loss_sum = counters.correct = 0.0
+        if self.accelerator.is_main_process:
+            write_history(self.out, counters.history)
+        self.save()
+        return record
+
+    def images_per_second(self) -> float:
+        """Over the training steps of the whole run so far."""
+        steps = self.counters.epoch * self.steps + self.counters.step
+        return steps * self.config.train.batch_size / max(self.counters.step_seconds, 1e-9)
+
+    def _tick(self) -> float:
+        """Books the time since the last tick, and returns it."""
+        now = time.perf_counter()
+        passed, self.clock = now - self.clock, now
+        self.counters.seconds += passed
+        return passed
+
+
+def _part(batch_size: int, processes: int, accumulation: int) -> int:
+    """Images that one process takes at once."""
+    part, rest = divmod(batch_size, processes * accumulation)
+    if rest:
+        raise ValueError(
+            f"train.batch_size: got {batch_size}, expected a multiple of {processes} processes x {accumulation} parts"
+        )
+    return part
+
+
+def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    optim = config.optim
+    return create_optimizer_v2(
+        model,
+        opt=optim.name,
+        lr=optim.lr,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        layer_decay=optim.layer_decay if optim.layer_decay < 1 else None,
+    )

@@ -1,0 +1,62 @@
+"""What a run shows and hears: a bar on a terminal, a line an epoch elsewhere; Ctrl-C and SIGTERM as a wish to stop."""
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Images done, their rate and the time left; `update` after steps, `epoch` after each epoch."""
+
+    def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:
+        terminal = sys.stderr.isatty()
+        self.epochs, self.lines = epochs, main and not terminal
+        self.bar = tqdm(total=images, initial=done, unit=" images", unit_scale=True, disable=not (main and terminal))
+
+    def update(self, epoch: int, images: int, loss: float, accuracy: float) -> None:
+        self.bar.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
+        self.bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.3f}", refresh=False)
+        self.bar.update(images)
+
+    def epoch(self, record: dict[str, Any], images_per_second: float) -> None:
+        held_out = f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
+        seconds_left = record["seconds"] / record["epoch"] * (self.epochs - record["epoch"])
+        line = (
+            f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}{held_out}, "
+            f"{images_per_second:.0f} images/s, {tqdm.format_interval(seconds_left)} left"
+        )
+        if self.lines:
+            print(line, flush=True)
+        else:
+            self.bar.write(line)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+
+class Interruption:
+    """While open, the first SIGINT or SIGTERM sets `wanted`; a second SIGINT is Python's own KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.before: dict[int, Any] = {}
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        self.wanted = True
+        signal.signal(number, self.before[number])
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

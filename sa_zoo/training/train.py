@@ -1,0 +1,119 @@
+"""Trains any timm model on any labelled images, and leaves a run folder.
+
+What a run computes is a function of its config alone: a run that was killed and resumed ends, on a CPU, with the very
+weights of one that was not. Two processes follow the curve of one, as batch_size counts images over all of them; what
+draws random numbers inside the model (dropout), or looks at a part of a batch (mixup, batch norm), differs.
+The last incomplete batch of an epoch is dropped; another order drops other images in the next.
+What is published and reported is the last epoch (its weight average, where train.ema asks for one), never the best.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+
+from sa_zoo.training.augment import Augment
+from sa_zoo.training.config import Config
+from sa_zoo.training.data import InputFormat, Splits, open_source, splits_of
+from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
+from sa_zoo.training.loop import Run
+from sa_zoo.training.model import create_model, input_format, load_model
+from sa_zoo.training.progress import Interruption, Progress
+from sa_zoo.training.run_folder import environment, finish, open_run, publish_weights
+
+
+def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
+    """Trains, publishes the last epoch into `out`, evaluates what it published; returns the content of metrics.json.
+
+    Raises Interrupted after Ctrl-C and FloatingPointError where the loss is not finite, both with a checkpoint to
+    resume from; FileExistsError, FileNotFoundError or ValueError where config, data or folder do not allow the run.
+    """
+    accelerator = _accelerator(config, out)
+    with accelerator.main_process_first():
+        if finished := open_run(out, config, resume or not accelerator.is_main_process):
+            return finished
+        source = open_source(config.data)
+    torch.manual_seed(config.train.seed)
+    model = create_model(config.model, len(source.classes), config.data.image_size)
+    model = model.to(accelerator.device, memory_format=torch.channels_last)
+    form = input_format(model, config.data.image_size)
+    splits = splits_of(source, config.data.validation, form, accelerator.device)
+    augment = Augment(config.augment, config.train.seed, len(source.classes), form.normalise)
+    run = Run(config, out, accelerator, model, splits.train, augment)
+    run.restore()
+    _loop(run, splits, form)
+    if accelerator.is_main_process:
+        publish_weights(out, run.averaged, form, source.classes)
+    accelerator.wait_for_everyone()
+    metrics = {
+        "model": config.model.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": source.name,
+        "data_revision": config.data.revision,
+        **_measured(out, splits, accelerator),
+        "train": {
+            "seconds": run.counters.seconds,
+            "epochs": config.train.epochs,
+            "images_per_second": run.images_per_second(),
+            "n": len(splits.train),
+        },
+        "environment": environment(accelerator.device, accelerator.num_processes),
+    }
+    if accelerator.is_main_process:
+        finish(out, metrics)
+    accelerator.end_training()
+    return metrics
+
+
+def _loop(run: Run, splits: Splits, form: InputFormat) -> None:
+    accelerator, train = run.accelerator, run.config.train
+    validation = accelerator.prepare(splits.validation.loader(train.batch_size))
+    done = (run.counters.epoch * run.steps + run.counters.step) * train.batch_size
+    progress = Progress(run.total, done, train.epochs, accelerator.is_main_process)
+    with Interruption() as run.interruption, progress as run.progress:
+        while run.counters.epoch < train.epochs:
+            run.train_epoch()
+            found = {}
+            if len(splits.validation):
+                with accelerator.autocast():
+                    found = evaluate(run.averaged, validation, form, accelerator)
+            record = run.end_epoch(found)
+            progress.epoch(record, run.images_per_second())
+            if train.tracker:
+                accelerator.log(_flat(record), step=record["epoch"])
+
+
+def _measured(out: Path, splits: Splits, accelerator: Accelerator) -> dict[str, Any]:
+    """Test, for the only time, and validation, in full precision, of the model as the run folder gives it."""
+    model = load_model(str(out)).to(accelerator.device)
+    form = input_format(model)
+    measured = {}
+    for name in ("test", "validation"):
+        split = getattr(splits, name)
+        if len(split):
+            loader = accelerator.prepare(split.loader(BATCH_SIZE))
+            measured[name] = evaluate(model, loader, form, accelerator)
+    return measured
+
+
+def _accelerator(config: Config, out: Path) -> Accelerator:
+    AcceleratorState._reset_state()  # it is one for the whole process, and refuses another precision
+    GradientState._reset_state()
+    train = config.train
+    accelerator = Accelerator(
+        mixed_precision=train.precision,
+        gradient_accumulation_steps=train.accumulation,
+        log_with=train.tracker or None,
+        project_dir=str(out) if train.tracker else None,
+    )
+    return accelerator
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    flat = {}
+    for key, value in record.items():
+        flat |= _flat(value, f"{key}/") if isinstance(value, dict) else {prefix + key: value}
+    return flat
