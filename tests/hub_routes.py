@@ -1,0 +1,182 @@
+"""What a Hub answers: the routes that publishing uses, on repositories in memory."""
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from hub_server import Handler
+
+USER = "you"
+
+
+@dataclass
+class Repository:
+    """Commits are {path: bytes}; a path ending like weights is an LFS file, as .gitattributes has it on the Hub."""
+
+    private: bool
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    head: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        self.head = hashlib.sha1(f"{self.head}{len(self.commits)}{sorted(files)}".encode()).hexdigest()
+        self.commits[self.head] = files
+        return self.head
+
+    def at(self, revision: str) -> str:
+        return self.head if revision == "main" else self.tags.get(revision, revision)
+
+
+class Problem(Exception):
+    def __init__(self, status: int, message: str, code: str = "", **extra: str) -> None:
+        self.status, self.headers = status, {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self.body = json.dumps({"error": message, **extra}).encode()
+
+
+def is_lfs(path: str) -> bool:
+    return path.endswith((".safetensors", ".png"))
+
+
+def git_sha1(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def create(handler: "Handler", body: bytes) -> object:
+    wish = json.loads(body)
+    repo = f"{wish['organization'] or USER}/{wish['name']}"
+    handler.authorise(repo)
+    url = f"{handler.server.url}/{repo}"
+    if repo in handler.server.repositories:
+        raise Problem(409, "You already created this model repo", url=url)
+    repository = handler.server.repositories[repo] = Repository(private=wish.get("visibility") == "private")
+    repository.commit({".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
+    return {"url": url}
+
+
+def info(handler: "Handler", body: bytes, repo: str, revision: str = "main") -> object:
+    commit, files = handler.files(repo, revision)
+    siblings = [{"rfilename": path} for path in files]
+    return {"id": repo, "sha": commit, "private": handler.repository(repo).private, "tags": [], "siblings": siblings}
+
+
+def validate_yaml(handler: "Handler", body: bytes) -> object:
+    metadata = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
+    if not metadata.get("license"):
+        raise Problem(400, "license is missing")
+    return {"errors": [], "warnings": []}
+
+
+def preupload(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
+    _, files = handler.files(repo, revision)
+    answers = []
+    for path in (wish["path"] for wish in json.loads(body)["files"]):
+        mode, oid = ("lfs", sha256) if is_lfs(path) else ("regular", git_sha1)
+        known = {"oid": oid(files[path])} if path in files else {}
+        answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, **known})
+    return {"files": answers}
+
+
+def lfs_batch(handler: "Handler", body: bytes, repo: str) -> object:
+    objects = json.loads(body)["objects"]
+    for wish in objects:
+        if wish["oid"] not in handler.server.objects:
+            url = handler.server.url
+            wish["actions"] = {
+                "upload": {"href": f"{url}/lfs/{wish['oid']}"},
+                "verify": {"href": f"{url}/{repo}/verify"},
+            }
+    return {"objects": objects, "transfer": "basic"}
+
+
+def lfs_put(handler: "Handler", body: bytes, oid: str) -> object:
+    if sha256(body) != oid:
+        raise Problem(400, "contents do not have this oid")
+    handler.server.objects[oid] = body
+    return {}
+
+
+def lfs_verify(handler: "Handler", body: bytes, repo: str) -> object:
+    wish = json.loads(body)
+    if len(handler.server.objects.get(wish["oid"], b"")) != wish["size"]:
+        raise Problem(404, "object is not there")
+    return {}
+
+
+def commit(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
+    repository = handler.repository(repo)
+    header, *lines = [json.loads(line) for line in body.splitlines()]
+    if header["value"].get("parentCommit", repository.head) != repository.head:
+        raise Problem(412, "A commit has happened since. Please refresh and try again.")
+    files = dict(repository.commits[repository.head])
+    for key, value in ((line["key"], line["value"]) for line in lines):
+        if key == "file":
+            files[value["path"]] = base64.b64decode(value["content"])
+        elif key == "lfsFile":
+            files[value["path"]] = handler.server.objects[value["oid"]]
+        elif key == "deletedFile":
+            del files[value["path"]]
+        else:
+            raise Problem(400, f"unknown operation {key}")
+    sha = repository.commit(files)
+    return {"success": True, "commitOid": sha, "commitUrl": f"{handler.server.url}/{repo}/commit/{sha}"}
+
+
+def tree(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
+    _, files = handler.files(repo, revision)
+    entries = []
+    for path, content in files.items():
+        entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
+        lfs = {"lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}} if is_lfs(path) else {}
+        entries.append(entry | lfs)
+    return entries
+
+
+def refs(handler: "Handler", body: bytes, repo: str) -> object:
+    repository = handler.repository(repo)
+    tags = [{"name": name, "ref": f"refs/tags/{name}", "targetCommit": sha} for name, sha in repository.tags.items()]
+    main = {"name": "main", "ref": "refs/heads/main", "targetCommit": repository.head}
+    return {"branches": [main], "converts": [], "tags": tags}
+
+
+def tag(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
+    name, (sha, _) = json.loads(body)["tag"], handler.files(repo, revision)
+    if name in handler.repository(repo).tags:
+        raise Problem(409, f"reference {name} exists already")
+    handler.repository(repo).tags[name] = sha
+    return {}
+
+
+def resolve(handler: "Handler", body: bytes, repo: str, revision: str, path: str) -> tuple[dict[str, str], bytes]:
+    sha, files = handler.files(repo, revision)
+    if path not in files:
+        raise Problem(404, "Entry not found", "EntryNotFound")
+    content = files[path]
+    etag = sha256(content) if is_lfs(path) else git_sha1(content)
+    return {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": "application/octet-stream"}, content
+
+
+REPO, REVISION = r"(?P<repo>[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
+ROUTES = [
+    ("POST", "/api/repos/create", create),
+    ("POST", "/api/validate-yaml", validate_yaml),
+    ("GET", f"/api/models/{REPO}", info),
+    ("GET", f"/api/models/{REPO}/revision/{REVISION}", info),
+    ("POST", f"/api/models/{REPO}/preupload/{REVISION}", preupload),
+    ("POST", f"/{REPO}\\.git/info/lfs/objects/batch", lfs_batch),
+    ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", lfs_put),
+    ("POST", f"/{REPO}/verify", lfs_verify),
+    ("POST", f"/api/models/{REPO}/commit/{REVISION}", commit),
+    ("GET", f"/api/models/{REPO}/tree/{REVISION}", tree),
+    ("GET", f"/api/models/{REPO}/refs", refs),
+    ("POST", f"/api/models/{REPO}/tag/{REVISION}", tag),
+    ("GET|HEAD", f"/{REPO}/resolve/{REVISION}/(?P<path>.+)", resolve),
+]

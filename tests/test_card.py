@@ -1,0 +1,181 @@
+"""Cards say what the folder says, no more and no less."""
+
+import hashlib
+import json
+import re
+
+import pytest
+import timm
+from huggingface_hub import ModelCard
+from model_folders import METRICS, TEST, VALIDATION, make_run
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.publishing.card import address_card, check_card, name_baseline, render_card, write_card
+
+NAME = "sa_quadratic_tiny_cifar"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run", NAME)
+
+
+def change(path, **keys):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+def rows(card):
+    """Cells of the card's table rows."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line.startswith("|")]
+
+
+def test_rendering_twice_gives_the_same_bytes(run):
+    assert render_card(run) == render_card(run)
+
+
+def test_the_table_holds_the_numbers_of_the_metrics(run):
+    table = rows(render_card(run))
+    for split, scores in (("test", TEST), ("validation", VALIDATION)):
+        shown = next(row for row in table if row[:2] == [NAME, split])
+        assert int(shown[2]) == scores["n"]
+        assert [float(shown[index].split()[0]) / 100 for index in (3, 4)] == pytest.approx(
+            [scores["top1"], scores["top5"]]
+        )
+        assert float(shown[5]) == scores["loss"]
+    assert ["train.images_per_second", "443.7"] in table
+
+
+def test_the_metadata_holds_the_test_scores_exactly_and_names_data_and_revision(run):
+    data = ModelCard(render_card(run)).data
+    assert [result.metric_value for result in data.eval_results] == [TEST["top1"], TEST["top5"]]
+    assert {result.dataset_revision for result in data.eval_results} == {METRICS["data_revision"]}
+    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "timm", "image-classification")
+    assert data.datasets == ["uoft-cs/cifar10"] and data.metrics == ["accuracy"]
+    assert data.base_model is None
+
+
+def test_numbers_move_with_the_metrics(run):
+    before = render_card(run)
+    change(run / "metrics.json", test={**TEST, "top1": 0.1234})
+    after = render_card(run)
+    assert "12.34 %" in after and "12.34 %" not in before
+
+
+def test_what_was_not_measured_is_not_claimed(run):
+    (run / "metrics.json").write_text("{}")
+    card = render_card(run)
+    assert "## Results" not in card and "model-index" not in card and "Measured on" not in card
+    assert "energy used" in card and "co2" not in card.lower()
+
+
+def test_the_card_names_the_weights_by_their_sum(run):
+    assert hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest() in render_card(run)
+
+
+def test_the_parameter_count_is_the_models(run):
+    count = sum(parameter.numel() for parameter in timm.create_model(NAME).parameters())
+    assert ["parameters", f"{count:,}"] in rows(render_card(run))
+
+
+def test_data_that_is_on_no_hub_is_no_hub_data_set(run):
+    change(run / "metrics.json", data="CIFAR-10 (JPEG q75 copy)", data_revision="")
+    data = ModelCard(render_card(run)).data
+    assert data.datasets is None
+    assert {(result.dataset_type, result.dataset_revision) for result in data.eval_results} == {
+        ("cifar-10-jpeg-q75-copy", None)
+    }
+
+
+@pytest.mark.parametrize(
+    ("init", "base"),
+    [
+        ("hf-hub:somebody/model@v1", "somebody/model"),
+        ("resnet18.a1_in1k", "timm/resnet18.a1_in1k"),
+        ("local-dir:runs/other", None),
+    ],
+)
+def test_a_fine_tuned_model_names_the_one_it_started_from(run, init, base):
+    (run / "train.toml").write_text(f'[model]\nname = "{NAME}"\ninit = "{init}"\n')
+    card = render_card(run)
+    assert ModelCard(card).data.base_model == base
+    assert f"Starts from the weights of {init.partition(':')[2] or init}" in card
+
+
+def test_a_baseline_measured_on_the_same_data_stands_beside_the_result(run, tmp_path):
+    other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
+    change(other / "metrics.json", test={**TEST, "top1": 0.8011})
+    assert "No baseline was measured" in render_card(run)
+    name_baseline(run, other)
+    card = render_card(run)
+    assert ["resnet_tiny_cifar", "test", "1009", "80.11 %", "99.11 %", "0.4127"] in rows(card)
+    assert "No baseline was measured" not in card
+    assert [result.metric_value for result in ModelCard(card).data.eval_results] == [TEST["top1"], TEST["top5"]]
+
+
+def test_a_baseline_on_other_images_is_refused(run, tmp_path):
+    other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
+    change(other / "metrics.json", data_revision="another")
+    with pytest.raises(ValueError, match=r"got a baseline measured on .*another"):
+        name_baseline(run, other)
+
+
+def test_figures_that_exist_are_shown(run):
+    assert "![" not in render_card(run)
+    (run / "figures").mkdir()
+    for name in ("learning_curve.png", "head_positions.png"):
+        (run / "figures" / name).write_bytes(b"")
+    shown = re.findall(r"!\[[^]]+\]\((.*?)\)", render_card(run))
+    assert shown == ["figures/learning_curve.png", "figures/head_positions.png"]
+
+
+def test_only_a_folder_with_its_own_code_is_offered_as_remote_code(run):
+    assert "trust_remote_code" not in render_card(run)
+    change(run / "config.json", auto_map={"AutoModel": "modeling.Model"})
+    assert "trust_remote_code=True" in render_card(run)
+
+
+def test_a_folder_of_an_unknown_model_is_refused(run):
+    change(run / "config.json", architecture="hf-hub:somebody/elses")
+    with pytest.raises(ValueError, match="got 'hf-hub:somebody/elses' as the model"):
+        render_card(run)
+
+
+def test_an_addressed_card_passes_its_own_check(run):
+    address_card(run, "them/model")
+    check_card(run, "them/model")
+    text = (run / "README.md").read_text()
+    assert "you/" not in text and text.count("them/model") == 3
+
+
+def test_addressing_keeps_what_a_person_wrote(run):
+    write_card(run)
+    path = run / "README.md"
+    path.write_text(path.read_text() + "\nA word of my own.\n")
+    address_card(run, "them/model")
+    assert path.read_text().endswith("\nA word of my own.\n")
+    check_card(run, "them/model")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("## Limitations", "## Limitations\n\n[More Information Needed]", r"got '\[More Information Needed\]'"),
+        ("## Limitations", "## TODO", "got 'TODO'"),
+        ("value: 0.8711", "value: 0.9711", "as model-index"),
+        ("license: apache-2.0", "license: mit", "got 'mit' as license"),
+        ("them/model", "them/another", "does not name them/model"),
+    ],
+)
+def test_a_card_that_says_something_else_than_the_folder_is_refused(run, old, new, words):
+    path = address_card(run, "them/model")
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=words):
+        check_card(run, "them/model")
+
+
+def test_a_card_of_other_weights_is_refused(run):
+    address_card(run, "them/model")
+    weights = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"without the sha256 of model\.safetensors"):
+        check_card(run, "them/model")

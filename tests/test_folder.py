@@ -1,0 +1,102 @@
+"""What is refused before anything leaves the machine."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from model_folders import make_run
+
+from sa_zoo.publishing.card import address_card
+from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, left_behind, read_manifest
+
+REPO = "you/test-vit"
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    folder = make_run(tmp_path_factory.mktemp("runs") / "test_vit", "test_vit", num_classes=7)
+    address_card(folder, REPO)
+    return folder
+
+
+@pytest.fixture
+def run(finished_run, tmp_path):
+    return shutil.copytree(finished_run, tmp_path / "test_vit")
+
+
+def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
+    check_complete(run)
+    manifest, logits = check_folder(run, REPO)
+    assert logits.shape == (2, 7)
+    assert manifest == read_manifest(run) and "README.md" in manifest
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.json", "model.safetensors"])
+def test_an_unfinished_run_is_refused(run, name):
+    (run / name).unlink()
+    with pytest.raises(ValueError, match=f"without {re.escape(name)}, expected the folder of a finished run"):
+        check_complete(run)
+
+
+def test_something_that_is_no_folder_is_refused(run):
+    with pytest.raises(ValueError, match="which is no folder"):
+        check_complete(run / "config.json")
+
+
+@pytest.mark.parametrize("content", [b"\x80\x04\x95", b"PK\x03\x04archive/data.pkl"])
+def test_a_pickle_under_another_name_is_refused(run, content):
+    (run / "preprocessor_config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"got a pickle or an archive in .*preprocessor_config\.json"):
+        check_folder(run, REPO)
+
+
+@pytest.mark.parametrize("secret", ["hf_" + "a1B2" * 9, "ghp_" + "x" * 36, "-----BEGIN RSA PRIVATE KEY-----"])
+def test_a_secret_in_any_file_is_refused_and_not_repeated(run, secret):
+    with (run / "train.toml").open("a") as file:
+        file.write(f'tracker = "{secret}"\n')
+    with pytest.raises(ValueError, match=r"got what looks like a token in .*train\.toml") as raised:
+        check_folder(run, REPO)
+    assert secret not in str(raised.value)
+
+
+def test_the_token_in_use_is_found_whatever_it_looks_like(run, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a-token-of-a-hub-of-ones-own")
+    (run / "LICENSE").write_text("licensed to a-token-of-a-hub-of-ones-own")
+    with pytest.raises(ValueError, match=r"got what looks like a token in .*LICENSE"):
+        check_folder(run, REPO)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("architecture", "hf-hub:somebody/elses", "expected a name that timm lists"),
+        ("architecture", "local-dir:..", "expected a name that timm lists"),
+        ("model_args", {"num_classes": 7}, "got num_classes in config.json's model_args"),
+    ],
+)
+def test_a_config_that_points_elsewhere_or_breaks_transformers_is_refused(run, key, value, words):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ValueError, match=words):
+        check_folder(run, REPO)
+
+
+def test_different_logits_from_the_two_libraries_are_refused(run, tmp_path):
+    torch.manual_seed(1)
+    other = make_run(tmp_path / "other", "test_vit", num_classes=7)
+    weights = (run / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(weights[:-4] + bytes([0, 0, 128, 63]))
+    with pytest.raises(ValueError, match="got different logits from timm and transformers"):
+        check_loads(f"local-dir:{run}", other, {})
+
+
+def test_only_listed_files_are_sent(run):
+    (run / "figures").mkdir()
+    (run / "figures" / "learning_curve.png").write_bytes(b"png")
+    (run / "optimizer.pt").write_bytes(b"pickle")
+    (run / "runs").mkdir()
+    manifest = read_manifest(run)
+    assert "figures/learning_curve.png" in manifest and "optimizer.pt" not in manifest
+    assert left_behind(run) == ["optimizer.pt", "runs"]

@@ -1,0 +1,323 @@
+"""Publishing against a real HTTP server with the real client: the whole road, and every way it can break."""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hub_routes import Repository
+from hub_server import TOKEN, Fault, HubServer
+from huggingface_hub import constants
+from model_folders import make_run
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.models.export import export_for_transformers
+from sa_zoo.publishing import remote
+from sa_zoo.publishing.card import write_card
+from sa_zoo.publishing.hub import publish
+
+# The client sends LFS files in a way that its HTTP library deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+REPO = "you/test-vit"
+CREATE, COMMIT, TAG = "POST /api/repos/create", "POST /api/models/.*/commit/", "POST /api/models/.*/tag/"
+INFO, REFS = "GET /api/models/you/test-vit$", "GET /api/models/.*/refs"
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A small timm model as a run leaves it, with things beside it that must stay at home."""
+    folder = make_run(tmp_path_factory.mktemp("runs") / "test_vit", "test_vit", num_classes=7)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "state.safetensors").write_bytes(b"large")
+    (folder / "training_args.bin").write_bytes(b"\x80\x02a pickle with " + TOKEN.encode())
+    return folder
+
+
+@pytest.fixture
+def run(finished_run, tmp_path):
+    return Path(shutil.copytree(finished_run, tmp_path / "test_vit"))
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    server = HubServer()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-login"))
+    monkeypatch.setattr(remote, "WAITS", (0.01, 0.02))
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def published(hub):
+    """Path -> bytes on the main branch, without the Hub's own file."""
+    repository = hub.repositories[REPO]
+    files = dict(repository.commits[repository.head])
+    del files[".gitattributes"]
+    return files
+
+
+def test_the_whole_road_is_one_commit_and_a_tag_on_it(hub, run):
+    commit = publish(run, REPO, tag="v1")
+    repository = hub.repositories[REPO]
+    assert repository.tags == {"v1": commit} and repository.head == commit
+    assert hub.count("POST .*/commit/") == 1
+    names = ["README.md", "config.json", "history.jsonl", "metrics.json", "model.safetensors", "train.toml"]
+    assert published(hub) == {name: (run / name).read_bytes() for name in names}
+
+
+def test_running_it_again_does_nothing(hub, run):
+    publish(run, REPO, tag="v1")
+    hub.log.clear()
+    publish(run, REPO, tag="v1")
+    assert hub.writes() == ["POST /api/repos/create"]
+
+
+def test_a_dry_run_checks_and_prints_and_asks_nothing_of_the_hub(hub, run, capsys):
+    assert publish(run, REPO, private=True, tag="v1", dry_run=True) is None
+    printed = capsys.readouterr().out
+    assert hub.log == []
+    assert "model.safetensors" in printed and REPO in printed and "private" in printed and "v1" in printed
+    assert "not sent: checkpoints, training_args.bin" in printed
+
+
+def test_every_step_survives_a_dropped_connection(hub, run):
+    hub.faults = [Fault(step, "drop") for step in (CREATE, INFO, REFS, COMMIT, TAG)]
+    assert publish(run, REPO, tag="v1") == hub.repositories[REPO].tags["v1"]
+    assert not any(fault.times for fault in hub.faults)
+
+
+def test_every_step_survives_a_lost_answer_and_nothing_happens_twice(hub, run):
+    hub.faults = [Fault(step, "lose") for step in (CREATE, INFO, REFS, COMMIT, TAG)]
+    commit = publish(run, REPO, tag="v1")
+    repository = hub.repositories[REPO]
+    assert repository.tags == {"v1": commit} and len(repository.commits) == 2
+    assert not any(fault.times for fault in hub.faults)
+
+
+def test_every_step_waits_as_long_as_a_busy_hub_asks(hub, run):
+    hub.faults = [Fault(step, 503, headers={"Retry-After": "0"}) for step in (CREATE, INFO, REFS, TAG)]
+    hub.faults.append(Fault(COMMIT, 429, headers={"Retry-After": "1"}))
+    started = time.monotonic()
+    publish(run, REPO, tag="v1")
+    assert time.monotonic() - started >= 1
+    assert not any(fault.times for fault in hub.faults)
+
+
+def test_a_hub_that_asks_for_an_hour_gets_an_error_at_once(hub, run):
+    hub.faults = [Fault(CREATE, 429, headers={"Retry-After": "3600"})]
+    with pytest.raises(ConnectionError, match="too many requests"):
+        publish(run, REPO)
+    assert hub.count(CREATE) == 1
+
+
+def test_uploads_and_downloads_survive_dropped_and_cut_connections(hub, run):
+    hub.faults = [Fault("PUT /lfs/", "drop"), Fault("GET .*/resolve/.*/model.safetensors", "cut")]
+    publish(run, REPO, tag="v1")
+    assert not any(fault.times for fault in hub.faults)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "POST .*/preupload/",
+        "POST .*/batch",
+        "PUT /lfs/",
+        "POST /api/models/.*/commit/",
+        "GET .*/resolve/",
+        "POST .*/tag/",
+    ],
+)
+def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub, run, step):
+    hub.faults = [Fault(step, 400)]
+    with pytest.raises((RuntimeError, OSError)):
+        publish(run, REPO, tag="v1")
+    assert hub.repositories[REPO].tags == {}
+    commit = publish(run, REPO, tag="v1")
+    assert hub.repositories[REPO].tags == {"v1": commit} and len(hub.repositories[REPO].commits) == 2
+
+
+def test_a_flipped_bit_on_download_gets_no_tag(hub, run):
+    hub.faults = [Fault("GET .*/resolve/.*/model.safetensors", "flip")]
+    with pytest.raises(RuntimeError, match=r"model\.safetensors came back .* with other bytes, nothing was tagged"):
+        publish(run, REPO, tag="v1")
+    assert hub.repositories[REPO].tags == {}
+    assert publish(run, REPO, tag="v1") == hub.repositories[REPO].tags["v1"]
+
+
+def test_somebody_else_committing_in_between_is_a_conflict_and_not_an_overwrite(hub, run):
+    theirs = {"theirs.txt": b"mine too", ".gitattributes": b""}
+    hub.before[COMMIT] = lambda: hub.repositories[REPO].commit(theirs)
+    with pytest.raises(RuntimeError, match="somebody else changed you/test-vit meanwhile"):
+        publish(run, REPO, tag="v1")
+    assert published(hub) == {"theirs.txt": b"mine too"}
+    publish(run, REPO, tag="v1")
+    assert "theirs.txt" not in published(hub) and hub.repositories[REPO].tags
+
+
+def test_somebody_else_committing_before_the_attempt_is_noticed_too(hub, run):
+    hub.before[f"GET /api/models/{REPO}/tree/"] = lambda: hub.repositories[REPO].commit({"theirs.txt": b"1"})
+    with pytest.raises(RuntimeError, match=r"theirs\.txt: not in the folder"):
+        publish(run, REPO, tag="v1")
+    assert hub.count(COMMIT) == 0 and hub.repositories[REPO].tags == {}
+
+
+def test_somebody_else_taking_the_tag_is_a_conflict(hub, run):
+    hub.before[TAG] = lambda: hub.repositories[REPO].tags.update(v1="0" * 40)
+    with pytest.raises(RuntimeError, match="collides"):
+        publish(run, REPO, tag="v1")
+    assert hub.repositories[REPO].tags == {"v1": "0" * 40}
+
+
+def test_a_tag_never_moves_to_other_contents(hub, run):
+    first = publish(run, REPO, tag="v1")
+    (run / "train.toml").write_text('[model]\nname = "test_vit"\n[train]\nseed = 7\n')
+    write_card(run)
+    with pytest.raises(ValueError, match=r"got tag v1, .*train\.toml: other bytes"):
+        publish(run, REPO, tag="v1")
+    second = publish(run, REPO, tag="v2")
+    assert hub.repositories[REPO].tags == {"v1": first, "v2": second} and first != second
+
+
+def test_files_that_left_the_folder_leave_the_repository(hub, run):
+    (run / "LICENSE").write_text("Apache License")
+    publish(run, REPO)
+    (run / "LICENSE").unlink()
+    publish(run, REPO)
+    assert "LICENSE" not in published(hub)
+
+
+def test_no_pickle_is_ever_sent(hub, run):
+    torch.save({}, run / "pytorch_model.bin")
+    publish(run, REPO, tag="v1")
+    for repository in hub.repositories.values():
+        assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in repository.commits[repository.head])
+    assert len(hub.objects) == 1
+
+
+def test_private_means_private(hub, run):
+    publish(run, REPO, private=True)
+    assert hub.repositories[REPO].private
+
+
+def test_a_public_repository_is_no_place_for_something_private(hub, run):
+    hub.repositories[REPO] = Repository(private=False)
+    hub.repositories[REPO].commit({})
+    with pytest.raises(PermissionError, match="public already"):
+        publish(run, REPO, private=True)
+    assert hub.count(COMMIT) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (401, PermissionError, "HF_TOKEN"),
+        (403, PermissionError, "choose a --repo-id of your own"),
+        (404, FileNotFoundError, "check --repo-id you/test-vit and HF_ENDPOINT"),
+        (409, RuntimeError, "collides"),
+        (412, RuntimeError, "somebody else"),
+        (418, RuntimeError, "the Hub refuses .*418.*as the test wished for Bearer <token>"),
+        (429, ConnectionError, "too many requests"),
+        (500, ConnectionError, "run it again later"),
+        (503, ConnectionError, "run it again later"),
+    ],
+)
+def test_each_refusal_says_what_to_do(hub, run, status, error, words):
+    hub.faults = [Fault(REFS, status, times=99)]
+    with pytest.raises(error, match=rf"could not read the tags at {hub.url}/{REPO}: .*{words}") as raised:
+        publish(run, REPO, tag="v1")
+    assert TOKEN not in str(raised.value)
+    assert hub.count(REFS) == (3 if status in (429, 500, 503) else 1)
+
+
+def test_a_wrong_token_is_refused_and_not_repeated(hub, run, monkeypatch):
+    wrong = "hf_" + "w" * 34
+    monkeypatch.setenv("HF_TOKEN", wrong)
+    with pytest.raises(PermissionError, match=r"not accepted.*HTTP 401") as raised:
+        publish(run, REPO)
+    assert wrong not in str(raised.value) and hub.count(CREATE) == 1
+
+
+@pytest.mark.parametrize("token", ["", "hf_ümlaut"])
+def test_without_a_usable_token_nothing_is_asked(hub, run, monkeypatch, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(PermissionError, match="no usable token: set HF_TOKEN"):
+        publish(run, REPO)
+    assert hub.log == []
+
+
+def test_somebody_elses_namespace_is_refused(hub, run):
+    with pytest.raises(PermissionError, match=r"may not write there.*HTTP 403"):
+        publish(run, "them/test-vit")
+
+
+def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConnectionError, match=r"no answer from http://127\.0\.0\.1:9"):
+        publish(run, REPO)
+
+
+def test_a_hub_without_xet_storage_is_told_how_to_do_without(hub, run, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with pytest.raises(ConnectionError, match=r"could not commit: .*set HF_HUB_DISABLE_XET=1"):
+        publish(run, REPO)
+
+
+def test_offline_mode_is_named(hub, run, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE is set"):
+        publish(run, REPO)
+
+
+def test_the_token_reaches_no_file_no_log_and_no_output(hub, run, capfd, caplog):
+    caplog.set_level(logging.DEBUG)
+    hub.faults = [Fault(COMMIT, "drop")]
+    publish(run, REPO, tag="v1")
+    captured = capfd.readouterr()
+    assert TOKEN not in captured.out + captured.err + caplog.text
+    (run / "training_args.bin").unlink()
+    assert not any(TOKEN.encode() in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert not any(TOKEN.encode() in content for content in published(hub).values())
+
+
+@pytest.mark.parametrize("repo_id", ["test-vit", "you/..", "you/a/b", "you/a b"])
+def test_a_repository_name_that_no_hub_takes_is_refused(hub, run, repo_id):
+    with pytest.raises(ValueError, match=re.escape(repo_id)):
+        publish(run, repo_id)
+
+
+def test_a_tag_that_git_would_not_take_is_refused(hub, run):
+    with pytest.raises(ValueError, match=r"got tag 'v 1', expected letters"):
+        publish(run, REPO, tag="v 1")
+
+
+def test_the_cards_code_runs_against_what_was_published(hub, tmp_path):
+    run = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar")
+    export_for_transformers(run)
+    publish(run, REPO)
+    with_timm, with_transformers, without_package = re.findall(
+        r"```python\n(.*?)```", published(hub)["README.md"].decode(), re.DOTALL
+    )
+    # The last block comes first: after it the package is imported.
+    code = [
+        without_package,
+        "import sys",
+        "assert 'sa_zoo' not in sys.modules and type(model).__name__ == 'SAForImageClassification'",
+        with_timm,
+        with_transformers,
+        "assert probabilities.shape == (1, 10) and len(labels) == 5",
+        "assert abs(labels[0]['score'] - probabilities.max()) < 1e-4",
+    ]
+    hub.log.clear()
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    subprocess.run([sys.executable, "-c", "\n".join(code)], env=environment, check=True)
+    assert hub.count(f"GET /{REPO}/resolve/.*/model.safetensors") == 1
