@@ -46,11 +46,12 @@ def test_quadratic_models_take_any_size(term, size):
 
 
 @pytest.mark.parametrize("term", [Learned, Content, Relative, Absolute])
-def test_learned_encodings_refuse_another_size_until_told_and_then_take_it(term):
+def test_learned_encodings_refuse_another_size_until_told_and_then_take_it_and_say_so(term, caplog):
     model, x = net(term), torch.randn(2, 3, 14, 26)
     with pytest.raises(AssertionError, match="set_input_size"):
         model(x)
     model.set_input_size((14, 26))
+    assert "interpolated from images of (10, 6) to (14, 26)" in caplog.text
     assert model(x).shape == (2, 11)
 
 
@@ -59,7 +60,7 @@ def test_an_unchanged_size_changes_no_encoding(term):
     model, x = net(term), torch.randn(2, 3, 10, 6)
     y = model(x)
     model.set_input_size((10, 6))
-    assert torch.allclose(model(x), y, atol=1e-6)
+    assert torch.equal(model(x), y)
 
 
 def test_sizes_that_patches_do_not_tile_are_refused():

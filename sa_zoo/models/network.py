@@ -4,7 +4,8 @@ Pure torch: the faces of timm and of transformers are built over it. Everything 
 has the layout (B, H, W, D).
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,13 @@ from torchvision.ops import StochasticDepth
 
 from .attention import Attention
 
+_logger = logging.getLogger(__name__)
+
 
 class Block(nn.Module):
     """Post-norm block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x))."""
+
+    attention_class: type[Attention] = Attention
 
     def __init__(
         self,
@@ -31,7 +36,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.attn = Attention(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
+        self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.fc1 = nn.Linear(dim, hidden_dim, **dd)
         self.act = nn.GELU()
@@ -42,7 +47,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        x = self.norm1(x + self.drop_path(self.drop(self.attn(x))))
+        return self.after_attention(x, self.attn(x))
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the block, from its input and what attention made of it: (B, H, W, D), twice -> (B, H, W, D)"""
+        x = self.norm1(x + self.drop_path(self.drop(attended)))
         return self.norm2(x + self.drop_path(self.drop(self.fc2(self.act(self.fc1(x))))))
 
 
@@ -155,11 +164,10 @@ class SANet(nn.Module):
     @torch.jit.ignore
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Take images of another size: learned encodings are interpolated (into new parameters)."""
-        self.img_size = checked_size(img_size, self.patch_size)
-        for block in self.blocks:
-            for term in block.attn.terms:
-                if hasattr(term, "set_grid"):
-                    term.set_grid((self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size))
+        old, self.img_size = self.img_size, checked_size(img_size, self.patch_size)
+        if self.fixed_img_size and old != self.img_size:
+            _logger.warning("learned encodings: interpolated from images of %s to %s", old, self.img_size)
+            set_grid(self.blocks, (self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size))
 
     @torch.jit.ignore
     def init_weights(self) -> None:
@@ -167,6 +175,14 @@ class SANet(nn.Module):
         for module in self.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
+
+
+def set_grid(blocks: Iterable[Block], grid: tuple[int, int]) -> None:
+    """Interpolate the learned encodings of `blocks` to a grid of (H, W) pixels."""
+    for block in blocks:
+        for term in block.attn.terms:
+            if hasattr(term, "set_grid"):
+                term.set_grid(grid)
 
 
 def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:

@@ -153,7 +153,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             fitted[name] = resized_grid(given, target.shape[0], target.shape[1])
         else:
             continue  # for load_state_dict to refuse, with both shapes
-        _logger.info("%s: interpolated from %s to %s", name, tuple(given.shape), tuple(target.shape))
+        _logger.warning("%s: interpolated from %s to %s", name, tuple(given.shape), tuple(target.shape))
     return fitted
 
 

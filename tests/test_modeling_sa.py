@@ -1,0 +1,273 @@
+"""transformers' face: equal to timm's in weights, logits and maps, and a good citizen of transformers."""
+
+import math
+import re
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+from transformers import AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
+
+from sa_zoo.models.configuration_sa import SAConfig
+from sa_zoo.models.modeling_sa import TERMS, SABackbone, SAForImageClassification, SAModel
+
+SIZES = {
+    "hidden_size": 23,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 29,
+    "image_size": 14,
+    "patch_size": 2,
+}
+LABELS = 11
+B, T = 3, 49
+
+
+def make(attention_type="quadratic", **changes):
+    torch.manual_seed(0)
+    config = SAConfig(attention_type=attention_type, num_labels=LABELS, **SIZES | changes)
+    return SAForImageClassification(config).eval()
+
+
+def in_timm(model):
+    keys = model.config.to_dict()
+    network = timm.create_model(keys["architecture"], num_classes=model.num_labels, **keys["model_args"]).eval()
+    network.load_state_dict(model.state_dict())
+    return network
+
+
+def images(side=14, batch=B):
+    return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+# ---- the same network as in timm
+
+
+@pytest.mark.parametrize("attention_type", TERMS)
+def test_both_faces_have_the_same_keys_logits_features_and_maps(attention_type):
+    model = make(attention_type)
+    network, x = in_timm(model), images()
+    assert list(model.state_dict()) == list(network.state_dict())
+    with torch.no_grad():
+        outputs = model(x, output_attentions=True, output_hidden_states=True)
+        assert torch.equal(model(x).logits, network(x))
+        assert torch.allclose(outputs.logits, network(x), atol=1e-6)
+        features = network.forward_intermediates(x, output_fmt="NHWC", intermediates_only=True)
+        for ours, theirs in zip(outputs.hidden_states, [network.embed(x), *features], strict=True):
+            assert ours.shape == (B, T, 23)
+            assert torch.allclose(ours, theirs.flatten(1, 2), atol=1e-5)
+        for ours, theirs in zip(outputs.attentions, network.attention_maps(x), strict=True):
+            assert ours.shape == (B, 5, T, T)
+            assert torch.allclose(ours, theirs.expand(B, 5, T, T), atol=1e-6)
+
+
+@pytest.mark.parametrize("attention_type", ["quadratic", "learned"])
+def test_maps_of_a_network_evaluated_by_axes_are_those_it_uses(attention_type):
+    model = make(attention_type, image_size=34)
+    assert model.blocks[0].attn.by_axes
+    with torch.no_grad():
+        explicit, by_axes = model(images(34), output_attentions=True), model(images(34))
+    assert by_axes.attentions is None
+    assert explicit.attentions[0].shape == (B, 5, 289, 289)
+    assert torch.allclose(explicit.logits, by_axes.logits, atol=1e-5)
+
+
+def test_the_base_model_and_the_backbone_have_the_features_that_timm_has():
+    model = make("content")
+    network, x = in_timm(model), images()
+    model.config.out_indices = [1, 3]
+    base, backbone = SAModel(model.config).eval(), SABackbone(model.config).eval()
+    for other in (base, backbone):
+        other.load_state_dict({key: value for key, value in model.state_dict().items() if not key.startswith("head.")})
+    with torch.no_grad():
+        assert torch.equal(base(x).last_hidden_state, network.forward_features(x).flatten(1, 2))
+        assert torch.equal(base(x).pooler_output, network.forward_head(network.forward_features(x), pre_logits=True))
+        maps = backbone(x)
+        # index 0 is the embedding: stage N is what leaves timm's block N - 1
+        expected = network.forward_intermediates(x, indices=[0, 2], intermediates_only=True)
+    assert maps.hidden_states is None
+    assert backbone.channels == [23, 23]
+    for ours, theirs in zip(maps.feature_maps, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("attention_type", TERMS)
+def test_from_config_draws_each_tensor_as_timm_does(attention_type):
+    sizes = {"hidden_size": 101, "num_attention_heads": 7, "intermediate_size": 103, "num_hidden_layers": 5}
+    config = SAConfig(attention_type=attention_type, num_labels=LABELS, **SIZES | sizes)
+    torch.manual_seed(0)
+    ours = AutoModelForImageClassification.from_config(config).state_dict()
+    keys = config.to_dict()
+    theirs = timm.create_model(keys["architecture"], num_classes=LABELS, **keys["model_args"]).state_dict()
+    assert ours.keys() == theirs.keys()
+    for name in {re.sub(r"^blocks\.\d+\.", "", key) for key in ours}:  # blocks are drawn alike: pool them
+        pooled = [
+            torch.cat([v.flatten() for k, v in state.items() if re.fullmatch(rf"(blocks\.\d+\.)?{name}", k)])
+            for state in (ours, theirs)
+        ]
+        (mean, std), (expected_mean, expected_std) = ((x.mean().item(), x.std().item()) for x in pooled)
+        chance = 5 / math.sqrt(pooled[0].numel())
+        assert abs(std - expected_std) <= chance * expected_std, name
+        assert abs(mean - expected_mean) <= 2 * chance * expected_std, name
+
+
+# ---- transformers' services
+
+
+def test_the_loss_is_the_cross_entropy_of_the_logits():
+    model, labels = make(), torch.tensor([2, 7, 5])
+    outputs = model(images(), labels=labels)
+    assert torch.equal(outputs.loss, cross_entropy(outputs.logits, labels))
+
+
+def test_outputs_come_as_a_tuple_where_they_are_wanted_so():
+    model = make()
+    loss, logits, hidden_states = model(
+        images(), labels=torch.zeros(B).long(), return_dict=False, output_hidden_states=True
+    )
+    assert loss.ndim == 0
+    assert logits.shape == (B, LABELS)
+    assert len(hidden_states) == 4
+    model.config.return_dict = False
+    assert torch.equal(model(images())[0], logits)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model = make("content", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, drop_path_rate=0.1).train()
+    gradients = []
+    for switch in (model.activation_checkpointing_disable, model.activation_checkpointing_enable):
+        switch()
+        model.zero_grad()
+        torch.manual_seed(2)
+        model(images(), labels=torch.tensor([2, 7, 5])).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert model.is_activation_checkpointing
+    for plain, checkpointed in zip(*gradients, strict=True):
+        assert torch.allclose(plain, checkpointed, atol=1e-7)
+
+
+@pytest.mark.parametrize("changes", [{}, {"output_attentions": True, "output_hidden_states": True}])
+def test_the_model_compiles_as_one_graph(changes):
+    model, x = make("eq8"), images()
+    with torch.no_grad():
+        expected, outputs = model(x, **changes), torch.compile(model, fullgraph=True, backend="eager")(x, **changes)
+    assert torch.allclose(outputs.logits, expected.logits, atol=1e-6)
+    assert outputs.keys() == expected.keys()
+
+
+def test_bfloat16_weights_take_float32_images(tmp_path):
+    model = make("eq8")
+    model.save_pretrained(tmp_path)
+    half = SAForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        logits, expected = half(images()).logits, model(images()).logits
+    assert {parameter.dtype for parameter in half.parameters()} == {logits.dtype} == {torch.bfloat16}
+    assert torch.allclose(logits.float(), expected, atol=0.05)
+
+
+def test_another_number_of_labels_makes_a_new_head_and_keeps_the_rest(tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    other = SAForImageClassification.from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+    assert other.head.weight.shape == (7, 23)
+    before = model.state_dict()
+    assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items() if not k.startswith("head."))
+    bound = 1 / math.sqrt(23)  # of nn.Linear's own initialisation
+    assert bound / 2 < other.head.weight.abs().max() <= bound
+
+
+def test_the_base_model_takes_a_classifier_without_complaint_and_the_other_way_round(tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path / "classifier")
+    base, report = AutoModel.from_pretrained(tmp_path / "classifier", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    base.save_pretrained(tmp_path / "base")
+    _, report = SAForImageClassification.from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert set(report["missing_keys"]) == {"head.weight", "head.bias"}
+
+
+def test_a_tensor_that_is_missing_is_drawn_and_its_neighbour_stays(tmp_path):
+    model = make("quadratic_gen", num_attention_heads=211)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    Delta = weights.pop("blocks.1.attn.terms.0.Delta")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    term = SAForImageClassification.from_pretrained(tmp_path).blocks[1].attn.terms[0]
+    assert torch.equal(term.spread, weights["blocks.1.attn.terms.0.spread"])
+    assert not torch.equal(term.Delta, Delta)
+    assert abs(term.Delta.std() - 2) < 0.3
+
+
+def test_loading_builds_nothing_on_the_meta_device_that_stays_there(tmp_path):
+    model = make("absolute")
+    model.save_pretrained(tmp_path)
+    loaded = SAForImageClassification.from_pretrained(tmp_path)
+    assert all(not x.is_meta for x in [*loaded.parameters(), *loaded.buffers()])
+    assert torch.equal(loaded(images()).logits, model(images()).logits)
+
+
+@pytest.mark.parametrize("attention_type", ["learned", "absolute", "quadratic"])
+def test_another_image_size_gives_what_timm_gives(attention_type):
+    model = make(attention_type)
+    network = in_timm(model)
+    model.set_input_size((10, 22))
+    network.set_input_size((10, 22))
+    assert model.config.image_size == [10, 22]
+    x = torch.randn(B, 3, 10, 22)
+    assert torch.equal(model(x).logits, network(x))
+
+
+def test_images_that_do_not_fit_are_refused_in_words():
+    with pytest.raises(ValueError, match="got images of 16x16, expected 14x14"):
+        make("learned")(images(16))
+    with pytest.raises(ValueError, match="got 15x15, expected positive multiples of the patch size 2"):
+        make("quadratic")(images(15))
+    with pytest.raises(ValueError, match=r"pixel_values: got None, expected images \(B, 3, H, W\)"):
+        make()(labels=torch.tensor([1]))
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        x = torch.randn(3, 14, 14, generator=torch.Generator().manual_seed(index))
+        return {"pixel_values": x, "labels": index % LABELS}
+
+
+def test_trainer_restores_the_best_of_its_checkpoints(tmp_path):
+    accuracies = iter([0.5, 0.9, 0.1])
+    arguments = TrainingArguments(
+        tmp_path,
+        num_train_epochs=3,
+        per_device_train_batch_size=7,
+        learning_rate=0.01,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    model = make().train()
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=Images(),
+        eval_dataset=Images(),
+        compute_metrics=lambda _: {"accuracy": next(accuracies)},
+    )
+    trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+    best, last = (load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in (4, 6))
+    restored = model.state_dict()
+    assert restored.keys() == best.keys()
+    assert all(torch.equal(restored[key], best[key]) for key in best)
+    assert not all(torch.equal(restored[key], last[key]) for key in last)
+    # every checkpoint is a folder that timm loads
+    network = timm.create_model(f"local-dir:{tmp_path / 'checkpoint-4'}", pretrained=True).eval()
+    assert torch.equal(network(images()), model.eval()(images()).logits)

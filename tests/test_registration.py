@@ -1,0 +1,48 @@
+"""The Auto classes know the networks in either import order, and timm's users do not pay for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BUILD = """
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModel, AutoBackbone
+config = AutoConfig.for_model("sa_net", hidden_size=7, num_hidden_layers=2, num_attention_heads=3)
+print(*(type(auto.from_config(config)).__name__ for auto in (AutoModelForImageClassification, AutoModel, AutoBackbone)))
+"""
+NAMES = "SAForImageClassification SAModel SABackbone"
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_auto_classes_know_the_networks_when_transformers_comes_first():
+    assert run("import transformers, sa_zoo" + BUILD) == NAMES
+
+
+def test_the_auto_classes_know_the_networks_when_transformers_comes_later():
+    # Asking whether transformers exists neither imports it nor spoils the registration, and the first module of it
+    # that is imported here is one that imports the Auto classes while it is being loaded.
+    code = """
+import importlib.util, sys, sa_zoo
+assert importlib.util.find_spec("transformers").name == "transformers"
+import accelerate.utils
+assert accelerate.utils.is_transformers_available()
+assert not {"transformers", "sa_zoo.models.configuration_sa", "sa_zoo.models.modeling_sa"} & set(sys.modules)
+import transformers.modeling_layers
+assert not any(type(finder).__module__.startswith("sa_zoo") for finder in sys.meta_path), "it stays in the way"
+"""
+    assert run(code + BUILD) == NAMES
+
+
+def test_a_program_without_transformers_works():
+    code = """
+import sys
+sys.modules["transformers"] = None
+import sa_zoo, timm
+print(timm.is_model("sa_quadratic_cifar"))
+"""
+    assert run(code) == "True"
