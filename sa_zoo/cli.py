@@ -116,6 +116,6 @@ def _told(command: Callable[..., None], *arguments: object) -> None:
     """Runs a command; a mistake of the user becomes its message, whatever else keeps its traceback."""
     try:
         command(*arguments)
-    except (ValueError, FileNotFoundError, FileExistsError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error

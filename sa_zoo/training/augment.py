@@ -6,6 +6,7 @@ Mixup alone pairs the images of one part of a batch, and so depends on how a bat
 """
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -50,10 +51,16 @@ class Augment:
     probabilities (B, classes) where mixup or cutmix mixes them.
     """
 
-    def __init__(self, config: AugmentConfig, seed: int, classes: int, normalise) -> None:
+    def __init__(
+        self,
+        config: AugmentConfig,
+        seed: int,
+        classes: int,
+        normalise: Callable[[Tensor], Tensor],
+        device: torch.device,
+    ) -> None:
         self.config, self.seed, self.normalise = config, seed, normalise
-        # device says where timm fills the erased patch from; a constant patch has no randomness of its own
-        self.erasing = RandomErasing(config.random_erasing, mode="const", device="cpu")
+        self.erasing = RandomErasing(config.random_erasing, mode="const", device=device)
         self.mixup = None
         if config.mixup or config.cutmix:
             self.mixup = Mixup(config.mixup, config.cutmix, label_smoothing=config.label_smoothing, num_classes=classes)

@@ -35,28 +35,35 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    return max(folder.glob("epoch-*"), default=None)
+
+
 def save_checkpoint(
-    folder: Path, step: int, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, counters: dict[str, Any]
-) -> Path:
-    """Writes folder/step-N and then removes older ones. `counters` is whatever JSON holds."""
+    folder: Path,
+    epoch: int,
+    step: int,
+    modules: dict[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+    counters: dict[str, Any],
+) -> None:
+    """Writes folder/epoch-E-step-S and then removes older ones. `counters` is whatever JSON holds."""
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     state, groups = _split_optimizer(optimizer)
     tensors |= {f"optimizer.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    final = folder / f"step-{step:09d}"
+    final = folder / f"epoch-{epoch:05d}-step-{step:07d}"
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         whole = Path(temporary) / final.name
         whole.mkdir()
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         write_file(whole / TENSORS, save(tensors, {"format": "pt"}))
         write_json(whole / COUNTERS, {"counters": counters, "optimizer": {"state": scalars, "groups": groups}})
-        if final.exists():  # saved again at the same step: interrupted right after a save
-            return final
-        whole.replace(final)
+        if not final.exists():  # else saved already, and interrupted right after
+            whole.replace(final)
     for older in folder.iterdir():
         if older != final:
             shutil.rmtree(older)
-    return final
 
 
 def load_checkpoint(
@@ -66,7 +73,7 @@ def load_checkpoint(
 
     None where there is none yet. Raises ValueError where it is damaged or belongs to another model.
     """
-    newest = max(folder.glob("step-*"), default=None)
+    newest = newest_checkpoint(folder)
     if newest is None:
         return None
     try:

@@ -11,12 +11,13 @@ Every problem is a ValueError with one line per key: the dotted key, what was go
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -30,6 +31,15 @@ class ModelConfig(Section):
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
     freeze: str = ""  # regular expression; parameters whose name it finds are not trained
+
+    @field_validator("freeze")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"model.freeze: got {value!r}, expected a regular expression: {error}") from error
+        return value
 
 
 class DataConfig(Section):
@@ -130,7 +140,7 @@ def _set(table: dict[str, Any], override: str) -> None:
 def _describe(error: Mapping[str, Any]) -> str:
     key, value = ".".join(map(str, error["loc"])), error["input"]
     match error["type"]:
-        case "value_error":  # a check over several keys, whose message names them
+        case "value_error":  # a check of ours, whose message names its keys
             return str(error["ctx"]["error"])
         case "missing":
             return f"{key}: got nothing, expected a value"
@@ -142,7 +152,7 @@ def _describe(error: Mapping[str, Any]) -> str:
             return f"{key}: got {value!r}, expected a table"
         case "literal_error":
             choices = error["ctx"]["expected"]
-            near = difflib.get_close_matches(str(value), choices.replace("'", "").replace(" or ", ", ").split(", "), n=1)
+            near = difflib.get_close_matches(str(value), re.findall("'(.+?)'", choices), n=1)
             return f"{key}: got {value!r}, expected {choices}{_nearest(near)}"
         case _:
             return f"{key}: got {value!r}, expected {error['msg'].removeprefix('Input should be ')}"
@@ -170,16 +180,23 @@ def _table(name: str, table: Mapping[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _text(key)
 
 
 def _value(value: Any) -> str:
     match value:
-        case bool() | str():
-            return json.dumps(value, ensure_ascii=False)
+        case bool():
+            return str(value).lower()
+        case str():
+            return _text(value)
         case dict():
             return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(map(_value, value)) + "]"
         case _:  # TOML writes numbers, dates and times as Python does
             return str(value)
+
+
+def _text(value: str) -> str:
+    """JSON's quoting is TOML's but for the one control character that JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -14,9 +14,10 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from datasets.exceptions import DatasetNotFoundError
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from PIL import Image
+from datasets.data_files import EmptyDatasetError
+from datasets.exceptions import DataFilesNotFoundError, DatasetGenerationError
+from huggingface_hub.errors import HfHubHTTPError
+from PIL import Image, UnidentifiedImageError
 from sklearn.datasets import load_digits
 from timm.data import create_transform
 from torch import Tensor
@@ -54,6 +55,7 @@ class Source:
     images: Mapping[str, Any]
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
+    gray_as_colour: bool = False  # whether gray may be repeated for a model that takes colours
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,21 @@ class Split(Dataset):
 class StreamedSplit(Split):
     """The same, decoded by worker processes each time it is asked for."""
 
-    def __init__(self, decode: "Decoder", images: Any, rows: np.ndarray, labels: np.ndarray) -> None:
-        self.decode, self.pictures, self.rows, self.labels = decode, images, rows, torch.from_numpy(labels)
-        self.workers = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    def __init__(self, decode: "Decoder", source: "Source", table: str, rows: np.ndarray) -> None:
+        self.decode, self.table, self.pictures, self.rows = decode, table, source.images[table], rows.tolist()
+        self.labels = torch.from_numpy(source.labels[table][rows])
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        images = torch.stack([self.decode(self.pictures[int(self.rows[i])], self.rows[i]) for i in indices])
+        rows = [self.rows[i] for i in indices]
+        images = torch.stack([self.decode(self.pictures[row], _name(self.table, row)) for row in rows])
         where = torch.tensor(indices)
         return images, self.labels[where], where
+
+
+def _name(table: str, row: int) -> str:
+    return f"image {row} of the {table} split"
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -109,19 +118,20 @@ def _as_it_is(batch: Any) -> Any:
 class Decoder:
     """A PIL image to uint8 (C, H, W) of the model's size, resized and cropped as timm evaluates the model."""
 
-    def __init__(self, form: InputFormat) -> None:
-        self.form = form
+    def __init__(self, form: InputFormat, gray_as_colour: bool) -> None:
+        self.form, self.gray_as_colour = form, gray_as_colour
         self.transform = create_transform(
             form.input_size, interpolation=form.interpolation, crop_pct=form.crop_pct, normalize=False
         )
 
-    def __call__(self, image: Image.Image, row: int) -> Tensor:
+    def __call__(self, image: Image.Image, name: str) -> Tensor:
         channels, height, width = self.form.input_size
-        if image.mode == "P":  # a palette names colours
+        # a palette names colours
+        if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_colour):
             image = image.convert("RGB")
         if len(image.getbands()) != channels:
             raise ValueError(
-                f"image {row}: got {len(image.getbands())} channels (mode {image.mode}), expected {channels}; "
+                f"{name}: got {len(image.getbands())} channels (mode {image.mode}), expected {channels}; "
                 f"convert the images, or build the model for them with model.args.in_chans"
             )
         if image.size != (width, height):
@@ -149,7 +159,7 @@ def open_source(config: DataConfig) -> Source:
     labels = {split: np.asarray(data[label], dtype=object) for split, data in kept.items()}
     for split, values in labels.items():
         if not all(isinstance(value, int) and value >= 0 for value in values):
-            raise ValueError(f"data.name: got {config.name} whose {split} split has images without labels")
+            raise ValueError(f"data.name: got {config.name}, whose {split} split has images without a class number")
     labels = {split: values.astype(np.int64) for split, values in labels.items()}
     names = getattr(features[label], "names", None) or map(str, range(max(v.max() for v in labels.values()) + 1))
     return Source(title, {split: data[picture] for split, data in kept.items()}, labels, tuple(names))
@@ -160,28 +170,32 @@ def _digits() -> Source:
     pixels, labels = load_digits(return_X_y=True)
     gray = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     names = tuple(str(digit) for digit in range(10))
-    return Source("digits", {"train": [Image.fromarray(x).convert("RGB") for x in gray]}, {"train": labels}, names)
+    return Source("digits", {"train": [Image.fromarray(x) for x in gray]}, {"train": labels}, names, True)
 
 
 def _load(config: DataConfig) -> Mapping[str, Any]:
-    folder = Path(config.name)
     # a Hub name is NAME or OWNER/NAME; whatever looks otherwise was meant as a folder
-    if not folder.exists() and (config.name.startswith((".", "/", "~")) or config.name.count("/") > 1):
+    if not Path(config.name).exists() and (config.name.startswith((".", "/", "~")) or config.name.count("/") > 1):
         raise FileNotFoundError(f"data.name: got {config.name}, expected a folder of images or of parquet files")
-    if folder.is_dir() and not any(folder.iterdir()):
-        raise FileNotFoundError(f"data.name: got the empty folder {config.name}, expected images or parquet files")
     try:
         return datasets.load_dataset(config.name, revision=config.revision or None)
-    except (ConnectionError, LocalEntryNotFoundError, HfHubHTTPError, DatasetNotFoundError) as error:
+    except (EmptyDatasetError, DataFilesNotFoundError) as error:
         raise FileNotFoundError(
-            f"data.name: {config.name} is not cached here and the Hub did not give it ({type(error).__name__}). "
-            f"With network, run once to fill {datasets.config.HF_DATASETS_CACHE}; without, download the parquet files "
-            f"of https://huggingface.co/datasets/{config.name} elsewhere, put them in a folder such as "
-            f"data/{config.name.split('/')[-1]} here as train-*.parquet and test-*.parquet, "
-            f"and set data.name to that folder"
+            f"data.name: got {config.name}, expected images or parquet files in it: {error}"
         ) from error
-    except datasets.exceptions.DatasetGenerationError as error:
+    except DatasetGenerationError as error:
         raise ValueError(f"data.name: {config.name} cannot be read: {error.__cause__ or error}") from error
+    except (OSError, HfHubHTTPError) as error:  # the many ways in which a network is not there
+        raise FileNotFoundError(_where_to_put(config.name, error)) from error
+
+
+def _where_to_put(name: str, error: Exception) -> str:
+    return (
+        f"data.name: {name} is not cached here and the Hub did not give it ({error}). With network, run once: it fills "
+        f"{datasets.config.HF_DATASETS_CACHE}. Without, fetch the parquet files of "
+        f"https://huggingface.co/datasets/{name} elsewhere, put them into a folder here as train-*.parquet and "
+        f"test-*.parquet, for example data/{name.split('/')[-1]}, and set data.name to that folder"
+    )
 
 
 def _image_column(features: Mapping[str, Any], config: DataConfig) -> str:
@@ -216,7 +230,7 @@ def splits_of(
     return Splits(**_splits(source, _rows(source, validation), form, device, kept_bytes))
 
 
-def test_split_of(source: Source, form: InputFormat, device: torch.device) -> Split:
+def evaluation_split(source: Source, form: InputFormat, device: torch.device) -> Split:
     """The test split alone, without decoding the others."""
     return _splits(source, {"test": _rows(source, 0)["test"]}, form, device, KEPT_BYTES)["test"]
 
@@ -246,24 +260,24 @@ def _splits(
     device: torch.device,
     kept_bytes: int,
 ) -> dict[str, Split]:
-    decode = Decoder(form)
+    decode = Decoder(form, source.gray_as_colour)
     tables = {table for table, _ in wanted.values()}
-    labels = {name: source.labels[table][rows] for name, (table, rows) in wanted.items()}
     if sum(len(source.labels[table]) for table in tables) * math.prod(form.input_size) > kept_bytes:
-        return {
-            name: StreamedSplit(decode, source.images[table], rows, labels[name])
-            for name, (table, rows) in wanted.items()
-        }
+        return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in wanted.items()}
     # in order and once: random access to an Arrow table costs more than decoding
     kept = {table: _decoded(decode, source, table) for table in tables}
     return {
-        name: Split(kept[table][torch.from_numpy(rows)].to(device), labels[name])
+        name: Split(kept[table][torch.from_numpy(rows)].to(device), source.labels[table][rows])
         for name, (table, rows) in wanted.items()
     }
 
 
 def _decoded(decode: Decoder, source: Source, table: str) -> Tensor:
     kept = torch.empty((len(source.labels[table]), *decode.form.input_size), dtype=torch.uint8)
-    for row, image in enumerate(source.images[table]):
-        kept[row] = decode(image, row)
+    row = -1
+    try:
+        for row, image in enumerate(source.images[table]):
+            kept[row] = decode(image, _name(table, row))
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{_name(table, row + 1)}: got a file that is no image: {error}") from error
     return kept

@@ -6,17 +6,25 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.data import InputFormat, open_source, test_split_of
+from sa_zoo.training.data import InputFormat, evaluation_split, open_source
 from sa_zoo.training.model import input_format, load_model
 
 CALIBRATION_BINS = 15
 BATCH_SIZE = 128
+
+
+def open_accelerator(**settings: Any) -> Accelerator:
+    """This process's Accelerator. Without a GPU it is told so: else processes side by side would each train alone."""
+    AcceleratorState._reset_state()  # there is one for the whole process, and it refuses another precision
+    GradientState._reset_state()
+    return Accelerator(cpu=not torch.accelerator.is_available(), **settings)
 
 
 def evaluate(
@@ -41,7 +49,7 @@ def evaluate(
         "loss": float(losses.mean(dtype=np.float64)),
         "n": len(labels),
     }
-    return result | _detail(top[:, 0], confidence, labels) if detail else result
+    return result | _detail(top[:, 0], confidence, labels, model.num_classes) if detail else result
 
 
 @torch.inference_mode()
@@ -53,15 +61,15 @@ def _scored(model: nn.Module, images: Tensor, labels: Tensor, form: InputFormat,
     return accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels))
 
 
-def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int) -> dict[str, Any]:
     """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
     correct = predicted == labels
-    matrix = confusion_matrix(labels, predicted)
+    matrix = confusion_matrix(labels, predicted, labels=range(classes))
     accuracy, mean_confidence = calibration_curve(correct, confidence, n_bins=CALIBRATION_BINS)
     counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
     weights = counts[counts > 0] / len(labels)
     return {
-        "per_class": (matrix.diagonal() / np.maximum(matrix.sum(1), 1)).tolist(),
+        "per_class": [float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)],
         "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
         "calibration_curve": {"confidence": mean_confidence.tolist(), "accuracy": accuracy.tolist()},
         "confusion_matrix": matrix.tolist(),
@@ -73,12 +81,12 @@ def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> dict[
 
     Raises ValueError where model and data differ in their number of classes.
     """
-    accelerator = Accelerator()
+    accelerator = open_accelerator()
     source = open_source(data)
     network = load_model(model).to(accelerator.device)
     if network.num_classes != len(source.classes):
         raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as {model} has")
     form = input_format(network, data.image_size)
-    test = test_split_of(source, form, accelerator.device)
+    test = evaluation_split(source, form, accelerator.device)
     loader = accelerator.prepare(test.loader(BATCH_SIZE))
     return {"model": model, "data": source.name, "test": evaluate(network, loader, form, accelerator, detail)}

@@ -1,5 +1,6 @@
 """The inner loop of a run: steps, learning rate, weight average, saving and restoring."""
 
+import difflib
 import math
 import time
 from collections.abc import Iterator
@@ -11,12 +12,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, list_optimizers
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
-from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
+from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.data import Split
 from sa_zoo.training.progress import Interruption, Progress
@@ -61,7 +62,8 @@ class Run:
     def __init__(
         self, config: Config, out: Path, accelerator: Accelerator, model: nn.Module, split: Split, augment: Augment
     ) -> None:
-        self.config, self.out, self.accelerator, self.split, self.augment = config, out, accelerator, split, augment
+        self.config, self.out, self.folder = config, out, out / "checkpoints"
+        self.accelerator, self.split, self.augment = accelerator, split, augment
         train = config.train
         self.part = _part(train.batch_size, accelerator.num_processes, train.accumulation)
         self.steps = len(split) // train.batch_size
@@ -86,22 +88,21 @@ class Run:
         return self.ema.module if self.ema else self.model
 
     def restore(self) -> None:
-        modules = self._modules()
-        if counters := load_checkpoint(self.out / "checkpoints", modules, self.optimizer):
+        if counters := load_checkpoint(self.folder, self._modules(), self.optimizer):
             self.counters = Counters(**counters)
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(self.counters.scaler)
 
-    def save(self) -> Path:
+    def save(self) -> None:
         self._tick()
-        step = self.counters.epoch * self.steps + self.counters.step
         if self.accelerator.scaler is not None:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
-            folder = self.out / "checkpoints"
-            save_checkpoint(folder, step, self._modules(), self.optimizer, asdict(self.counters))
+            counters = self.counters
+            save_checkpoint(
+                self.folder, counters.epoch, counters.step, self._modules(), self.optimizer, asdict(counters)
+            )
         self.accelerator.wait_for_everyone()
-        return self.out / "checkpoints" / f"step-{step:09d}"
 
     def _modules(self) -> dict[str, nn.Module]:
         return {"model": self.model} | ({"ema": self.ema.module} if self.ema else {})
@@ -114,8 +115,9 @@ class Run:
         self._tick()
         for _ in self._steps():
             counters.step += 1
-            due = every and (counters.epoch * self.steps + counters.step) % every == 0
-            if due or counters.step % read_every == 0 or counters.step == self.steps:
+            last = counters.step == self.steps  # after which the epoch is validated and saved anyway
+            due = every and self._steps_done() % every == 0 and not last
+            if due or last or counters.step % read_every == 0:
                 self._read()
             if due:
                 self.save()
@@ -125,11 +127,11 @@ class Run:
 
     def _steps(self) -> Iterator[None]:
         """Takes one optimiser step between two yields."""
-        accelerator, counters, first = self.accelerator, self.counters, True
+        accelerator, first = self.accelerator, True
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
                 self._set_rate()
-                seed_step(self.config.train.seed, counters.epoch * self.steps + counters.step, accelerator.process_index)
+                seed_step(self.config.train.seed, self._steps_done(), accelerator.process_index)
             with accelerator.accumulate(self.prepared):
                 images, labels = images.to(accelerator.device), labels.to(accelerator.device)
                 self._backward(images, labels, indices)
@@ -139,7 +141,7 @@ class Run:
                 self.optimizer.zero_grad()
             if first := accelerator.sync_gradients:
                 if self.ema:
-                    self.ema.update(self.model, step=counters.epoch * self.steps + counters.step + 1)
+                    self.ema.update(self.model, step=self._steps_done() + 1)
                 yield
 
     def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
@@ -160,8 +162,7 @@ class Run:
         return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.part)
 
     def _set_rate(self) -> None:
-        seen = (self.counters.epoch * self.steps + self.counters.step) * self.config.train.batch_size
-        optim = self.config.optim
+        seen, optim = self.images_done(), self.config.optim
         rate = optim.lr * learning_rate_factor(seen, self.config.train.batch_size, self.total, optim.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
@@ -173,10 +174,11 @@ class Run:
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
-            kept = max((self.out / "checkpoints").glob("step-*"), default=None)
+            kept = newest_checkpoint(self.folder)
             raise FloatingPointError(
-                f"train loss: got {loss} in epoch {counters.epoch + 1}, step {counters.step}, expected a finite number. "
-                f"The last good checkpoint is {kept or 'the start'}; a lower optim.lr or optim.clip may help"
+                f"train loss: got {loss} in epoch {counters.epoch + 1}, step {counters.step}, expected a finite "
+                f"number; {f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
+                f"A lower optim.lr or some optim.clip may help"
             )
         seen = counters.step * self.config.train.batch_size
         done, counters.images = seen - counters.images, seen
@@ -186,8 +188,11 @@ class Run:
         if self.progress:
             self.progress.update(counters.epoch, done, counters.loss_sum / seen, counters.correct / seen)
         if stop:
-            where = self.save()
-            raise Interrupted(f"stopped in epoch {counters.epoch + 1} after step {counters.step}; saved {where}")
+            self.save()
+            raise Interrupted(
+                f"stopped in epoch {counters.epoch + 1} after step {counters.step} of {self.steps}, "
+                f"and saved in {self.folder}"
+            )
 
     def end_epoch(self, validation: dict[str, Any]) -> dict[str, Any]:
         """Books the epoch, whose validation may be empty, and saves; returns its line of the history."""
@@ -212,8 +217,13 @@ class Run:
 
     def images_per_second(self) -> float:
         """Over the training steps of the whole run so far."""
-        steps = self.counters.epoch * self.steps + self.counters.step
-        return steps * self.config.train.batch_size / max(self.counters.step_seconds, 1e-9)
+        return self.images_done() / max(self.counters.step_seconds, 1e-9)
+
+    def images_done(self) -> int:
+        return self._steps_done() * self.config.train.batch_size
+
+    def _steps_done(self) -> int:
+        return self.counters.epoch * self.steps + self.counters.step
 
     def _tick(self) -> float:
         """Books the time since the last tick, and returns it."""
@@ -235,6 +245,10 @@ def _part(batch_size: int, processes: int, accumulation: int) -> int:
 
 def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     optim = config.optim
+    if optim.name not in list_optimizers():
+        near = difflib.get_close_matches(optim.name, list_optimizers(), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimiser{hint}")
     return create_optimizer_v2(
         model,
         opt=optim.name,

@@ -25,7 +25,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
         resolved = resolve_model_input_args(
             source, {"img_size": image_size or None}, **config.args, num_classes=classes
         )
-    except (FileNotFoundError, RuntimeError, OSError) as error:
+    except (OSError, RuntimeError) as error:
         raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
     if resolved["model_name"] != config.name.partition(".")[0]:
         raise ValueError(f"model.init: got weights of {resolved['model_name']} in {source}, expected {config.name}")
@@ -71,14 +71,14 @@ def _built(source: str, pretrained: bool, **arguments) -> nn.Module:
         return timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:
         raise ValueError(f"weights: got a truncated or damaged file in {source}: {error}") from error
-    except (FileNotFoundError, OSError) as error:
+    except OSError as error:
         raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
     except TypeError as error:
         raise ValueError(f"model.args: got an argument that {source} does not take: {error}") from error
     except RuntimeError as error:
-        if "No pretrained weights" in str(error) or "No suitable checkpoints" in str(error):
-            raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
-        raise ValueError(f"weights: got those of another model in {source}: {error}") from error
+        if "state_dict" in str(error) or "inconsistent" in str(error):
+            raise ValueError(f"weights: got those of another model in {source}: {error}") from error
+        raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
 
 
 def _freeze(model: nn.Module, pattern: str) -> None:

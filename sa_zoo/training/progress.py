@@ -14,7 +14,7 @@ class Progress:
 
     def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:
         terminal = sys.stderr.isatty()
-        self.epochs, self.lines = epochs, main and not terminal
+        self.epochs, self.main, self.terminal = epochs, main, terminal
         self.bar = tqdm(total=images, initial=done, unit=" images", unit_scale=True, disable=not (main and terminal))
 
     def update(self, epoch: int, images: int, loss: float, accuracy: float) -> None:
@@ -23,16 +23,18 @@ class Progress:
         self.bar.update(images)
 
     def epoch(self, record: dict[str, Any], images_per_second: float) -> None:
-        held_out = f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
+        if not self.main:
+            return
         seconds_left = record["seconds"] / record["epoch"] * (self.epochs - record["epoch"])
+        held_out = f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
         line = (
-            f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}{held_out}, "
-            f"{images_per_second:.0f} images/s, {tqdm.format_interval(seconds_left)} left"
+            f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
+            f"{held_out}, {images_per_second:.0f} images/s, {tqdm.format_interval(seconds_left)} left"
         )
-        if self.lines:
-            print(line, flush=True)
-        else:
+        if self.terminal:
             self.bar.write(line)
+        else:
+            print(line, flush=True)
 
     def __enter__(self) -> "Progress":
         return self

@@ -1,10 +1,10 @@
 """A run folder, which is a Hub repository: what was trained is what is published.
 
-    model.safetensors, config.json   the last epoch, as timm loads it: timm.create_model("local-dir:RUN", pretrained=True)
-    train.toml                       the effective config
-    history.jsonl                    a line an epoch
-    metrics.json                     what was measured; written last, so a folder with it is finished
-    checkpoints/                     while training only; removed when metrics.json is there
+- model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
+- train.toml: the effective config
+- history.jsonl: a line an epoch
+- metrics.json: what was measured; written last, so that a folder with it is finished
+- checkpoints/: while training only, removed once metrics.json is there
 """
 
 import json
@@ -28,23 +28,27 @@ from sa_zoo.training.data import InputFormat
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # between a run and its resumption
 
 
-def open_run(out: Path, config: Config, resume: bool) -> dict[str, Any] | None:
-    """Makes the folder, or checks that the run in it is this one; the metrics if it is finished already.
+def check_run(out: Path, config: Config, resume: bool) -> dict[str, Any] | None:
+    """The metrics of the run in the folder if it is finished; None if it is to begin or to go on.
 
-    Raises FileExistsError where it is not empty and `resume` is off, FileNotFoundError where there is nothing to
-    resume, ValueError where the folder holds a run of another config.
+    Raises FileExistsError where the folder is not empty and `resume` is off, FileNotFoundError where there is nothing
+    to resume, ValueError where the folder holds a run of another config.
     """
     if not resume:
         if out.exists() and any(out.iterdir()):
-            raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new one, or --resume")
-        (out / "checkpoints").mkdir(parents=True)
-        write_file(out / "train.toml", dump_config(config).encode())
+            raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new --out, or --resume")
         return None
     if not (out / "train.toml").is_file():
         raise FileNotFoundError(f"run folder: got {out}, expected one with a run to resume")
     _check_same(load_config(out / "train.toml"), config, out)
-    (out / "checkpoints").mkdir(exist_ok=True)
     return json.loads((out / "metrics.json").read_text()) if (out / "metrics.json").is_file() else None
+
+
+def begin_run(out: Path, config: Config) -> None:
+    """Makes the folder, or takes it as it is; only once data and model are there, so that a mistake leaves nothing."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "train.toml", dump_config(config).encode())
+    (out / "checkpoints").mkdir(exist_ok=True)
 
 
 def _check_same(started: Config, config: Config, out: Path) -> None:
@@ -63,12 +67,12 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
 
 def publish_weights(out: Path, model: nn.Module, form: InputFormat, classes: tuple[str, ...]) -> None:
     """Writes the two files that timm.create_model("local-dir:OUT", pretrained=True) reads."""
+    # a tag names the weights that timm offers, which these are not
+    about = {"label_names": list(classes), "pretrained_cfg": {"tag": ""}}
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(out / "model.safetensors", save(weights, {"format": "pt"}))
     written = out / ".config.json"
-    save_config_for_hf(
-        model, str(written), {"label_names": list(classes)}, data_config={"input_size": form.input_size}
-    )
+    save_config_for_hf(model, str(written), about, data_config={"input_size": form.input_size})
     config = json.loads(written.read_text())
     written.unlink()
     config["model_args"].pop("num_classes", None)  # transformers refuses it there; timm reads the one outside

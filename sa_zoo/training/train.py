@@ -7,22 +7,21 @@ The last incomplete batch of an epoch is dropped; another order drops other imag
 What is published and reported is the last epoch (its weight average, where train.ema asks for one), never the best.
 """
 
-import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.data import InputFormat, Splits, open_source, splits_of
-from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
+from sa_zoo.training.evaluate import BATCH_SIZE, evaluate, open_accelerator
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import create_model, input_format, load_model
 from sa_zoo.training.progress import Interruption, Progress
-from sa_zoo.training.run_folder import environment, finish, open_run, publish_weights
+from sa_zoo.training.run_folder import begin_run, check_run, environment, finish, publish_weights
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -31,18 +30,20 @@ def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
     Raises Interrupted after Ctrl-C and FloatingPointError where the loss is not finite, both with a checkpoint to
     resume from; FileExistsError, FileNotFoundError or ValueError where config, data or folder do not allow the run.
     """
-    accelerator = _accelerator(config, out)
-    with accelerator.main_process_first():
-        if finished := open_run(out, config, resume or not accelerator.is_main_process):
-            return finished
+    train, accelerator = config.train, _accelerator(config, out)
+    if finished := check_run(out, config, resume):
+        return finished
+    with accelerator.main_process_first():  # who fetches the data for all
         source = open_source(config.data)
     torch.manual_seed(config.train.seed)
     model = create_model(config.model, len(source.classes), config.data.image_size)
     model = model.to(accelerator.device, memory_format=torch.channels_last)
     form = input_format(model, config.data.image_size)
     splits = splits_of(source, config.data.validation, form, accelerator.device)
-    augment = Augment(config.augment, config.train.seed, len(source.classes), form.normalise)
+    augment = Augment(config.augment, train.seed, len(source.classes), form.normalise, accelerator.device)
     run = Run(config, out, accelerator, model, splits.train, augment)
+    if accelerator.is_main_process:
+        begin_run(out, config)
     run.restore()
     _loop(run, splits, form)
     if accelerator.is_main_process:
@@ -68,11 +69,26 @@ def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
     return metrics
 
 
+def _accelerator(config: Config, out: Path) -> Accelerator:
+    train = config.train
+    if train.precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
+    if train.tracker and find_spec(train.tracker) is None:
+        raise ValueError(f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'")
+    return open_accelerator(
+        mixed_precision=train.precision,
+        gradient_accumulation_steps=train.accumulation,
+        log_with=train.tracker or None,
+        project_dir=str(out) if train.tracker else None,
+    )
+
+
 def _loop(run: Run, splits: Splits, form: InputFormat) -> None:
     accelerator, train = run.accelerator, run.config.train
     validation = accelerator.prepare(splits.validation.loader(train.batch_size))
-    done = (run.counters.epoch * run.steps + run.counters.step) * train.batch_size
-    progress = Progress(run.total, done, train.epochs, accelerator.is_main_process)
+    if train.tracker:
+        accelerator.init_trackers(train.tracker, _flat(run.config.model_dump()))
+    progress = Progress(run.total, run.images_done(), train.epochs, accelerator.is_main_process)
     with Interruption() as run.interruption, progress as run.progress:
         while run.counters.epoch < train.epochs:
             run.train_epoch()
@@ -99,21 +115,8 @@ def _measured(out: Path, splits: Splits, accelerator: Accelerator) -> dict[str, 
     return measured
 
 
-def _accelerator(config: Config, out: Path) -> Accelerator:
-    AcceleratorState._reset_state()  # it is one for the whole process, and refuses another precision
-    GradientState._reset_state()
-    train = config.train
-    accelerator = Accelerator(
-        mixed_precision=train.precision,
-        gradient_accumulation_steps=train.accumulation,
-        log_with=train.tracker or None,
-        project_dir=str(out) if train.tracker else None,
-    )
-    return accelerator
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat = {}
-    for key, value in record.items():
-        flat |= _flat(value, f"{key}/") if isinstance(value, dict) else {prefix + key: value}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
     return flat

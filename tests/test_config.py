@@ -1,0 +1,152 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+import timm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.training.config import dump_config, load_config, parse_config
+
+MINIMAL = {"model": {"name": "test_vit"}, "train": {"epochs": 2}}
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def with_key(dotted: str, value: object) -> dict:
+    section, key = dotted.split(".")
+    return {**MINIMAL, section: {**MINIMAL.get(section, {}), key: value}}
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "said"),
+    [
+        ("train.epoch", 3, ["train.epoch: got an unknown key", "did you mean epochs?"]),
+        ("optim.learning_rate", 0.1, ["optim.learning_rate", "expected one of", "lr"]),
+        ("train.epochs", "3", ["train.epochs: got '3'", "expected a valid integer"]),
+        ("train.epochs", 0, ["train.epochs: got 0", "expected greater than or equal to 1"]),
+        ("data.validation", 1.5, ["data.validation: got 1.5", "expected less than 1"]),
+        ("optim.lr", float("nan"), ["optim.lr: got nan", "expected"]),
+        ("optim.lr", float("inf"), ["optim.lr: got inf", "expected"]),
+        ("train.precision", "bf61", ["train.precision: got 'bf61'", "expected 'no', 'bf16' or 'fp16'", "mean bf16?"]),
+        ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
+        ("model.args", 3, ["model.args: got 3", "expected a table"]),
+        ("model.freeze", "(", ["model.freeze: got '('", "expected a regular expression"]),
+    ],
+)
+def test_a_mistake_names_key_value_expectation_and_nearest_name(dotted, value, said):
+    with pytest.raises(ValueError) as caught:
+        parse_config(with_key(dotted, value))
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    for words in said:
+        assert words in message
+
+
+def test_every_mistake_is_told_each_on_its_line():
+    with pytest.raises(ValueError) as caught:
+        parse_config({"modle": {}, "train": {"epochs": -1, "seed": "x"}})
+    lines = str(caught.value).splitlines()
+    assert {line.split(":")[0] for line in lines} == {"modle", "model", "train.epochs", "train.seed"}
+    assert "did you mean model?" in "".join(lines)
+
+
+def test_accumulation_must_divide_the_batch():
+    with pytest.raises(ValueError, match=r"train.accumulation: got 3, expected a divisor of train.batch_size = 100"):
+        parse_config(with_key("train.accumulation", 3))
+
+
+def test_a_config_cannot_be_changed():
+    config = parse_config(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.epochs = 5
+
+
+def test_overrides_apply_in_order_and_are_toml_or_else_text(tmp_path):
+    path = written(tmp_path, '[model]\nname = "test_vit"\n[train]\nepochs = 2\n')
+    overrides = [
+        "train.epochs=3",
+        "train.epochs=5",
+        "model.args.depth=7",
+        "model.args.sizes=[1, 2]",
+        "data.name=uoft-cs/cifar100",
+        "model.freeze=a=b",
+        "augment.flip=true",
+        'train.tracker=""',
+    ]
+    config = load_config(path, overrides)
+    assert config.train.epochs == 5
+    assert config.model.args == {"depth": 7, "sizes": [1, 2]}
+    assert config.data.name == "uoft-cs/cifar100"
+    assert config.model.freeze == "a=b"
+    assert config.augment.flip is True
+    assert config.train.tracker == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.epochs", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("train..epochs=3", "expected key=value"),
+        ("train.epochs.more=3", "train.epochs is no table"),
+        ("train.epohcs=3", "did you mean epochs?"),
+        ("train.epochs=many", "got 'many'"),
+    ],
+)
+def test_a_mistaken_override_is_told(tmp_path, override, said):
+    path = written(tmp_path, '[model]\nname = "test_vit"\n[train]\nepochs = 2\n')
+    with pytest.raises(ValueError, match=r".") as caught:
+        load_config(path, [override])
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest(tmp_path):
+    written(tmp_path, "")
+    with pytest.raises(FileNotFoundError, match=r"expected a TOML file \(did you mean run.toml\?\)"):
+        load_config(tmp_path / "runs.toml")
+
+
+def test_text_that_is_no_toml_is_told_with_its_place(tmp_path):
+    with pytest.raises(ValueError, match=r"expected TOML: .*line 1"):
+        load_config(written(tmp_path, "[model\n"))
+
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1)
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    args=st.dictionaries(TEXT, VALUES, max_size=4), title=TEXT, lr=st.floats(1e-12, 1e12), seed=st.integers(0, 2**62)
+)
+def test_the_written_config_reads_back_equal(args, title, lr, seed):
+    config = parse_config(
+        {
+            "model": {"name": "test_vit", "args": args},
+            "data": {"title": title},
+            "optim": {"lr": lr},
+            "train": {"epochs": 3, "seed": seed},
+        }
+    )
+    assert parse_config(tomllib.loads(dump_config(config))) == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_of_the_project_is_valid_and_its_header_gives_its_command(path):
+    config = load_config(path)
+    assert timm.is_model(config.model.name)
+    header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert any(f"configs/{path.name}" in line for line in header)
+    for word in ("Hardware:", "ost", "esult"):
+        assert any(word in line for line in header), f"the header tells no {word}"

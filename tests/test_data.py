@@ -1,0 +1,342 @@
+import random
+import time
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from timm.data.random_erasing import RandomErasing
+from tiny_runs import image_folder, noise_images, parquet_folder
+
+from sa_zoo.training.augment import (
+    CROP_COLUMNS,
+    CROP_ROWS,
+    ERASE,
+    FLIP,
+    ORDER,
+    Augment,
+    counter_hash,
+    permutation,
+    seed_step,
+)
+from sa_zoo.training.config import AugmentConfig, DataConfig
+from sa_zoo.training.data import InputFormat, Splits, evaluation_split, open_source, splits_of
+
+CPU = torch.device("cpu")
+FORM = InputFormat((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def read(name: object, validation: float = 0.0, form: InputFormat = FORM, **config: str) -> Splits:
+    return splits_of(open_source(DataConfig(name=str(name), **config)), validation, form, CPU)
+
+
+def splitmix(state: int) -> int:
+    """Next output of SplitMix64 in Python's integers."""
+    mask = 2**64 - 1
+    state = (state + 0x9E3779B97F4A7C15) & mask
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+    return state ^ (state >> 31)
+
+
+def test_the_hash_is_splitmix_chained_over_its_counters():
+    assert splitmix(0) == 0xE220A8397B1DCDAF  # the published first output for seed 0
+    assert int(counter_hash(0)[0]) == splitmix(0)
+    for counters in [(3,), (2, 2**63), (5, 7, 11)]:
+        state = 0
+        for counter in counters:
+            state = splitmix((state + counter) % 2**64)
+        assert int(counter_hash(*counters)[0]) == state
+
+
+def test_a_permutation_holds_each_index_once_and_changes_with_every_counter():
+    orders = [permutation(1009, *counters) for counters in [(0, 0), (0, 1), (1, 0)]]
+    for order in orders:
+        assert sorted(order) == list(range(1009))
+    assert not any(np.array_equal(a, b) for a, b in [(orders[0], orders[1]), (orders[0], orders[2]), orders[1:]])
+    assert np.array_equal(permutation(1009, 1, 0), orders[2])
+
+
+def test_digits_are_those_of_scikit_learn_split_for_good():
+    splits = read("digits", 0.1)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (1294, 144, 359)
+    again = read("digits", 0.1)
+    assert torch.equal(splits.train.images, again.train.images)
+    # all splits together hold exactly the 1,797 digits, as gray levels of scikit-learn's sixteenths
+    known = {bytes((x * 255 / 16).round().astype(np.uint8)) for x in load_digits().images}
+    parts = [splits.train, splits.validation, splits.test]
+    images = torch.cat([part.images for part in parts])
+    assert {bytes(image[0].numpy()) for image in images} == known
+    assert torch.equal(images[:, 0], images[:, 2])
+    assert torch.bincount(torch.cat([part.labels for part in parts])).tolist() == [
+        *np.bincount(load_digits(return_X_y=True)[1])
+    ]
+
+
+def test_digits_fit_any_size_and_a_model_for_gray():
+    form = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
+    assert read("digits", form=form).test.images.shape == (359, 1, 13, 17)
+
+
+def test_the_test_split_does_not_depend_on_what_is_held_out():
+    a, b = read("digits", 0.1), read("digits", 0.3)
+    assert torch.equal(a.test.images, b.test.images)
+    alone = evaluation_split(open_source(DataConfig(name="digits")), FORM, CPU)
+    assert torch.equal(a.test.images, alone.images)
+    assert torch.equal(a.test.labels, alone.labels)
+
+
+def test_a_parquet_folder_reads_as_it_is_and_holds_out_a_share(tmp_path):
+    images = {"train": noise_images(37), "test": noise_images(11, seed=1)}
+    splits = read(parquet_folder(tmp_path / "tiny", images), 0.3)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (26, 11, 11)
+    for image, got in zip(images["test"], splits.test.images, strict=True):
+        assert np.array_equal(np.array(image).transpose(2, 0, 1), got.numpy())
+    assert splits.test.labels.tolist() == [i % 3 for i in range(11)]
+    originals = {bytes(np.array(image).transpose(2, 0, 1).tobytes()): i % 3 for i, image in enumerate(images["train"])}
+    found = [
+        (bytes(image.numpy().tobytes()), int(label))
+        for part in (splits.train, splits.validation)
+        for image, label in zip(part.images, part.labels, strict=True)
+    ]
+    assert dict(found) == originals
+    assert len(found) == 37
+
+
+def test_names_and_classes_come_from_the_data(tmp_path):
+    folder = parquet_folder(tmp_path / "tiny", {"train": noise_images(5)}, classes=4)
+    source = open_source(DataConfig(name=str(folder)))
+    assert source.name == "tiny"
+    assert source.classes == ("label 0", "label 1", "label 2", "label 3")
+    assert open_source(DataConfig(name=str(folder), title="Tiny (noise)")).name == "Tiny (noise)"
+
+
+def test_an_image_folder_gives_a_class_a_sub_folder(tmp_path):
+    folder = image_folder(tmp_path / "pets", {"train/cat": 5, "train/dog": 7, "test/cat": 2, "test/dog": 3})
+    splits = read(folder)
+    assert open_source(DataConfig(name=str(folder))).classes == ("cat", "dog")
+    assert torch.bincount(splits.train.labels).tolist() == [5, 7]
+    assert torch.bincount(splits.test.labels).tolist() == [2, 3]
+
+
+def test_an_image_folder_without_splits_holds_out_a_fifth_for_the_test(tmp_path):
+    splits = read(image_folder(tmp_path / "pets", {"cat": 11, "dog": 14}))
+    assert (len(splits.train), len(splits.test)) == (20, 5)
+
+
+def test_of_two_label_columns_the_fine_one_counts_unless_asked(tmp_path):
+    folder = parquet_folder(tmp_path / "two", {"train": noise_images(7)}, columns=("coarse_label", "fine_label"))
+    assert open_source(DataConfig(name=str(folder))).classes[0] == "fine_label 0"
+    assert open_source(DataConfig(name=str(folder), label_column="coarse_label")).classes[0] == "coarse_label 0"
+    with pytest.raises(
+        ValueError, match=r"data.label_column: got label, expected one of img, coarse_label, fine_label"
+    ):
+        open_source(DataConfig(name=str(folder), label_column="label"))
+
+
+def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
+    image = noise_images(1, (13, 11))[0]
+    folder = parquet_folder(tmp_path / "odd", {"train": [image], "test": [image]})
+    got = read(folder).test.images[0]
+    short = image.resize((round(8 * 13 / 11), 8), Image.BICUBIC)
+    left = round((short.width - 8) / 2)
+    wanted = np.array(short.crop((left, 0, left + 8, 8))).transpose(2, 0, 1)
+    assert np.abs(got.numpy().astype(int) - wanted.astype(int)).max() <= 1
+
+
+def test_a_palette_is_read_as_colours(tmp_path):
+    image = noise_images(1)[0].quantize(16)
+    folder = parquet_folder(tmp_path / "palette", {"train": [image], "test": [image]})
+    assert np.array_equal(read(folder).test.images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1))
+
+
+def test_streamed_and_kept_images_are_the_same(tmp_path):
+    images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
+    source = open_source(DataConfig(name=str(parquet_folder(tmp_path / "tiny", images))))
+    kept = splits_of(source, 0.3, FORM, CPU)
+    streamed = splits_of(source, 0.3, FORM, CPU, kept_bytes=0)
+    assert not kept.train.workers
+    assert streamed.train.workers
+    batches = [np.array([3, 1, 2]), np.array([0, 5])]
+    for name in ("train", "validation", "test"):
+        for a, b in zip(getattr(kept, name).loader(4), getattr(streamed, name).loader(4), strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    for a, b in zip(kept.train.loader_in_order(batches), streamed.train.loader_in_order(batches), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_normalising_is_that_of_the_model():
+    images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).view(2, 3, 5, 7)
+    wanted = (images.numpy() / 255 - np.reshape(FORM.mean, (3, 1, 1))) / np.reshape(FORM.std, (3, 1, 1))
+    assert np.abs(FORM.normalise(images).numpy() - wanted).max() < 1e-5
+
+
+def augment_of(normalise=lambda x: x, seed: int = 5, **config: object) -> Augment:
+    return Augment(AugmentConfig(**config), seed, 10, normalise, CPU)
+
+
+def test_crop_and_flip_are_those_of_each_image_alone():
+    images = torch.randint(0, 256, (11, 3, 5, 7), dtype=torch.uint8)
+    indices, padding, epoch = torch.arange(100, 111), 2, 3
+    got, _ = augment_of(crop_padding=padding, flip=True)(images, torch.zeros(11), indices, epoch)
+    flips = 0
+    for image, index, result in zip(images.numpy(), indices.tolist(), got.numpy(), strict=True):
+        top, left = (int(counter_hash(s, 5, epoch, index)[0]) % (2 * padding + 1) for s in (CROP_ROWS, CROP_COLUMNS))
+        wanted = np.pad(image, ((0, 0), (padding,) * 2, (padding,) * 2))[:, top : top + 5, left : left + 7]
+        if int(counter_hash(FLIP, 5, epoch, index)[0]) >> 63:
+            wanted, flips = wanted[:, :, ::-1], flips + 1
+        assert np.array_equal(result, wanted)
+    assert 0 < flips < 11
+
+
+def test_offsets_are_uniform_and_flips_are_half():
+    counters = np.arange(30030)
+    offsets = counter_hash(CROP_ROWS, 0, 0, counters) % np.uint64(9)
+    assert np.abs(np.bincount(offsets.astype(int)) / 30030 - 1 / 9).max() < 0.01
+    flips = counter_hash(FLIP, 0, 0, counters) >> np.uint64(63)
+    assert abs(flips.mean() - 0.5) < 0.01
+    assert abs(np.corrcoef(offsets.astype(float), flips.astype(float))[0, 1]) < 0.02
+
+
+def test_an_image_is_augmented_alike_in_any_batch():
+    images = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
+    labels, indices = torch.arange(13) % 10, torch.arange(13)
+    augment = augment_of(FORM.normalise, crop_padding=2, flip=True, random_erasing=0.7)
+    whole, _ = augment(images, labels, indices, 1)
+    back = torch.arange(13).flip(0)
+    reverse, _ = augment(images[back], labels[back], indices[back], 1)
+    assert torch.equal(whole, reverse[back])
+    single, _ = augment(images[4:5], labels[4:5], indices[4:5], 1)
+    assert torch.equal(whole[4:5], single)
+    other_epoch, _ = augment(images, labels, indices, 2)
+    assert not torch.equal(whole, other_epoch)
+
+
+def test_erasing_is_timms_seeded_by_the_image():
+    images = torch.randint(1, 256, (23, 3, 16, 16), dtype=torch.uint8)
+    got, _ = augment_of(torch.Tensor.float, random_erasing=0.6)(images, torch.zeros(23), torch.arange(23), 0)
+    erasing, erased = RandomErasing(0.6, mode="const", device="cpu"), 0
+    for index, image in enumerate(images.float()):
+        random.seed(int(counter_hash(ERASE, 5, 0, index)[0]))
+        wanted = erasing(image.clone())
+        erased += not torch.equal(wanted, image)
+        assert torch.equal(got[index], wanted)
+    assert 0 < erased < 23
+
+
+def test_mixup_follows_the_seed_of_the_step():
+    augment = augment_of(FORM.normalise, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
+    images, labels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6)
+    results = []
+    for step in (3, 3, 4):
+        seed_step(0, step, rank=step)
+        results.append(augment(images, labels, torch.arange(6), 0))
+    assert torch.equal(results[0][0], results[1][0])
+    assert not torch.equal(results[0][0], results[2][0])
+    assert results[0][1].shape == (6, 10)
+    assert torch.allclose(results[0][1].sum(1), torch.ones(6))
+
+
+def test_dropout_differs_between_processes_and_mixup_does_not():
+    draws = []
+    for rank in (0, 1):
+        seed_step(0, 7, rank)
+        draws.append((torch.rand(1).item(), np.random.rand()))
+    assert draws[0][0] != draws[1][0]
+    assert draws[0][1] == draws[1][1]
+
+
+def test_nothing_is_augmented_unless_asked():
+    images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
+    got, labels = augment_of()(images, torch.arange(3), torch.arange(3), 0)
+    assert torch.equal(got, images)
+    assert labels.tolist() == [0, 1, 2]
+
+
+def test_loading_and_augmenting_cost_little(tmp_path):
+    """A hundred 32x32 images in a small part of what the smallest network needs for them (a tenth of a second)."""
+    form = InputFormat((3, 32, 32), FORM.mean, FORM.std, "bicubic", 1.0)
+    split = read("digits", form=form).train
+    augment = augment_of(form.normalise, crop_padding=4, flip=True)
+    order = permutation(len(split), ORDER, 0, 0)[:1400].reshape(-1, 100)
+    seconds = []
+    started = time.process_time()
+    for batch in split.loader_in_order(order):
+        augment(*batch, epoch=0)
+        seconds.append(time.process_time() - started)
+        started = time.process_time()
+    assert np.median(seconds) < 0.02
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c"])
+def test_a_missing_folder_is_told(name):
+    with pytest.raises(FileNotFoundError, match=rf"data.name: got {name}, expected a folder"):
+        open_source(DataConfig(name=name))
+
+
+def test_an_empty_folder_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"):
+        open_source(DataConfig(name=str(tmp_path)))
+
+
+def test_a_folder_without_labels_is_told(tmp_path):
+    image_folder(tmp_path / "bare", {"train": 3})
+    with pytest.raises(ValueError, match=r"with columns image, expected labels: a folder per class"):
+        open_source(DataConfig(name=str(tmp_path / "bare")))
+
+
+def test_a_hidden_label_is_told(tmp_path):
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = datasets.Dataset.from_dict({"img": noise_images(2), "label": [1, -1]}, features=features)
+    (tmp_path / "hidden").mkdir()
+    rows.to_parquet(str(tmp_path / "hidden" / "train.parquet"))
+    with pytest.raises(ValueError, match=r"whose train split has images without a class number"):
+        open_source(DataConfig(name=str(tmp_path / "hidden")))
+
+
+def test_a_data_set_without_images_is_told(tmp_path):
+    (tmp_path / "train.csv").write_text("a,label\n1,0\n2,1\n")
+    with pytest.raises(ValueError, match=r"with columns a, label, expected one of images"):
+        open_source(DataConfig(name=str(tmp_path)))
+
+
+def test_a_data_set_without_training_images_is_told(tmp_path):
+    folder = parquet_folder(tmp_path / "tiny", {"test": noise_images(5)})
+    with pytest.raises(ValueError, match=r"with splits test, expected one called train"):
+        open_source(DataConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGBA", 4)])
+def test_an_image_of_the_wrong_channel_count_is_told(tmp_path, mode, channels):
+    images = [*noise_images(3), *noise_images(1, mode=mode)]
+    folder = parquet_folder(tmp_path / "mixed", {"train": images, "test": noise_images(1)})
+    with pytest.raises(ValueError, match=rf"image 3 of the train split: got {channels} channels .* expected 3"):
+        read(folder)
+
+
+def test_a_damaged_image_is_told(tmp_path):
+    folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
+    (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is no image"):
+        read(folder)
+
+
+def test_without_network_and_cache_the_message_says_what_to_put_where(monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError) as caught:
+        open_source(DataConfig(name="uoft-cs/cifar10"))
+    for words in (
+        "uoft-cs/cifar10 is not cached here",
+        "https://huggingface.co/datasets/uoft-cs/cifar10",
+        "train-*.parquet and test-*.parquet",
+        "data/cifar10",
+        "set data.name to that folder",
+    ):
+        assert words in str(caught.value)

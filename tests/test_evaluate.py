@@ -1,0 +1,187 @@
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
+from torch import nn
+
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.data import InputFormat, Split
+from sa_zoo.training.evaluate import evaluate, evaluate_source, open_accelerator
+from sa_zoo.training.model import create_model, input_format, load_model
+from sa_zoo.training.run_folder import publish_weights
+
+FORM = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
+
+
+class FixedLogits(nn.Module):
+    """Reads the index of an image from its first pixel, and answers with that row of a table."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        super().__init__()
+        self.logits, self.num_classes = torch.from_numpy(logits).float(), logits.shape[1]
+
+    def forward(self, x):
+        return self.logits[((x[:, 0, 0, 0] * 0.5 + 0.5) * 255).round().long()]
+
+
+def scored(logits: np.ndarray, labels: np.ndarray, batch: int = 7, detail: bool = False) -> dict:
+    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous()
+    accelerator = open_accelerator()
+    loader = accelerator.prepare(Split(images, labels).loader(batch))
+    return evaluate(FixedLogits(logits), loader, FORM, accelerator, detail)
+
+
+@pytest.fixture
+def answers():
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 11, 101)
+    logits = generator.normal(size=(101, 11)) + 1.5 * np.eye(11)[labels]
+    return logits, labels
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A published, untrained model for the digits."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    out.mkdir()
+    torch.manual_seed(0)
+    model = create_model(tiny_config().model, 10)
+    publish_weights(out, model, input_format(model), tuple("0123456789"))
+    return out
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+def test_accuracy_and_loss_are_those_of_scikit_learn(answers):
+    logits, labels = answers
+    found, p = scored(*answers), probabilities(logits)
+    assert found["n"] == 101
+    assert found["top1"] == accuracy_score(labels, logits.argmax(1))
+    assert found["top5"] == top_k_accuracy_score(labels, p, k=5)
+    assert found["loss"] == pytest.approx(log_loss(labels, p), rel=1e-6)
+    assert set(found) == {"top1", "top5", "loss", "n"}
+
+
+@pytest.mark.parametrize("batch", [1, 100, 101, 997])
+def test_the_batch_size_changes_nothing(answers, batch):
+    assert scored(*answers, batch=batch) == pytest.approx(scored(*answers))
+
+
+def test_with_three_classes_the_five_likeliest_are_all(answers):
+    logits, labels = answers
+    assert scored(logits[:, :3], labels % 3)["top5"] == 1.0
+
+
+def test_a_model_that_answers_nothing_is_not_right():
+    labels = np.arange(101) % 11
+    assert scored(np.zeros((101, 11)), labels)["top1"] < 0.2
+    assert np.isnan(scored(np.full((101, 11), np.nan), labels)["loss"])
+
+
+def test_detail_counts_classes_confusion_and_calibration(answers):
+    logits, labels = answers
+    found, p = scored(*answers, detail=True), probabilities(logits)
+    predicted, confidence = logits.argmax(1), p.max(1)
+    for true in range(11):
+        assert found["per_class"][true] == pytest.approx((predicted[labels == true] == true).mean())
+        for guess in range(11):
+            assert found["confusion_matrix"][true][guess] == ((labels == true) & (predicted == guess)).sum()
+    error = 0.0
+    for low in range(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        if inside.any():
+            gap = (predicted == labels)[inside].mean() - confidence[inside].mean()
+            error += inside.mean() * abs(gap)
+    assert found["calibration_error"] == pytest.approx(error, abs=1e-6)
+    json.dumps(found)
+
+
+def test_classes_that_never_occur_keep_their_place_in_the_detail():
+    labels = np.array([0, 2, 2])
+    found = scored(np.eye(4)[[0, 2, 0]] * 5, labels, detail=True)
+    assert found["per_class"] == [1.0, None, 0.5, None]
+    assert np.array(found["confusion_matrix"]).shape == (4, 4)
+
+
+def test_the_model_keeps_its_mode(answers):
+    images = torch.zeros(3, 3, 2, 2, dtype=torch.uint8)
+    accelerator = open_accelerator()
+    model = nn.Sequential(FixedLogits(answers[0]), nn.Dropout(0.9))
+    for training in (True, False):
+        model.train(training)
+        loader = accelerator.prepare(Split(images, np.zeros(3, dtype=np.int64)).loader(2))
+        assert evaluate(model, loader, FORM, accelerator)["n"] == 3
+        assert all(module.training is training for module in model.modules())
+
+
+def test_a_run_folder_is_evaluated_on_its_data(run_folder):
+    found = evaluate_source(str(run_folder), DataConfig(name="digits"))
+    assert found["data"] == "digits"
+    assert found["test"]["n"] == 359
+    assert 0.0 <= found["test"]["top1"] < 0.5
+
+
+def test_a_run_folder_loads_bit_equal_through_timm(run_folder):
+    torch.manual_seed(0)
+    model = create_model(tiny_config().model, 10).eval()
+    loaded = timm.create_model(f"local-dir:{run_folder}", pretrained=True).eval()
+    x = torch.randn(5, 3, 8, 8)
+    assert torch.equal(model(x), loaded(x))
+    assert loaded.pretrained_cfg["label_names"] == list("0123456789")
+    assert input_format(loaded) == input_format(model)
+
+
+def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folder):
+    config = json.loads((run_folder / "config.json").read_text())
+    assert "num_classes" not in config["model_args"]
+    assert config["num_classes"] == 10
+    assert config["pretrained_cfg"]["input_size"] == [3, 8, 8]
+    assert config["model_args"]["patch_size"] == TINY_VIT["patch_size"]
+
+
+def test_another_number_of_classes_is_told(run_folder, tmp_path):
+    folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
+    with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):
+        evaluate_source(str(run_folder), DataConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ("test_vti", ValueError, r"got test_vti, expected a run folder or a timm name \(did you mean test_vit"),
+        ("local-dir:nowhere", FileNotFoundError, "expected a folder of a finished run"),
+        ("test_resnet.none", FileNotFoundError, "weights: got none from test_resnet.none"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told(source, error, said):
+    with pytest.raises(error, match=said):
+        load_model(source)
+
+
+def test_a_folder_without_weights_is_told(run_folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
+    with pytest.raises(FileNotFoundError, match="weights: got none from"):
+        load_model(str(tmp_path))
+
+
+def test_truncated_weights_are_told(run_folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((run_folder / "model.safetensors").read_bytes()[:-5])
+    with pytest.raises(ValueError, match="weights: got a truncated or damaged file"):
+        load_model(str(tmp_path))
+
+
+def test_weights_of_another_model_are_told(run_folder, tmp_path):
+    config = json.loads((run_folder / "config.json").read_text())
+    config["model_args"]["depth"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((run_folder / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="weights: got those of another model"):
+        load_model(str(tmp_path))

@@ -1,0 +1,57 @@
+"""Small configs, data sets and runs for the tests of the training tower."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from PIL import Image
+
+from sa_zoo.training.config import Config, parse_config
+
+# patches of 2 on 8x8 pixels: 16 tokens, and a step takes a few milliseconds
+TINY_VIT = {"img_size": 8, "patch_size": 2, "num_heads": 1, "embed_dim": 16, "depth": 2}
+
+
+def tiny_config(**sections: dict[str, Any]) -> Config:
+    """Digits and a tiny transformer without randomness of its own; keyword sections go over that."""
+    table: dict[str, Any] = {
+        "model": {"name": "test_vit", "args": TINY_VIT},
+        "data": {"name": "digits"},
+        "optim": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.05},
+        "train": {"epochs": 2, "batch_size": 211},
+    }
+    for name, section in sections.items():
+        table[name] = {**table.get(name, {}), **section}
+    return parse_config(table)
+
+
+def noise_images(n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: int = 0) -> list[Image.Image]:
+    """n images of width and height `size`, each pixel random."""
+    shape = (n, size[1], size[0]) + ((len(mode),) if len(mode) > 1 else ())
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    return [Image.fromarray(each, mode="RGBA") if mode == "RGBA" else Image.fromarray(each) for each in pixels]
+
+
+def parquet_folder(
+    folder: Path, images: dict[str, list[Image.Image]], classes: int = 3, columns: tuple[str, ...] = ("label",)
+) -> Path:
+    """A folder in the layout of a Hub data set; every column of labels counts image i as i modulo its own classes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    features = {"img": datasets.Image()}
+    features |= {c: datasets.ClassLabel(names=[f"{c} {i}" for i in range(classes + k)]) for k, c in enumerate(columns)}
+    for split, pictures in images.items():
+        table = {"img": pictures}
+        table |= {c: [i % (classes + k) for i in range(len(pictures))] for k, c in enumerate(columns)}
+        rows = datasets.Dataset.from_dict(table, features=datasets.Features(features))
+        rows.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+    return folder
+
+
+def image_folder(folder: Path, counts: dict[str, int]) -> Path:
+    """A folder of PNG files: per sub-folder (split/class, or class), so many images."""
+    for seed, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        for i, image in enumerate(noise_images(count, seed=seed)):
+            image.save(folder / name / f"{i}.png")
+    return folder
