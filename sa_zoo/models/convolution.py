@@ -85,6 +85,13 @@ def attend_by_axes(P: list[Tensor], X: Tensor, first: int) -> Tensor:
     return heads
 
 
+def mix_heads(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) -> Tensor:
+    """b_out + sum_h heads_h W_val_h: (B, D_in, N_h, *Q), (D_out, D_in / groups, N_h), (D_out,) -> (B, D_out, *Q)"""
+    ones, none = [1] * (heads.ndim - 3), [0] * (heads.ndim - 3)
+    kernel = slices.flatten(1).unflatten(1, [-1] + ones)
+    return torch.convolution(heads.flatten(1, 2), kernel, b_out, ones, none, ones, False, none, groups)
+
+
 class Slices(nn.Module):
     """Value matrices W_val_h, stored as a convolution stores its kernel: weight (D_out, D_in / groups, *K).
 
@@ -103,8 +110,9 @@ class Slices(nn.Module):
 class LowRankSlices(nn.Module):
     """W_val_h W_out_h with D_h < D_out channels between them (Eq. 3): weight (N_h, D_h, D_in), W_out (D_out, N_h, D_h)"""
 
-    def __init__(self, weight: Tensor, W_out: Tensor, kernel_size: Sequence[int]) -> None:
+    def __init__(self, weight: Tensor, W_out: Tensor, kernel_size: Sequence[int], error: float) -> None:
         super().__init__()
+        self.error = error  # relative, of the kernel that these are the best matrices for
         self.weight = nn.Parameter(weight)
         self.W_out = nn.Parameter(W_out)
         self.kernel_size = list(kernel_size)
@@ -119,12 +127,18 @@ class Padding(nn.Module):
 
     def __init__(self, amounts: Sequence[tuple[int, int]], mode: str) -> None:
         super().__init__()
-        self.amounts = [amount for pair in reversed(amounts) for amount in pair]  # F.pad's order: last axis first
+        self.before = [before for before, _ in amounts]
+        self.after = [after for _, after in amounts]
+        self.fixed = [amount for pair in reversed(amounts) for amount in pair]
         self.mode = "constant" if mode == "zeros" else mode
+
+    def amounts(self, image: list[int]) -> list[int]:
+        """Padding of an image of this size in F.pad's order: before and after the last axis, then the one before it."""
+        return self.fixed
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_in, *N)"""
-        return F.pad(x, self.amounts, self.mode)
+        return F.pad(x, self.fixed, self.mode)
 
 
 class SamePadding(nn.Module):
@@ -134,17 +148,20 @@ class SamePadding(nn.Module):
         super().__init__()
         self.extent = list(extent)
         self.stride = list(stride)
+        self.mode = "constant"
+
+    def amounts(self, image: list[int]) -> list[int]:
+        """Padding of an image of this size in F.pad's order: before and after the last axis, then the one before it."""
+        amounts: list[int] = []
+        for axis in range(len(image) - 1, -1, -1):
+            last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]  # where the last query's window starts
+            missing = max(last + self.extent[axis] + 1 - image[axis], 0)
+            amounts += [missing // 2, missing - missing // 2]
+        return amounts
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_in, *N)"""
-        amounts: list[int] = []
-        for back in range(len(self.stride)):
-            axis = len(self.stride) - 1 - back
-            size = x.shape[2 + axis]
-            stride = self.stride[axis]
-            missing = max((size + stride - 1) // stride * stride - stride + self.extent[axis] + 1 - size, 0)
-            amounts += [missing // 2, missing - missing // 2]
-        return F.pad(x, amounts)
+        return F.pad(x, self.amounts(list(x.shape[2:])))
 
 
 class ConvolutionalAttention(nn.Module):
@@ -153,7 +170,7 @@ class ConvolutionalAttention(nn.Module):
     Args:
         W_val: module without input that returns the value matrices (D_out, D_in / groups, *K).
         b_out: (D_out,) or None.
-        pad: module from images (B, D_in, *image) to keys (B, D_in, *N).
+        pad: Padding or SamePadding, from images (B, D_in, *image) to keys (B, D_in, *N).
         centre: key that the first query stands on, an axis.
         alpha: (N_h,), sharpness of each head.
     """
@@ -193,20 +210,24 @@ class ConvolutionalAttention(nn.Module):
             for size, extent, stride in zip(keys, self.extent, self.stride, strict=True)
         ]
 
-    def axis_scores(self, axis: int, queries: Tensor, keys: int) -> Tensor:
-        """Scores of the queries numbered `queries` (Q,) along one axis: (N_h, Q, N)."""
-        keyed = torch.arange(keys, device=queries.device).to(wide(self.alpha).dtype)
-        standing = (queries * self.stride[axis] + self.centre[axis]).to(keyed.dtype)
-        return axis_scores(self.Delta[:, axis], self.alpha, standing, keyed)
+    def axis_scores(self, axis: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores of queries and keys by their numbers along one axis: (Q,), (N,) -> (N_h, Q, N)"""
+        standing = (queries * self.stride[axis] + self.centre[axis]).to(wide(self.alpha).dtype)
+        return axis_scores(self.Delta[:, axis], self.alpha, standing, keys.to(standing.dtype))
 
-    def scores(self, keys: Tensor) -> Tensor:
+    def positional_scores(self, keys: Tensor) -> Tensor:
         """Scores of all queries and the keys (B, D_in, *N), pixels in row-major order: (N_h, prod Q, prod N)."""
         total = torch.zeros(1, 1, 1, device=keys.device)
         sizes = list(keys.shape[2:])
         for axis, count in enumerate(self.queries(sizes)):
-            added = self.axis_scores(axis, torch.arange(count, device=keys.device), sizes[axis])  # (N_h, Q, N)
+            queries, numbers = torch.arange(count, device=keys.device), torch.arange(sizes[axis], device=keys.device)
+            added = self.axis_scores(axis, queries, numbers)
             total = (total[:, :, None, :, None] + added[:, None, :, None, :]).flatten(3, 4).flatten(1, 2)
         return total
+
+    def scores(self, keys: Tensor) -> Tensor:
+        """What the softmax is taken of: here, `positional_scores`."""
+        return self.positional_scores(keys)
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Attention maps for images x (B, D_in, *image), pixels in row-major order, keys those of the padded image.
@@ -225,9 +246,18 @@ class ConvolutionalAttention(nn.Module):
 
     def mix(self, heads: Tensor) -> Tensor:
         """b_out + sum_h P_h X W_val_h from P_h X: (B, D_in, N_h, *Q) -> (B, D_out, *Q)"""
-        values = self.W_val().flatten(1).unsqueeze(-1)
-        mixed = F.conv1d(heads.flatten(1, 2).flatten(2), values, self.b_out, groups=self.groups)
-        return mixed.unflatten(-1, heads.shape[3:])
+        return mix_heads(heads, self.W_val().flatten(2), self.b_out, self.groups)
+
+    @torch.jit.ignore
+    def key_sizes(self, image: list[int]) -> list[int]:
+        """N of an image of this size."""
+        amounts = self.pad.amounts(image)
+        return [size + sum(ends) for size, *ends in zip(image, amounts[-2::-2], amounts[::-2], strict=True)]
+
+    @torch.jit.ignore
+    def macs(self, image: list[int]) -> int:
+        """Multiply-adds of forward for one image of this size."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return (
@@ -247,9 +277,9 @@ class HardAttention(ConvolutionalAttention):
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad
-        native = isinstance(pad, Padding) and pad.mode == "constant" and pad.amounts[::2] == pad.amounts[1::2]
-        self.before = nn.Identity() if native else pad
-        self.padding = pad.amounts[::-2] if native else self.zeros
+        native = isinstance(pad, Padding) and pad.mode == "constant" and pad.before == pad.after
+        self.outside = nn.Identity() if native else pad
+        self.padding = pad.before if native else self.zeros
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -266,10 +296,16 @@ class HardAttention(ConvolutionalAttention):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
+    @torch.jit.ignore
+    def macs(self, image: list[int]) -> int:
+        return math.prod(self.queries(self.key_sizes(image))) * math.prod(self.kernel_size) * (
+            self.in_channels // self.groups * self.out_channels
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
         return torch.convolution(
-            self.before(x),
+            self.outside(x),
             self.W_val(),
             self.b_out,
             self.stride,
