@@ -43,6 +43,7 @@ def _train(config: Path, out: Path, overrides: list[str], resume: bool) -> None:
 
     metrics = fit(load_config(config, overrides), out, resume)
     if PartialState().is_main_process:
+        _finish_folder(out)
         test, spent = metrics["test"], metrics["train"]
         typer.echo(
             f"{metrics['model']} on {metrics['data']}: test accuracy {test['top1']:.4f} (n = {test['n']}) "
@@ -50,6 +51,17 @@ def _train(config: Path, out: Path, overrides: list[str], resume: bool) -> None:
             f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
             f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
         )
+
+
+def _finish_folder(folder: Path) -> None:
+    """Make a folder that timm loads one that transformers loads too, with its card and the card's figures."""
+    from sa_zoo.analysis.figures import draw_figures
+    from sa_zoo.models.export import export_for_transformers
+    from sa_zoo.publishing.card import write_card
+
+    export_for_transformers(folder)
+    draw_figures(folder)
+    write_card(folder)
 
 
 @app.command()
@@ -91,10 +103,59 @@ def convert_reference(
     model: Annotated[str, typer.Option(help="timm name of the variant that it holds.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
-    """Turn a checkpoint of the paper's own code into a folder that timm loads."""
+    """Turn a checkpoint of the paper's own code into a folder that timm and transformers load."""
     from sa_zoo.models.reference import convert_reference
 
     _told(convert_reference, checkpoint, model, out)
+    _finish_folder(out)
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(help="Run folder; or model_cards, for the cards of all models.")],
+    baseline: Annotated[Path | None, typer.Option(help="Run on the same data to print beside this one.")] = None,
+) -> None:
+    """Render README.md of a model folder from what lies in it, with its figures."""
+    _told(_card, folder, baseline)
+
+
+def _card(folder: Path, baseline: Path | None) -> None:
+    from sa_zoo.publishing.card import name_baseline
+    from sa_zoo.publishing.catalogue import write_catalogue
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder: got {folder}, expected the folder of a model")
+    if folder.name == "model_cards":
+        write_catalogue(folder)
+        return
+    if baseline:
+        name_baseline(folder, baseline)
+    _finish_folder(folder)
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Run folder, or a converted model's with metrics.json.")],
+    repo_id: Annotated[str, typer.Option(help="Where to, as in you/NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="Of a repository that this creates.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Such as v1; set last, on what was checked.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all that needs no network; send nothing.")] = False,
+) -> None:
+    """Publish a model folder on the Hub, and check it from the outside."""
+    _told(_publish, folder, repo_id, private, tag, dry_run)
+
+
+def _publish(folder: Path, repo_id: str, private: bool, tag: str | None, dry_run: bool) -> None:
+    from sa_zoo.publishing.folder import check_complete
+    from sa_zoo.publishing.hub import publish
+
+    check_complete(folder)
+    if not (folder / "README.md").is_file():
+        _finish_folder(folder)
+    try:
+        publish(folder, repo_id, private, tag, dry_run)
+    except RuntimeError as refused:  # by the Hub, with what to do
+        raise OSError(refused) from refused
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 BUILD = """
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModel, AutoBackbone
@@ -38,11 +40,6 @@ assert not any(type(finder).__module__.startswith("sa_zoo") for finder in sys.me
     assert run(code + BUILD) == NAMES
 
 
-def test_a_program_without_transformers_works():
-    code = """
-import sys
-sys.modules["transformers"] = None
-import sa_zoo, timm
-print(timm.is_model("sa_quadratic_cifar"))
-"""
-    assert run(code) == "True"
+@pytest.mark.parametrize("module", ["configuration_sa", "modeling_sa"])
+def test_the_auto_classes_know_the_networks_when_this_package_is_what_imports_transformers(module):
+    assert run(f"import sa_zoo.models.{module}" + BUILD) == NAMES

@@ -24,6 +24,8 @@ PANEL = 2.1  # inches
 
 Layers = list[dict[str, np.ndarray]]
 
+MOST = 0.8  # share of the heads whose contours a figure has room for
+
 
 def draw_figures(folder: Path) -> list[Path]:
     """Draw what the folder has data for into folder/figures: learning_curve.png, and where attention is by
@@ -73,10 +75,13 @@ def head_positions(layers: Layers) -> Figure:
     """Centre Delta of each head and the contours that hold half and nine tenths of its attention; one panel a layer.
 
     Attention is exp(-1/2 (delta - Delta)^T S S^T (delta - Delta)) where no border cuts it, with S the spread of the
-    head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column).
+    head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale, that of most heads:
+    every centre is in the frame, and the contours of the widest heads leave it.
     """
     figure, panels = _panels(len(layers))
-    reach = 1 + max(float(np.abs(layer["Delta"]).max() + _radii(layer["spread"]).max()) for layer in layers)
+    centres = np.concatenate([np.abs(layer["Delta"]).max(axis=1) for layer in layers])
+    radii = np.concatenate([_radii(layer["spread"]).max(axis=1) for layer in layers])
+    reach = 1 + max(float(centres.max()), float(np.quantile(centres + radii, MOST)))
     for index, (axes, layer) in enumerate(zip(panels, layers, strict=True)):
         for head, (centre, ellipses) in enumerate(_heads(layer)):
             colour = _colour(head, len(layer["Delta"]))

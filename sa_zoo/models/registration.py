@@ -48,27 +48,38 @@ def _register() -> None:
 
 
 class _AfterTransformers(MetaPathFinder):
-    """Finds transformers as the other finders do, and registers the networks once it has been executed.
+    """Finds modules as the other finders do, and registers the networks once transformers has been executed.
 
-    It waits for the package itself: registering loads transformers' modelling code, some of which, while it is being
-    loaded, is what imports the modules that hold the Auto classes.
+    It waits for the package as a whole, and for this package's own files where they are what imports transformers:
+    registering needs both complete.
     """
+
+    waits_for = ("transformers", f"{__package__}.configuration_sa", f"{__package__}.modeling_sa")
+
+    def __init__(self) -> None:
+        self.executing = 0
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "transformers":
+        if fullname not in self.waits_for:
             return None
         found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
+        # Nothing happens yet: a library that only asks whether transformers exists comes here, too.
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            sys.meta_path.remove(self)  # only now: a library that asks whether transformers exists imports nothing
-            _register()
+            self.executing += 1
+            try:
+                execute(module)
+            finally:
+                self.executing -= 1
+            if not self.executing:
+                sys.meta_path.remove(self)
+                _register()
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
