@@ -37,6 +37,7 @@ def with_key(dotted: str, value: object) -> dict:
         ("train.precision", "bf61", ["train.precision: got 'bf61'", "expected 'no', 'bf16' or 'fp16'", "mean bf16?"]),
         ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
         ("model.args", 3, ["model.args: got 3", "expected a table"]),
+        ("model.args", {"num_classes": 7}, ["model.args.num_classes: got 7", "the data decide"]),
         ("model.freeze", "(", ["model.freeze: got '('", "expected a regular expression"]),
     ],
 )

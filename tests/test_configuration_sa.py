@@ -13,8 +13,8 @@ SIZES = {
     "num_hidden_layers": 3,
     "num_attention_heads": 5,
     "intermediate_size": 29,
-    "image_size": 14,
-    "patch_size": 2,
+    "image_size": 21,
+    "patch_size": 3,
 }
 
 
@@ -27,18 +27,18 @@ def written(config, folder):
 def test_timm_builds_the_network_that_a_written_configuration_describes(attention_type, tmp_path):
     written(SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **SIZES), tmp_path)
     network = timm.create_model(f"local-dir:{tmp_path}")
-    assert network.patch_embed.weight.shape == (23, 1, 2, 2)
-    assert (len(network.blocks), network.head.out_features, network.img_size) == (3, 11, (14, 14))
+    assert network.patch_embed.weight.shape == (23, 1, 3, 3)
+    assert (len(network.blocks), network.head.out_features, network.img_size) == (3, 11, (21, 21))
     assert network.blocks[0].attn.W_val.in_features == 5 * 23
     assert network.blocks[0].fc1.out_features == 29
 
 
 def test_a_non_square_image_size_survives(tmp_path):
-    config = SAConfig(attention_type="learned", **SIZES | {"image_size": [14, 22]})
+    config = SAConfig(attention_type="learned", **SIZES | {"image_size": [21, 33]})
     keys = written(config, tmp_path)
-    assert keys["pretrained_cfg"]["input_size"] == [3, 14, 22]
-    assert timm.create_model(f"local-dir:{tmp_path}").img_size == (14, 22)
-    assert SAConfig.from_pretrained(tmp_path).height_and_width == (14, 22)
+    assert keys["pretrained_cfg"]["input_size"] == [3, 21, 33]
+    assert timm.create_model(f"local-dir:{tmp_path}").img_size == (21, 33)
+    assert SAConfig.from_pretrained(tmp_path).height_and_width == (21, 33)
 
 
 def test_another_number_of_labels_reaches_every_key_of_timm(tmp_path):
@@ -63,6 +63,15 @@ def test_what_timm_would_pass_twice_stays_out_of_model_args():
 def test_reading_and_writing_again_changes_nothing(tmp_path):
     first = written(SAConfig(attention_type="content", num_labels=11, **SIZES), tmp_path)
     assert written(SAConfig.from_pretrained(tmp_path), tmp_path) == first
+
+
+def test_what_is_derived_is_not_kept(tmp_path):
+    keys = written(SAConfig(num_labels=11, **SIZES), tmp_path)
+    described = json.dumps({**keys, "label_descriptions": {"LABEL_3": "a cat"}})
+    (tmp_path / "config.json").write_text(described)
+    config = SAConfig.from_pretrained(tmp_path)
+    assert not {"num_classes", "num_features", "label_names", "model_args", "label_descriptions"} & set(vars(config))
+    assert "label_descriptions" not in config.to_dict()
 
 
 def test_fewer_layers_have_fewer_stages():

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from sa_zoo.models.export import export_for_transformers
-from sa_zoo.models.modeling_sa import SABackbone
+from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.training.data import InputFormat
 from sa_zoo.training.run_folder import publish_weights
 
@@ -88,6 +88,11 @@ def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
         logits = network(images)
         for route in ROUTES.values():
             assert torch.equal(route(tmp_path / "run", images), logits)
+
+
+def test_the_package_goes_before_the_copies_in_the_folder(run):
+    model = AutoModelForImageClassification.from_pretrained(run[0], trust_remote_code=True)
+    assert type(model) is SAForImageClassification
 
 
 def test_the_base_model_and_the_backbone_load_from_the_same_folder(run):

@@ -1,5 +1,9 @@
 """Small configs, data sets and runs for the tests of the training tower."""
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +59,23 @@ def image_folder(folder: Path, counts: dict[str, int]) -> Path:
         for i, image in enumerate(noise_images(count, seed=seed)):
             image.save(folder / name / f"{i}.png")
     return folder
+
+
+@contextmanager
+def signalled_by(number: int, folder: Path, once: str) -> Iterator[None]:
+    """Sends this process a signal as soon as a file of that pattern is in the folder."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            if any(folder.glob(once)):
+                os.kill(os.getpid(), number)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

@@ -86,7 +86,8 @@ def load_checkpoint(
         try:
             module.load_state_dict(state)
         except RuntimeError as error:
-            raise ValueError(f"checkpoint: got {newest}, which is of another model: {error}") from error
+            differences = " ".join(str(error).split())
+            raise ValueError(f"checkpoint: got {newest}, which is of another model: {differences}") from error
     state = {key.removeprefix("optimizer."): t for key, t in tensors.items() if key.startswith("optimizer.")}
     _join_optimizer(optimizer, state | rest["optimizer"]["state"], rest["optimizer"]["groups"])
     return rest["counters"]

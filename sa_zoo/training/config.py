@@ -32,6 +32,13 @@ class ModelConfig(Section):
     init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
     freeze: str = ""  # regular expression; parameters whose name it finds are not trained
 
+    @field_validator("args")
+    @classmethod
+    def _leaves_classes_to_the_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "num_classes" in value:
+            raise ValueError(f"model.args.num_classes: got {value['num_classes']}, expected nothing: the data decide")
+        return value
+
     @field_validator("freeze")
     @classmethod
     def _compiles(cls, value: str) -> str:

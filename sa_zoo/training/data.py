@@ -223,16 +223,14 @@ def _label_column(features: Mapping[str, Any], config: DataConfig) -> str:
     return usual[0]
 
 
-def splits_of(
-    source: Source, validation: float, form: InputFormat, device: torch.device, kept_bytes: int = KEPT_BYTES
-) -> Splits:
+def splits_of(source: Source, validation: float, form: InputFormat, device: torch.device) -> Splits:
     """Train, validation and test. What is held out depends on the data alone, so that all models and seeds share it."""
-    return Splits(**_splits(source, _rows(source, validation), form, device, kept_bytes))
+    return Splits(**_splits(source, _rows(source, validation), form, device))
 
 
 def evaluation_split(source: Source, form: InputFormat, device: torch.device) -> Split:
     """The test split alone, without decoding the others."""
-    return _splits(source, {"test": _rows(source, 0)["test"]}, form, device, KEPT_BYTES)["test"]
+    return _splits(source, {"test": _rows(source, 0)["test"]}, form, device)["test"]
 
 
 def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
@@ -254,15 +252,11 @@ def _hold_out(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _splits(
-    source: Source,
-    wanted: Mapping[str, tuple[str, np.ndarray]],
-    form: InputFormat,
-    device: torch.device,
-    kept_bytes: int,
+    source: Source, wanted: Mapping[str, tuple[str, np.ndarray]], form: InputFormat, device: torch.device
 ) -> dict[str, Split]:
     decode = Decoder(form, source.gray_as_colour)
     tables = {table for table, _ in wanted.values()}
-    if sum(len(source.labels[table]) for table in tables) * math.prod(form.input_size) > kept_bytes:
+    if sum(len(source.labels[table]) for table in tables) * math.prod(form.input_size) > KEPT_BYTES:
         return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in wanted.items()}
     # in order and once: random access to an Arrow table costs more than decoding
     kept = {table: _decoded(decode, source, table) for table in tables}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
-from sa_zoo.training.config import Config
+from sa_zoo.training.config import Config, OptimConfig
 from sa_zoo.training.data import Split
 from sa_zoo.training.progress import Interruption, Progress
 from sa_zoo.training.run_folder import write_history
@@ -74,7 +74,7 @@ class Run:
         self.total = train.epochs * self.steps * train.batch_size
         self.model = model
         self.ema = ModelEmaV3(model, decay=train.ema, use_warmup=True) if train.ema else None
-        self.optimizer = accelerator.prepare(_optimizer(model, config))
+        self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
         self.counters = Counters()
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, wish to stop
@@ -243,8 +243,8 @@ def _part(batch_size: int, processes: int, accumulation: int) -> int:
     return part
 
 
-def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    optim = config.optim
+def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
+    """timm's, which spares biases, norms and whatever the model names in no_weight_decay() from decay."""
     if optim.name not in list_optimizers():
         near = difflib.get_close_matches(optim.name, list_optimizers(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

@@ -77,7 +77,8 @@ def _built(source: str, pretrained: bool, **arguments) -> nn.Module:
         raise ValueError(f"model.args: got an argument that {source} does not take: {error}") from error
     except RuntimeError as error:
         if "state_dict" in str(error) or "inconsistent" in str(error):
-            raise ValueError(f"weights: got those of another model in {source}: {error}") from error
+            differences = " ".join(str(error).split())
+            raise ValueError(f"weights: got those of another model in {source}: {differences}") from error
         raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
 
 

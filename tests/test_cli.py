@@ -1,0 +1,162 @@
+import json
+import re
+import runpy
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import signalled_by, tiny_config
+from typer.testing import CliRunner
+
+from sa_zoo.cli import app
+from sa_zoo.training.config import dump_config
+
+ROOT = Path(__file__).parents[1]
+
+
+def sa_zoo(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("configs") / "tiny.toml"
+    path.write_text(dump_config(tiny_config()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(config, tmp_path_factory):
+    """A run folder, and what training it said."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    result = sa_zoo("train", config, "--out", out, "--set", "train.epochs=1")
+    assert result.exit_code == 0, result.output
+    return out, result.stdout
+
+
+def test_help_names_every_command():
+    result = sa_zoo("--help")
+    assert result.exit_code == 0
+    for command in ("train", "evaluate", "run", "convert-reference"):
+        assert re.search(rf"\b{command}\b", result.stdout)
+
+
+def test_training_says_where_the_run_is_and_what_to_do_next(run):
+    out, said = run
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["train"]["epochs"] == 1
+    assert f"test_vit on digits: test accuracy {metrics['test']['top1']:.4f} (n = 359)" in said
+    assert f"the run is in {out}; next: sa-zoo evaluate {out} --detail" in said
+
+
+def test_a_run_goes_to_the_folder_of_its_config_by_default(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sa_zoo("train", config, "--set", "train.epochs=1").exit_code == 0
+    assert (tmp_path / "runs" / "tiny" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "train.epohcs=3"], "error: train.epohcs: got an unknown key"),
+        (["--set", "data.name=./nowhere"], "error: data.name: got ./nowhere"),
+        (["--set", "model.name=test_vti"], "error: model.name: got test_vti"),
+        (["--resume"], "error: run folder: got"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(config, tmp_path, arguments, said):
+    result = sa_zoo("train", config, "--out", tmp_path / "run", *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(said)
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_config_is_told(tmp_path):
+    result = sa_zoo("train", tmp_path / "none.toml")
+    assert result.exit_code == 1
+    assert "expected a TOML file" in result.stderr
+
+
+def test_an_interrupted_run_says_how_to_resume_and_that_works(config, tmp_path):
+    out = tmp_path / "a run"
+    arguments = ["train", config, "--out", out, "--set", "train.epochs=12", "--set", "data.title=ten digits"]
+    with signalled_by(signal.SIGINT, out, "history.jsonl"):
+        result = sa_zoo(*arguments)
+    assert result.exit_code == 130
+    stopped, resume = result.stderr.splitlines()
+    assert stopped.startswith("stopped in epoch")
+    program, *again = shlex.split(resume.removeprefix("resume with: "))
+    assert program == "sa-zoo"
+    assert again == [*map(str, arguments), "--resume"]
+    assert sa_zoo(*again).exit_code == 0
+    assert json.loads((out / "metrics.json").read_text())["train"]["epochs"] == 12
+
+
+def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
+    out, _ = run
+    result = sa_zoo("evaluate", out, "--json", tmp_path / "result.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found == json.loads((tmp_path / "result.json").read_text())
+    assert found["test"] == json.loads((out / "metrics.json").read_text())["test"]
+
+
+def test_evaluating_in_detail_on_named_data(run):
+    found = json.loads(sa_zoo("evaluate", run[0], "--data", "digits", "--detail").stdout)["test"]
+    assert len(found["per_class"]) == len(found["confusion_matrix"]) == 10
+    assert 0 <= found["calibration_error"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["test_vit"], "error: --data: got nothing, expected a data set, as test_vit is no run folder"),
+        (["no_such", "--data", "digits"], "error: model.name: got no_such"),
+        (["local-dir:nowhere", "--data", "digits"], "error: model: got local-dir:nowhere"),
+    ],
+)
+def test_a_mistaken_evaluation_is_told(arguments, said):
+    result = sa_zoo("evaluate", *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(said)
+
+
+def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text("name = 'sa_quadratic_tiny_cifar'\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, timm, beside\n"
+        "if __name__ == '__main__':\n"
+        "    print(timm.is_model(beside.name), sys.argv)\n"
+        "    sys.exit(7)\n"
+    )
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    result = sa_zoo("run", script, "--help", "-x", "--model", "a b")
+    assert result.exit_code == 7
+    assert result.stdout.strip() == f"True {[str(script), '--help', '-x', '--model', 'a b']}"
+
+
+def test_a_missing_script_is_told(tmp_path):
+    result = sa_zoo("run", tmp_path / "none.py")
+    assert result.exit_code == 2
+    assert "expected a Python file" in result.stderr
+
+
+def test_converting_a_missing_reference_checkpoint_is_told(tmp_path):
+    arguments = ["convert-reference", tmp_path / "none.pth", "--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
+    result = sa_zoo(*arguments)
+    assert result.exit_code == 1
+    assert "none.pth" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_scripts_for_accelerate_are_the_same_commands(run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(run[0])])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "scripts" / "evaluate.py"), run_name="__main__")
+    assert left.value.code in (0, None)
+    assert json.loads(capsys.readouterr().out)["test"]["n"] == 359

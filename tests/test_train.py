@@ -1,0 +1,456 @@
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from tiny_runs import TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
+
+import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
+from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
+from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.loop import Interrupted, learning_rate_factor, optimizer_of
+from sa_zoo.training.model import create_model
+from sa_zoo.training.train import fit
+
+ROOT = Path(__file__).parents[1]
+# everything that draws random numbers or keeps a state of its own
+RANDOM = {
+    "model": {"args": {**TINY_VIT, "drop_rate": 0.1, "proj_drop_rate": 0.1}},
+    "augment": {"crop_padding": 1, "flip": True, "random_erasing": 0.5, "mixup": 0.3, "label_smoothing": 0.1},
+    "optim": {"name": "adamw", "clip": 1.0},
+    "train": {"epochs": 5, "batch_size": 106, "ema": 0.9},
+}
+
+
+SGD = {"name": "sgd", "lr": 0.05}  # which, unlike Adam, notices a gradient of the wrong size
+
+
+def history(out: Path) -> list[dict]:
+    """The lines of history.jsonl without their times."""
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model.safetensors")
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """Bit for bit."""
+    assert history(a) == history(b)
+    assert weights(a).keys() == weights(b).keys()
+    for key, value in weights(a).items():
+        assert torch.equal(value, weights(b)[key]), key
+    results = [json.loads((out / "metrics.json").read_text()) for out in (a, b)]
+    assert results[0]["test"] == results[1]["test"]
+
+
+def assert_same_curve(a: Path, b: Path) -> None:
+    """To rounding."""
+    for one, two in zip(history(a), history(b), strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
+        assert one["top1"] == pytest.approx(two["top1"], abs=0.002)
+        assert one["validation"]["loss"] == pytest.approx(two["validation"]["loss"], rel=1e-3)
+        assert one["validation"]["n"] == two["validation"]["n"] == 144
+
+
+def signalled(config: Config, out: Path, number: int, once: str) -> None:
+    """A run that is stopped by a signal as soon as a file of that pattern is in its folder."""
+    stopped = rf"stopped in epoch \d+ after step \d+ of \d+, and saved in {out}"
+    with signalled_by(number, out, once), pytest.raises(Interrupted, match=stopped):
+        fit(config, out)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A finished run and its metrics."""
+    out = tmp_path_factory.mktemp("plain") / "run"
+    return out, fit(tiny_config(), out)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run with everything random, not interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    fit(tiny_config(**RANDOM), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run that was stopped after its first epoch; tests copy it."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    signalled(tiny_config(train={"epochs": 40}), out, signal.SIGINT, "history.jsonl")
+    return out
+
+
+def test_the_rate_rises_linearly_and_falls_as_a_cosine():
+    rates = [learning_rate_factor(seen, 10, 1000, 0.1) for seen in range(0, 1000, 10)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert rates[10] == 1.0
+    assert rates[10:] == pytest.approx([(1 + math.cos(math.pi * i / 90)) / 2 for i in range(90)])
+    assert 0 < rates[-1] < 0.001
+    assert learning_rate_factor(0, 10, 1000, 0.0) == 1.0
+
+
+def test_a_run_learns_and_reports_what_it_left_behind(plain):
+    out, metrics = plain
+    assert {path.name for path in out.iterdir()} == {
+        "model.safetensors",
+        "config.json",
+        "train.toml",
+        "metrics.json",
+        "history.jsonl",
+    }
+    assert json.loads((out / "metrics.json").read_text()) == metrics
+    assert (metrics["model"], metrics["data"]) == ("test_vit", "digits")
+    assert metrics["test"]["n"] == 359
+    assert metrics["train"]["epochs"] == 2
+    assert metrics["train"]["seconds"] > 0
+    assert metrics["train"]["images_per_second"] > 0
+    for key in ("python", "torch", "timm", "accelerate", "device", "cpu", "threads", "processes", "sa_zoo_commit"):
+        assert key in metrics["environment"]
+    lines = history(out)
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert lines[1]["loss"] < lines[0]["loss"] < 2.5
+    # six steps of 211 images an epoch, of which the last ones count here
+    rates = [0.003 * learning_rate_factor(seen * 211, 211, 12 * 211, 0.05) for seen in (5, 11)]
+    assert [line["lr"] for line in lines] == pytest.approx(rates)
+    # the last epoch is the one that counts
+    assert metrics["validation"]["top1"] == lines[-1]["validation"]["top1"]
+    assert metrics["validation"]["loss"] == pytest.approx(lines[-1]["validation"]["loss"], rel=1e-5)
+
+
+def test_evaluating_the_folder_gives_the_reported_test_result(plain):
+    out, metrics = plain
+    assert evaluate_source(str(out), DataConfig(name="digits"))["test"] == metrics["test"]
+
+
+def test_the_effective_config_lies_in_the_folder(plain):
+    assert load_config(plain[0] / "train.toml") == tiny_config()
+
+
+def test_the_same_config_gives_the_same_weights_and_another_seed_others(plain, tmp_path):
+    fit(tiny_config(), tmp_path / "again")
+    assert_same_run(plain[0], tmp_path / "again")
+    fit(tiny_config(train={"seed": 1}), tmp_path / "other")
+    assert history(plain[0]) != history(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("every", "once"),
+    [(0, "checkpoints/epoch-0000[1-4]-step-0000000"), (1, "checkpoints/epoch-*-step-000000[1-9]")],
+    ids=["after an epoch", "in mid-epoch"],
+)
+def test_a_killed_run_resumes_to_the_same_weights(whole, tmp_path, every, once):
+    table = {**RANDOM, "train": {**RANDOM["train"], "checkpoint_steps": every}}
+    config, out = tmp_path / "killed.toml", tmp_path / "run"
+    config.write_text(dump_config(tiny_config(**table)))
+    command = [sys.executable, "-m", "sa_zoo", "train", str(config), "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while process.poll() is None and not any(out.glob(once)):
+        time.sleep(0.001)
+    process.kill()
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said.decode()
+    assert not (out / "metrics.json").exists()
+    fit(load_config(config), out, resume=True)
+    assert_same_run(whole, out)
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_and_resumes_to_the_same_weights(whole, tmp_path, number):
+    table = {**RANDOM, "train": {**RANDOM["train"], "checkpoint_steps": 5}}
+    signalled(tiny_config(**table), tmp_path / "run", number, "checkpoints/epoch-*")
+    assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+    fit(tiny_config(**table), tmp_path / "run", resume=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_batch_norm_and_momentum_resume_too(tmp_path):
+    table = {
+        "model": {"name": "test_resnet", "args": {}},
+        "data": {"image_size": 16},
+        "optim": {"name": "sgd", "lr": 0.01},
+        "train": {"epochs": 2, "batch_size": 431, "checkpoint_steps": 1},
+    }
+    fit(tiny_config(**table), tmp_path / "whole")
+    signalled(tiny_config(**table), tmp_path / "run", signal.SIGINT, "checkpoints/epoch-*")
+    fit(tiny_config(**table), tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(plain, tmp_path):
+    (tmp_path / "checkpoints" / ".writing-x").mkdir(parents=True)
+    (tmp_path / "train.toml").write_text(dump_config(tiny_config()))
+    fit(tiny_config(), tmp_path, resume=True)
+    assert_same_run(plain[0], tmp_path)
+
+
+def test_a_finished_run_is_left_alone(plain):
+    out, metrics = plain
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert fit(tiny_config(), out, resume=True) == metrics
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+def test_two_processes_follow_the_curve_of_one(tmp_path):
+    table = {"augment": {"crop_padding": 1, "flip": True}, "optim": SGD, "train": {"batch_size": 210}}
+    fit(tiny_config(**table), tmp_path / "one")
+    (tmp_path / "two.toml").write_text(dump_config(tiny_config(**table)))
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    launch += ["--main_process_port=0", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    command = [*launch, "scripts/train.py", str(tmp_path / "two.toml"), "--out", str(tmp_path / "two")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^epoch 2/2", done.stdout, re.M)) == 1, "one process speaks"
+    metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
+    assert [m["environment"]["processes"] for m in metrics] == [1, 2]
+    assert_same_curve(tmp_path / "one", tmp_path / "two")
+    # an odd number of images, each counted once
+    assert metrics[1]["test"]["n"] == 359
+    assert metrics[0]["test"]["loss"] == pytest.approx(metrics[1]["test"]["loss"], rel=1e-3)
+
+
+def test_accumulation_follows_the_same_curve(tmp_path):
+    for parts in (1, 3):
+        table = {"train": {"batch_size": 210, "accumulation": parts}, "augment": {"flip": True}, "optim": SGD}
+        fit(tiny_config(**table), tmp_path / str(parts))
+    assert_same_curve(tmp_path / "1", tmp_path / "3")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
+    config = tiny_config(optim={"name": "sgd", "lr": 1e30}, train={"checkpoint_steps": 1})
+    with pytest.raises(FloatingPointError, match=r"got (nan|inf) in epoch 1, step \d, expected a finite") as caught:
+        fit(config, tmp_path / "run")
+    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert str(kept) in str(caught.value)
+    assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(plain):
+    before = sorted(plain[0].iterdir())
+    with pytest.raises(FileExistsError, match=r"which is not empty; expected a new --out, or --resume"):
+        fit(tiny_config(), plain[0])
+    assert sorted(plain[0].iterdir()) == before
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["no folder", "empty folder"])
+def test_resuming_nothing_is_refused(tmp_path, make):
+    make(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="expected one with a run to resume"):
+        fit(tiny_config(), tmp_path / "run", resume=True)
+
+
+def test_resuming_with_another_config_names_what_changed(stopped):
+    config = tiny_config(train={"epochs": 40}, optim={"lr": 0.5})
+    with pytest.raises(ValueError, match=r"optim.lr: got 0.5, expected 0.003, as the run in .* began"):
+        fit(config, stopped, resume=True)
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
+def test_a_truncated_checkpoint_is_told(stopped, tmp_path, name):
+    shutil.copytree(stopped, tmp_path / "run")
+    (path,) = (tmp_path / "run" / "checkpoints").glob(f"*/{name}")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged"):
+        fit(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_without_its_tensors_is_told(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    next((tmp_path / "run" / "checkpoints").glob("*/state.safetensors")).unlink()
+    with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged: No such file"):
+        fit(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_of_another_model_is_told(stopped, tmp_path):
+    config = tiny_config(model={"args": {**TINY_VIT, "depth": 3}}, train={"epochs": 40})
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "run" / "train.toml").write_text(dump_config(config))
+    with pytest.raises(ValueError, match=r"checkpoint: got .*, which is of another model: .*blocks.2"):
+        fit(config, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"model": {"name": "test_vti"}}, r"model.name: got test_vti, expected a timm name \(did you mean test_vit\?"),
+        ({"model": {"args": {"deepth": 3}}}, r"model.args: got an argument that test_vit does not take: .*deepth"),
+        ({"model": {"freeze": "^nothing"}}, r"model.freeze: got '\^nothing', which finds 0 of"),
+        ({"model": {"freeze": "."}}, r"model.freeze: got '.', which finds (\d+) of \1 parameters"),
+        ({"model": {"init": "test_resnet"}}, r"model.init: got weights of test_resnet in test_resnet, expected test_v"),
+        ({"optim": {"name": "adamm"}}, r"optim.name: got adamm, expected a timm optimiser \(did you mean adam"),
+        ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 images"),
+        ({"augment": {"mixup": 0.2}}, r"train.batch_size: got 211 images a part, expected an even number for mixup"),
+        ({"train": {"precision": "fp16"}}, r"train.precision: got fp16, expected bf16 or no on a CPU"),
+    ],
+)
+def test_what_a_run_cannot_do_is_told_before_it_makes_a_folder(tmp_path, monkeypatch, sections, said):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=said):
+        fit(tiny_config(**sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_initial_weights_that_are_not_there_are_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"model.init: got local-dir:.*nowhere, expected weights"):
+        fit(tiny_config(model={"init": f"local-dir:{tmp_path}/nowhere"}), tmp_path / "run")
+
+
+def test_fine_tuning_starts_from_a_run_with_a_new_head(plain, tmp_path):
+    folder = parquet_folder(tmp_path / "three", {"train": noise_images(30), "test": noise_images(7, seed=1)})
+    args = {"init": f"local-dir:{plain[0]}", "freeze": r"^(?!head|norm)"}
+    table = {
+        "model": args,
+        "data": {"name": str(folder), "validation": 0.2},
+        "optim": {"layer_decay": 0.7},
+        "train": {"batch_size": 8},
+    }
+    torch.manual_seed(0)
+    fit(tiny_config(**table), tmp_path / "run")
+    before, after = weights(plain[0]), weights(tmp_path / "run")
+    assert after["head.weight"].shape == (3, before["head.weight"].shape[1])
+    for key, value in before.items():
+        if not key.startswith("head"):
+            assert torch.equal(value, after[key]) is not key.startswith("norm."), key
+
+
+def test_fine_tuning_can_change_the_image_size(plain):
+    config = tiny_config(model={"init": f"local-dir:{plain[0]}", "args": {"img_size": 12}}).model
+    model = create_model(config, 10)
+    assert model.pos_embed.shape[1] == 37  # 36 patches and the class token
+    assert model(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, weights(plain[0])["blocks.1.mlp.fc1.weight"])
+
+
+def test_decay_spares_biases_norms_shifts_and_spreads():
+    model = timm.create_model("sa_quadratic_tiny_cifar", depth=2)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    spared, decayed = [], []
+    for group in optimizer_of(model, OptimConfig(weight_decay=0.05)).param_groups:
+        (decayed if group["weight_decay"] else spared).extend(names[id(p)] for p in group["params"])
+    assert sorted(spared + decayed) == sorted(names.values())
+    assert all(name.endswith(".weight") and "norm" not in name for name in decayed)
+    assert {name.rpartition(".")[2] for name in spared} >= {"Delta", "spread", "bias"}
+
+
+def test_layer_decay_gives_lower_layers_lower_rates():
+    model = timm.create_model("sa_quadratic_tiny_cifar", depth=2)
+    groups = optimizer_of(model, OptimConfig(layer_decay=0.5)).param_groups
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    stem, first, second, head = (
+        scale[id(model.get_parameter(name))]
+        for name in ("patch_embed.weight", "blocks.0.fc1.weight", "blocks.1.fc1.weight", "head.weight")
+    )
+    assert stem < first < second < head == 1.0
+    assert second == 2 * first
+
+
+def test_the_weight_average_is_what_is_published_and_does_not_change_training(plain, tmp_path):
+    metrics = fit(tiny_config(train={"ema": 0.9}), tmp_path / "run")
+    averaged, plainly = history(tmp_path / "run"), history(plain[0])
+    assert [line["loss"] for line in averaged] == [line["loss"] for line in plainly]
+    assert averaged[-1]["validation"] != plainly[-1]["validation"]
+    assert metrics["validation"]["loss"] == pytest.approx(averaged[-1]["validation"]["loss"], rel=1e-5)
+
+
+def test_bf16_trains_on_a_cpu_and_publishes_full_precision(plain, tmp_path):
+    fit(tiny_config(train={"precision": "bf16"}), tmp_path / "run")
+    rough, fine = history(tmp_path / "run"), history(plain[0])
+    assert rough[-1]["loss"] == pytest.approx(fine[-1]["loss"], rel=0.05)
+    assert rough[-1]["loss"] != fine[-1]["loss"]
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "run").values())
+
+
+def test_nothing_held_out_is_nothing_reported(tmp_path):
+    metrics = fit(tiny_config(data={"validation": 0.0}, train={"epochs": 1}), tmp_path / "run")
+    assert "validation" not in metrics
+    assert "validation" not in history(tmp_path / "run")[0]
+    assert metrics["train"]["n"] == 1438
+
+
+def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
+    fit(tiny_config(train={"tracker": "tensorboard", "epochs": 1}), tmp_path / "run")
+    (events,) = (tmp_path / "run" / "tensorboard").glob("events.*")
+    assert b"validation/top1" in events.read_bytes()
+
+
+def test_without_a_terminal_each_epoch_is_a_line(tmp_path, capsys):
+    fit(tiny_config(), tmp_path / "run")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    wanted = r"epoch 2/2: loss \d\.\d+, accuracy 0\.\d+, validation 0\.\d+, \d+ images/s, 00:00 left"
+    assert re.fullmatch(wanted, lines[1])
+
+
+def test_images_streamed_from_disk_train_to_the_same_weights(tmp_path, monkeypatch):
+    images = {"train": noise_images(40), "test": noise_images(7, seed=1)}
+    table = {
+        "data": {"name": str(parquet_folder(tmp_path / "data", images)), "validation": 0.2},
+        "augment": {"crop_padding": 1, "flip": True},
+        "train": {"batch_size": 8},
+    }
+    fit(tiny_config(**table), tmp_path / "kept")
+    monkeypatch.setattr("sa_zoo.training.data.KEPT_BYTES", 0)
+    fit(tiny_config(**table), tmp_path / "streamed")
+    assert_same_run(tmp_path / "kept", tmp_path / "streamed")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
+    def trained(steps: int) -> tuple:
+        torch.manual_seed(steps)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Flatten())
+        model = model.to(memory_format=torch.channels_last)
+        opt = optimizer(model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
+        for _ in range(steps):
+            model(torch.randn(2, 3, 7, 7)).square().mean().backward()
+            opt.step()
+        return model, opt
+
+    model, opt = trained(3)
+    counters = {"epoch": 2, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
+    save_checkpoint(tmp_path, 2, 7, {"model": model}, opt, counters)
+    other, other_opt = trained(1)
+    assert load_checkpoint(tmp_path, {"model": other}, other_opt) == counters
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key])
+    for mine, theirs in zip(opt.state.values(), other_opt.state.values(), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            assert torch.equal(mine[key], theirs[key])
+            assert mine[key].stride() == theirs[key].stride()
+
+
+def test_a_checkpoint_replaces_the_one_before_only_when_whole(tmp_path, monkeypatch):
+    model = torch.nn.Linear(2, 3)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    save_checkpoint(tmp_path, 0, 5, {"model": model}, opt, {"step": 5})
+
+    def power_cut(*_: object) -> None:
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            save_checkpoint(tmp_path, 0, 6, {"model": model}, opt, {"step": 6})
+    assert load_checkpoint(tmp_path, {"model": model}, opt) == {"step": 5}
+    save_checkpoint(tmp_path, 1, 0, {"model": model}, opt, {"step": 0})
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch-00001-step-0000000"]
+    assert np.isfinite(model.weight.detach().numpy()).all()
