@@ -104,9 +104,13 @@ def convert_reference(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
     """Turn a checkpoint of the paper's own code into a folder that timm and transformers load."""
+    _told(_convert_reference, checkpoint, model, out)
+
+
+def _convert_reference(checkpoint: Path, model: str, out: Path) -> None:
     from sa_zoo.models.reference import convert_reference
 
-    _told(convert_reference, checkpoint, model, out)
+    convert_reference(checkpoint, model, out)
     _finish_folder(out)
 
 

@@ -39,7 +39,7 @@ def run(config, tmp_path_factory):
 def test_help_names_every_command():
     result = sa_zoo("--help")
     assert result.exit_code == 0
-    for command in ("train", "evaluate", "run", "convert-reference"):
+    for command in ("train", "evaluate", "run", "convert-reference", "card", "publish"):
         assert re.search(rf"\b{command}\b", result.stdout)
 
 
@@ -160,3 +160,46 @@ def test_the_scripts_for_accelerate_are_the_same_commands(run, monkeypatch, caps
         runpy.run_path(str(ROOT / "scripts" / "evaluate.py"), run_name="__main__")
     assert left.value.code in (0, None)
     assert json.loads(capsys.readouterr().out)["test"]["n"] == 359
+
+
+def test_a_run_folder_has_its_card_and_passes_the_checks_of_publishing(run):
+    out, _ = run
+    card = (out / "README.md").read_text()
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert f"{100 * metrics['test']['top1']:.2f} %" in card
+    assert (out / "figures" / "learning_curve.png").is_file()
+    result = sa_zoo("publish", out, "--repo-id", "you/tiny", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "model.safetensors" in result.stdout and "dry run: nothing was sent" in result.stdout
+
+
+def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):
+    out, _ = run
+    assert sa_zoo("card", out).exit_code == 0
+    first = (out / "README.md").read_bytes()
+    assert sa_zoo("card", out).exit_code == 0
+    assert (out / "README.md").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["card", "nowhere"], "folder: got nowhere, expected the folder of a model"),
+        (["publish", "nowhere", "--repo-id", "you/x"], "got nowhere, which is no folder"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_told(arguments, said):
+    result = sa_zoo(*arguments)
+    assert result.exit_code == 1
+    assert f"error: {said}" in result.stderr
+
+
+def test_a_network_of_this_package_is_left_as_a_folder_of_transformers_too(tmp_path):
+    config = Path(ROOT / "configs" / "quickstart.toml")
+    small = ["model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }", "train.epochs=1"]
+    result = sa_zoo("train", config, "--out", tmp_path / "run", "--set", small[0], "--set", small[1])
+    assert result.exit_code == 0, result.output
+    from transformers import AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run", trust_remote_code=False)
+    assert model.config.num_labels == 10 and model.config.hidden_size == 7
