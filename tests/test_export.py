@@ -59,8 +59,6 @@ def photograph(side):
     return Image.fromarray(load_sample_image("china.jpg")).resize((side, side), Image.Resampling.BOX)
 
 
-# ---- routes within one process
-
 ROUTES = {
     "timm, local-dir:": lambda folder, x: timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x),
     "AutoModelForImageClassification": lambda folder, x: (
@@ -127,9 +125,6 @@ def test_the_image_processor_does_what_timm_does(run, side, backend, largest):
     assert ((ours - theirs) * torch.tensor(CIFAR[1])[:, None, None]).abs().max() <= largest
 
 
-# ---- round trips
-
-
 def test_timm_to_transformers_and_back_closes(run, tmp_path):
     folder, _, images, logits = run
     AutoModelForImageClassification.from_pretrained(folder).save_pretrained(tmp_path)
@@ -139,6 +134,8 @@ def test_timm_to_transformers_and_back_closes(run, tmp_path):
     network = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
         assert torch.equal(network(images), logits)
+    code = sorted(path.name for path in folder.glob("*.py"))
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == code, "what is saved loads without this package"
     old, new = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path))
     assert {key: value for key, value in new.items() if old.get(key) != value} == {"dtype": "float32"}
 
@@ -159,7 +156,13 @@ def test_a_network_fine_tuned_to_other_labels_closes_as_well(run, tmp_path):
     assert network.pretrained_cfg["mean"] == [0.4914, 0.4822, 0.4465]
 
 
-# ---- what the folder holds
+def test_exporting_what_transformers_saved_adds_the_processor_and_keeps_the_rest(run, tmp_path):
+    AutoModelForImageClassification.from_pretrained(run[0], hidden_dropout_prob=0.1).save_pretrained(tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    export_for_transformers(tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == before
+    processors = [AutoImageProcessor.from_pretrained(place).to_dict() for place in (run[0], tmp_path)]
+    assert processors[0] == processors[1]
 
 
 def test_a_second_export_changes_nothing(run):
@@ -208,8 +211,6 @@ def test_what_transformers_could_not_repeat_is_refused(run, tmp_path, key, value
         export_for_transformers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
-
-# ---- another process: a Hub, and remote code
 
 FROM_THE_HUB = """
 import sa_zoo, timm

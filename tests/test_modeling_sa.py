@@ -32,18 +32,16 @@ def make(attention_type="quadratic", **changes):
     return SAForImageClassification(config).eval()
 
 
-def in_timm(model):
+def in_timm(model, **rates):
     keys = model.config.to_dict()
-    network = timm.create_model(keys["architecture"], num_classes=model.num_labels, **keys["model_args"]).eval()
+    arguments = keys["model_args"] | rates
+    network = timm.create_model(keys["architecture"], num_classes=model.num_labels, **arguments).eval()
     network.load_state_dict(model.state_dict())
     return network
 
 
 def images(side=14, batch=B):
     return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
-
-
-# ---- the same network as in timm
 
 
 @pytest.mark.parametrize("attention_type", TERMS)
@@ -62,6 +60,17 @@ def test_both_faces_have_the_same_keys_logits_features_and_maps(attention_type):
         for ours, theirs in zip(outputs.attentions, network.attention_maps(x), strict=True):
             assert ours.shape == (B, 5, T, T)
             assert torch.allclose(ours, theirs.expand(B, 5, T, T), atol=1e-6)
+
+
+def test_everything_that_is_dropped_in_training_is_dropped_by_timm_too():
+    model = make(
+        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2, classifier_dropout=0.3, drop_path_rate=0.4
+    ).train()
+    network = in_timm(model, proj_drop_rate=0.1, attn_drop_rate=0.2, drop_rate=0.3, drop_path_rate=0.4).train()
+    torch.manual_seed(2)
+    logits = model(images(batch=17)).logits
+    torch.manual_seed(2)
+    assert torch.equal(logits, network(images(batch=17)))
 
 
 @pytest.mark.parametrize("attention_type", ["quadratic", "learned"])
@@ -112,9 +121,6 @@ def test_from_config_draws_each_tensor_as_timm_does(attention_type):
         chance = 5 / math.sqrt(pooled[0].numel())
         assert abs(std - expected_std) <= chance * expected_std, name
         assert abs(mean - expected_mean) <= 2 * chance * expected_std, name
-
-
-# ---- transformers' services
 
 
 def test_the_loss_is_the_cross_entropy_of_the_logits():

@@ -87,8 +87,8 @@ class Split(Dataset):
 
     def loader_in_order(self, batches: Iterable[np.ndarray]) -> DataLoader:
         """These indices, batch by batch."""
-        batches = [batch.tolist() for batch in batches]
-        return DataLoader(self, batch_sampler=batches, collate_fn=_as_it_is, num_workers=self.workers)
+        ordered = [batch.tolist() for batch in batches]
+        return DataLoader(self, batch_sampler=ordered, collate_fn=_as_it_is, num_workers=self.workers)
 
 
 class StreamedSplit(Split):

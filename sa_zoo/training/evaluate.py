@@ -52,7 +52,7 @@ def evaluate(
     return result | _detail(top[:, 0], confidence, labels, model.num_classes) if detail else result
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _scored(model: nn.Module, images: Tensor, labels: Tensor, form: InputFormat, accelerator: Accelerator) -> tuple:
     """Per image of all processes: loss, the five likeliest classes, probability of the first, label."""
     logits = model(form.normalise(images)).float()

@@ -94,7 +94,10 @@ class Run:
                 self.accelerator.scaler.load_state_dict(self.counters.scaler)
 
     def save(self) -> None:
+        """Writes a checkpoint, of finite weights only: a finite loss may have had a gradient that is not."""
         self._tick()
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            raise self._lost("weights: got some that are")
         if self.accelerator.scaler is not None:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
@@ -174,12 +177,7 @@ class Run:
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
-            kept = newest_checkpoint(self.folder)
-            raise FloatingPointError(
-                f"train loss: got {loss} in epoch {counters.epoch + 1}, step {counters.step}, expected a finite "
-                f"number; {f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
-                f"A lower optim.lr or some optim.clip may help"
-            )
+            raise self._lost(f"train loss: got {loss}, which is")
         seen = counters.step * self.config.train.batch_size
         done, counters.images = seen - counters.images, seen
         counters.loss_sum += loss
@@ -193,6 +191,14 @@ class Run:
                 f"stopped in epoch {counters.epoch + 1} after step {counters.step} of {self.steps}, "
                 f"and saved in {self.folder}"
             )
+
+    def _lost(self, what: str) -> FloatingPointError:
+        kept = newest_checkpoint(self.folder)
+        return FloatingPointError(
+            f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
+            f"{f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
+            f"A lower optim.lr or some optim.clip may help"
+        )
 
     def end_epoch(self, validation: dict[str, Any]) -> dict[str, Any]:
         """Books the epoch, whose validation may be empty, and saves; returns its line of the history."""

@@ -116,7 +116,7 @@ def _measured(out: Path, splits: Splits, accelerator: Accelerator) -> dict[str, 
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
     return flat
