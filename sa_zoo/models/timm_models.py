@@ -21,6 +21,7 @@ from timm.models._features import feature_take_indices
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
+from .attention import probabilities_from
 from .network import SANet, checked_pool
 from .positions import (
     displacement_scores,
@@ -34,8 +35,14 @@ from .terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, 
 
 _logger = logging.getLogger(__name__)
 
-# These build grids from a size that torch.fx knows only by name: it shall call them, not trace into them.
-for function in (displacement_scores, generalized_quadratic_scores, learned_axis_scores, quadratic_axis_scores):
+# These ask for a size or a type that torch.fx knows only by name: it shall call them, not trace into them.
+for function in (
+    displacement_scores,
+    generalized_quadratic_scores,
+    learned_axis_scores,
+    probabilities_from,
+    quadratic_axis_scores,
+):
     register_notrace_function(function)
 
 
