@@ -115,6 +115,37 @@ def _convert_reference(checkpoint: Path, model: str, out: Path) -> None:
 
 
 @app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a run folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    layers: Annotated[str, typer.Option(help="Names of layers, with wildcards, commas between patterns.")] = "*",
+    alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they are convolutions.")] = 46.0,
+    content: Annotated[bool, typer.Option("--content", help="Add gated content terms; with a small alpha.")] = False,
+    data: Annotated[str, typer.Option(help="Also measure accuracy on its test split, before and after.")] = "",
+) -> None:
+    """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
+    _told(_convert, source, out, layers, alpha, content, data)
+
+
+def _convert(source: str, out: Path, layers: str, alpha: float, content: bool, data: str) -> None:
+    from sa_zoo.models.converted_folder import convert_to_folder
+    from sa_zoo.training.checkpoint import write_json
+    from sa_zoo.training.config import DataConfig
+    from sa_zoo.training.evaluate import evaluate_source
+
+    report = convert_to_folder(source, out, layers, alpha, content)
+    typer.echo(report.table())
+    if data:
+        before, after = (evaluate_source(model, DataConfig(name=data)) for model in (source, str(out)))
+        measured = json.loads((out / "metrics.json").read_text())
+        measured |= {"data": after["data"], "test": after["test"]}
+        measured["baseline"] = {"model": source, "test": before["test"]}
+        write_json(out / "metrics.json", measured)
+        typer.echo(f"test accuracy {before['test']['top1']:.4f} before, {after['test']['top1']:.4f} after")
+    _finish_folder(out)
+
+
+@app.command()
 def card(
     folder: Annotated[Path, typer.Argument(help="Run folder; or model_cards, for the cards of all models.")],
     baseline: Annotated[Path | None, typer.Option(help="Run on the same data to print beside this one.")] = None,

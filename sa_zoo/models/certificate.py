@@ -1,4 +1,4 @@
-"""How far a layer can be from its convolution, from its parameters alone. Symbols: convolution.py.
+"""How far a layer can be from its convolution, from its parameters alone. Symbols: theorem.py.
 
 For |x| <= M, and Conv the convolution whose kernel slices are the layer's value matrices,
 
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from .content import ContentAttention
-from .convolution import ConvolutionalAttention, HardAttention, head_shifts, missed_attention
+from .convolution import ConvolutionalAttention, HardAttention
 from .soft import SoftAttention
+from .theorem import head_shifts, missed_attention
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,16 @@ def _convolution_rounding(layer: ConvolutionalAttention, products: int) -> float
 
 def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
     """Of the evaluation that the layer uses, and in SoftAttention of both, as borders are evaluated by axes."""
-    heads, axes = layer.Delta.shape
+    heads = len(layer.alpha)
     inner = layer.in_channels // layer.groups
     if isinstance(layer, HardAttention):
         return _convolution_rounding(layer, heads * inner)
     summed, stored = _units(layer)
-    offset = layer.Delta.detach().cpu().double() - layer.Delta.detach().cpu().double().round()
+    Delta, alpha = layer.Delta.detach().cpu().double(), layer.alpha.detach().cpu().double()
+    offset = (Delta - Delta.round()).square().amax(dim=1)
     # A score's relative error of four roundings, as an error of exp(score), averaged over keys: E[alpha d^2] < 3/4
     # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has it too.
-    score = float((8 * (layer.alpha.detach().cpu().double() * offset.square().amax(dim=1) + 0.75)).max())
+    score = float((8 * (alpha * offset + 0.75)).max())
     keys = layer.key_sizes(list(image))
     probability = sum((score + 6) * summed + _of_sum(size, summed) + stored for size in keys)
     by_axes = probability + sum(_of_sum(size, summed) + stored for size in keys)
@@ -103,24 +105,3 @@ def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> floa
     seen = math.prod(layer.count)
     composed = probability + _of_sum(heads, summed) + stored + _of_sum(seen * inner + 1, summed) + stored
     return mixed + composed
-
-
-def alpha_for(missed: float, axes: int) -> float:
-    """The smallest alpha at which heads on pixels give other keys than their target no more than `missed`.
-
-    With `missed` the unit roundoff of a type, attention is a convolution to rounding; that is about 18 for float32 in
-    two dimensions, 38 for float64, 9 for float16, 7 for bfloat16.
-    """
-    low, high = 0.0, 1.0
-    origin = torch.zeros(1, axes)
-    while missed_attention(origin, torch.tensor([high]).double()) > missed:
-        low, high = high, 2 * high
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if missed_attention(origin, torch.tensor([middle]).double()) > missed else (low, middle)
-    return high
-
-
-def one_hot_alpha(dtype: torch.dtype) -> float:
-    """The alpha from which a computed softmax is exactly one-hot: half the smallest denormal number rounds to zero."""
-    return -math.log(torch.finfo(dtype).smallest_normal) - math.log(torch.finfo(dtype).eps) + math.log(2)

@@ -1,4 +1,4 @@
-"""Convolutional attention that can learn to look at pixels: ContentAttention. Symbols: convolution.py.
+"""Convolutional attention that can learn to look at pixels: ContentAttention. Symbols: theorem.py.
 
     A_h[q, k] = -alpha_h |delta - Delta_h|^2 + gate_h X_q W_qry_h W_key_h^T X_k^T / sqrt(D_h)
 

@@ -1,8 +1,9 @@
-"""Layers converted: nn.Conv1d, nn.Conv2d, nn.Conv3d -> multi-head self-attention -> convolution. Symbols: convolution.py.
+"""Layers converted: nn.Conv1d, nn.Conv2d or nn.Conv3d -> multi-head self-attention -> convolution. Symbols: theorem.py.
 
-The one file of the layer's that knows timm, for convolutions padded as TensorFlow pads.
+Knows timm only for its convolutions that pad as TensorFlow does.
 """
 
+import copy
 import math
 
 import torch
@@ -11,28 +12,22 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from .content import ContentAttention
-from .convolution import (
-    ConvolutionalAttention,
-    HardAttention,
-    LowRankSlices,
-    Padding,
-    SamePadding,
-    Slices,
-    head_shifts,
-    is_exact,
-)
+from .convolution import ConvolutionalAttention, HardAttention
+from .padding import Padding, SamePadding
 from .patches import PatchAttention, patch_kernel, pixel_kernel
+from .slices import Slices, low_rank_slices
 from .soft import SoftAttention, seen_offsets, window
+from .theorem import exact_heads, head_shifts, is_exact
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TENSORFLOW_CONVOLUTIONS = (Conv2dSame, Conv2dSameExport)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def why_not(layer: nn.Module) -> str:
-    """Why this layer cannot be expressed as multi-head self-attention; empty if it can."""
+def why_not(layer: nn.Module, content: bool = False) -> str:
+    """Why this layer cannot be expressed as multi-head self-attention, with a content term or not; empty if it can."""
     if isinstance(layer, TRANSPOSED):
-        return "its stride puts queries between keys, and each such place has a kernel of its own, so none is every head's"
+        return "its stride puts queries between keys, and each place between has a kernel of its own"
     if not isinstance(layer, tuple(CONVOLUTIONS.values())):
         return f"{type(layer).__name__} is no convolution"
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
@@ -45,7 +40,30 @@ def why_not(layer: nn.Module) -> str:
     same_call = type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
     if not same_call and type(layer) not in TENSORFLOW_CONVOLUTIONS:
         return f"{type(layer).__name__} computes more than a convolution with its weight"
+    if content and any(middle > size for middle, size in zip(_centre(layer), _extent(layer), strict=True)):
+        return "its padding puts queries beyond all keys, where there is no content"
     return ""
+
+
+def _extent(conv: nn.Module) -> list[int]:
+    """From the first to the last key of a window, an item an axis."""
+    return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
+
+
+def _amounts(conv: nn.Module) -> list[tuple[int, int]]:
+    """Padding (before, after) each axis, by the padding argument of nn.Conv."""
+    if conv.padding == "same":
+        return [(size // 2, size - size // 2) for size in _extent(conv)]
+    if conv.padding == "valid":
+        return [(0, 0)] * len(conv.kernel_size)
+    return [(amount, amount) for amount in conv.padding]
+
+
+def _centre(conv: nn.Module) -> list[int]:
+    """The key that the first query stands on, an item an axis."""
+    if type(conv) in TENSORFLOW_CONVOLUTIONS:  # whose padding follows the image; the middle of the window does not
+        return [size // 2 for size in _extent(conv)]
+    return [before for before, _ in _amounts(conv)]
 
 
 def attention_from_conv(
@@ -67,34 +85,37 @@ def attention_from_conv(
 
     Raises ValueError for what cannot be expressed, with the reason.
     """
-    if reason := why_not(conv):
+    if reason := why_not(conv, content):
         raise ValueError(f"conv: got {conv}, expected a convolution that attention can express: {reason}")
+    conv = copy.deepcopy(conv)
+    if patch is not None:
+        return _patch_attention(conv, alpha, content, head_dim, patch)
+    return attention_in_place(conv, alpha, content, head_dim)
+
+
+def attention_in_place(
+    conv: nn.Module, alpha: float, content: bool, head_dim: int | None = None
+) -> ConvolutionalAttention:
+    """As attention_from_conv, for a convolution that is given up: the attention takes over its tensors."""
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
     if content and math.isinf(alpha):
         raise ValueError("alpha: got inf with content=True, expected a finite one: one-hot heads see no content")
-    if patch is not None:
-        return _patch_attention(conv, alpha, content, head_dim, patch)
-    kernel_size, dilation, stride = conv.kernel_size, conv.dilation, conv.stride
-    extent = [step * (size - 1) for step, size in zip(dilation, kernel_size, strict=True)]
     if type(conv) in TENSORFLOW_CONVOLUTIONS:
-        pad, centre = SamePadding(extent, stride), [size // 2 for size in extent]
+        pad = SamePadding(_extent(conv), conv.stride)
     else:
-        amounts = _amounts(conv.padding, extent)
-        pad, centre = Padding(amounts, conv.padding_mode), [before for before, _ in amounts]
-    if content and any(middle > size for middle, size in zip(centre, extent, strict=True)):
-        raise ValueError(f"padding: got {conv.padding} with content=True, expected every query to stand on a key")
-    alphas = torch.full((math.prod(kernel_size),), alpha)
-    exact = is_exact(torch.zeros(len(alphas), len(kernel_size)), alphas)
+        pad = Padding(_amounts(conv), conv.padding_mode)
+    offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
+    exact = is_exact(offset, alphas)
     evaluation = ContentAttention if content else HardAttention if exact else SoftAttention
-    weight = conv.weight.detach().clone()
+    weight = conv.weight.detach()
     attention = evaluation(
         Slices(weight) if head_dim is None else low_rank_slices(weight, conv.groups, head_dim),
-        None if conv.bias is None else conv.bias.detach().clone(),
+        None if conv.bias is None else conv.bias.detach(),
         pad,
-        stride,
-        dilation,
-        centre,
+        conv.stride,
+        conv.dilation,
+        _centre(conv),
         conv.groups if head_dim is None else 1,
         alphas.to(weight),
     )
@@ -103,20 +124,11 @@ def attention_from_conv(
     return attention.train(conv.training)
 
 
-def _amounts(padding: str | tuple[int, ...], extent: list[int]) -> list[tuple[int, int]]:
-    """(before, after) an axis of nn.Conv's padding argument."""
-    if padding == "same":
-        return [(size // 2, size - size // 2) for size in extent]
-    if padding == "valid":
-        return [(0, 0)] * len(extent)
-    return [(amount, amount) for amount in padding]
-
-
 def _patch_attention(conv: nn.Module, alpha: float, content: bool, head_dim: int | None, patch: int) -> nn.Module:
-    extent = [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
+    extent = _extent(conv)
     if type(conv) in TENSORFLOW_CONVOLUTIONS or any(size % 2 for size in extent) or max(conv.stride) > 1:
         raise ValueError(f"patch: got {conv}, expected stride 1 and an odd kernel, so that patches stay where they are")
-    if _amounts(conv.padding, extent) != [(size // 2, size // 2) for size in extent] or conv.padding_mode != "zeros":
+    if _amounts(conv) != [(size // 2, size // 2) for size in extent] or conv.padding_mode != "zeros":
         raise ValueError(f"patch: got {conv}, expected zero padding that keeps the image's size")
     if patch < 1:
         raise ValueError(f"patch: got {patch}, expected a positive number of pixels")
@@ -135,25 +147,8 @@ def _patch_attention(conv: nn.Module, alpha: float, content: bool, head_dim: int
     among_patches.weight = nn.Parameter(kernel, requires_grad=conv.weight.requires_grad)
     if conv.bias is not None:
         among_patches.bias = nn.Parameter(conv.bias.detach().repeat_interleave(pixels))
-    attention = attention_from_conv(among_patches.train(conv.training), alpha, content, head_dim)
+    attention = attention_in_place(among_patches.train(conv.training), alpha, content, head_dim)
     return PatchAttention(attention, conv.kernel_size, conv.dilation, patch)
-
-
-def low_rank_slices(kernel: Tensor, groups: int, head_dim: int) -> LowRankSlices:
-    """The best W_val_h W_out_h of rank `head_dim` for every kernel slice (Eckart and Young), groups as zero blocks.
-
-    Its `error` is the relative Frobenius norm of what is lost: zero where every slice has that rank, and close to one
-    for the usual head_dim = D_out / N_h, which is why Theorem 1 asks for D_h = D_out.
-    """
-    if not 0 < head_dim <= min(kernel.shape[0], kernel.shape[1] * groups):
-        raise ValueError(f"head_dim: got {head_dim}, expected 1 to {min(kernel.shape[0], kernel.shape[1] * groups)}")
-    blocks = kernel.double().flatten(2).unflatten(0, [groups, -1])  # (groups, D_out / groups, D_in / groups, N_h)
-    slices = torch.stack([torch.block_diag(*head) for head in blocks.unbind(-1)])  # (N_h, D_out, D_in)
-    left, singular, right = torch.linalg.svd(slices, full_matrices=False)
-    error = singular[:, head_dim:].norm() / singular.norm()
-    root = singular[:, :head_dim].sqrt()
-    W_val, W_out = root[:, :, None] * right[:, :head_dim], left[:, :, :head_dim] * root[:, None, :]
-    return LowRankSlices(W_val.to(kernel), W_out.transpose(0, 1).contiguous().to(kernel), kernel.shape[2:], float(error))
 
 
 def conv_from_attention(attention: nn.Module) -> nn.Module:

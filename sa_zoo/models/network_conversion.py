@@ -4,6 +4,7 @@ import copy
 import difflib
 import fnmatch
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from .certificate import certificate
+from .conversion import attention_from_conv, attention_in_place, why_not
 from .convolution import ConvolutionalAttention
-from .conversion import attention_from_conv, why_not
 
 
 @dataclass(frozen=True)
@@ -78,67 +79,57 @@ def convert(
     if example is None:
         example = _noise(network)
     converted = copy.deepcopy(network).eval()
-    modes = {name: module.training for name, module in network.named_modules()}
-    attentions, skipped = _attentions(converted, layers, alpha, content)
+    convolutions, skipped = _chosen(converted, layers, content)
+    attentions = {name: attention_from_conv(conv, alpha, content) for name, conv in convolutions.items()}
     measured: dict[str, tuple[list[int], float, float]] = {}
     hooks = [
-        converted.get_submodule(name).register_forward_hook(partial(_compare, name, attention, measured))
-        for name, attention in attentions.items()
+        conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
+        for name, conv in convolutions.items()
     ]
     with torch.no_grad():
         before = list(_tensors(converted(example)))
         for hook in hooks:
             hook.remove()
-        _replace(converted, attentions)
+        for name, conv in convolutions.items():
+            _replace(converted, conv, attentions[name])
         after = list(_tensors(converted(example)))
-    for name, mode in modes.items():
-        module = converted.get_submodule(name)
+    for name, module in network.named_modules():
         if name in attentions:
-            module.train(mode)
-        module.training = mode
-    difference = max(
-        (float((new - old).abs().max() / old.abs().max()) for new, old in zip(after, before, strict=True)), default=0.0
-    )
+            attentions[name].train(module.training)
+        converted.get_submodule(name).training = module.training
     rows = [_row(name, attentions[name], *measured[name]) for name in attentions if name in measured]
-    return converted, Report(rows, skipped, list(example.shape[1:]), difference)
+    return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
 def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
     """Replace, in place, the chosen convolutions that can be expressed. Arguments and errors as `convert`'s."""
-    attentions, _ = _attentions(network, layers, alpha, content)
-    _replace(network, attentions)
+    convolutions, _ = _chosen(network, layers, content)
+    for conv in convolutions.values():
+        _replace(network, conv, attention_in_place(conv, alpha, content))
 
 
-def _attentions(
-    network: nn.Module, layers: str, alpha: float, content: bool
-) -> tuple[dict[str, ConvolutionalAttention], dict[str, str]]:
-    """Attention for each convolution chosen, by name, and why some have none."""
+def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Convolutions to convert, by name, and why others that were chosen are not."""
     uses = Counter(id(weight) for module in network.modules() for weight in module.parameters(recurse=False))
     named = {name: module for name, module in network.named_modules() if isinstance(module, nn.modules.conv._ConvNd)}
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))]
     if not chosen:
-        near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3)
-        raise ValueError(f"layers: got {layers!r}, expected names of convolutions such as {', '.join(near or named)}")
-    skipped = {name: why_not(named[name]) for name in chosen}
-    for name in chosen:
-        if uses[id(named[name].weight)] > 1:
-            skipped[name] = "its weight is another layer's too"
-    skipped = {name: reason for name, reason in skipped.items() if reason}
+        near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
+        raise ValueError(f"layers: got {layers!r}, expected names of convolutions, such as {', '.join(near)}")
+    skipped = {name: reason for name in chosen if (reason := why_not(named[name], content))}
+    skipped |= {name: "its weight is another layer's too" for name in chosen if uses[id(named[name].weight)] > 1}
     if len(skipped) == len(chosen):
-        raise ValueError(f"layers: got {layers!r}, expected layers that attention can express: {skipped}")
-    attentions = {
-        name: attention_from_conv(named[name], alpha, content=content) for name in chosen if name not in skipped
-    }
-    return attentions, skipped
+        reasons = "; ".join(sorted(set(skipped.values())))
+        raise ValueError(f"layers: got {layers!r}, expected layers that attention can express: {reasons}")
+    return {name: named[name] for name in chosen if name not in skipped}, skipped
 
 
-def _replace(network: nn.Module, attentions: Mapping[str, nn.Module]) -> None:
-    """Put each layer where the one of its name was, everywhere that one is used."""
-    by_layer = {network.get_submodule(name): attention for name, attention in attentions.items()}
+def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
+    """Put attention wherever the convolution is used."""
     for module in list(network.modules()):
-        for name, child in module.named_children():
-            if child in by_layer:
-                setattr(module, name, by_layer[child])
+        for name, child in list(module._modules.items()):  # named_children would name a layer used twice once
+            if child is conv:
+                setattr(module, name, attention)
     network.no_weight_decay = MethodType(undecayed, network)
 
 
@@ -168,6 +159,15 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
+def _difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest difference of corresponding tensors, relative to the largest value of each."""
+    smallest = torch.finfo(torch.float32).tiny
+    pairs = zip(before, after, strict=True)
+    return max(
+        (float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in pairs), default=0.0
+    )
+
+
 def _compare(
     name: str,
     attention: ConvolutionalAttention,
@@ -176,7 +176,7 @@ def _compare(
     inputs: tuple[Tensor],
     output: Tensor,
 ) -> None:
-    """Forward hook of a convolution: keep the image's size, the largest input, and how far attention is from `output`."""
+    """Forward hook of a convolution: keep the image's size, the largest input, and the attention's difference."""
     x = inputs[0]
     seen = (list(x.shape[2:]), float(x.abs().max()), float((attention(x) - output).abs().max()))
     measured[name] = max(seen, measured.get(name, seen), key=lambda call: call[2])
@@ -190,10 +190,10 @@ def _row(
         name=name,
         heads=len(attention.alpha),
         shifts=[sorted({round(shift) for shift in axis}) for axis in attention.Delta.T.tolist()],
-        alpha=float(attention.alpha.min()),
+        alpha=float(attention.alpha.detach().min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=attention.macs(image),
-        conv_macs=attention.W_val().numel() * int(torch.tensor(queries).prod()),
+        conv_macs=attention.W_val().numel() * math.prod(queries),
         bound=certificate(attention, image, magnitude).worst,
         measured=measured,
     )

@@ -1,8 +1,8 @@
 """Fewer heads for the same convolution: attention among patches of P pixels a side instead of pixels.
 
-After Li et al., "Can Vision Transformers Perform Convolution?" (2021, https://arxiv.org/abs/2111.01353): the pixels of a
-patch are channels of one token, (2 ceil((K - 1) / 2P) + 1)^n heads look at the patches around, and the value matrices
-hold the kernel in blocks. Symbols: convolution.py.
+After Li et al., "Can Vision Transformers Perform Convolution?" (2021, https://arxiv.org/abs/2111.01353): the pixels
+of a patch are channels of one token, (2 ceil((K - 1) / 2P) + 1)^n heads look at the patches around, and the value
+matrices hold the kernel in blocks. Symbols: theorem.py.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ def fold_patches(x: Tensor, patch: int) -> Tensor:
     axes = x.ndim - 2
     for axis in range(axes):
         x = x.unflatten(2 + 2 * axis, [-1, patch])  # (B, C, T, P, T, P, ...)
-    order = [0, 1] + [3 + 2 * axis for axis in range(axes)] + [2 + 2 * axis for axis in range(axes)]
+    order = [0, 1, *(3 + 2 * axis for axis in range(axes)), *(2 + 2 * axis for axis in range(axes))]
     return x.permute(order).flatten(1, 1 + axes)
 
 
 def unfold_patches(x: Tensor, patch: int) -> Tensor:
     """(B, C P^n, *T) -> (B, C, *(P T)), the inverse of `fold_patches`."""
     axes = x.ndim - 2
-    x = x.unflatten(1, [-1] + [patch] * axes)  # (B, C, P, P, ..., T, T, ...)
+    x = x.unflatten(1, [-1, *[patch] * axes])  # (B, C, P, P, ..., T, T, ...)
     order = [0, 1]
     for axis in range(axes):
         order += [2 + axes + axis, 2 + axis]
@@ -59,8 +59,8 @@ def patch_kernel(kernel: Tensor, dilation: Sequence[int], patch: int) -> Tensor:
 def pixel_kernel(blocks: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], patch: int) -> Tensor:
     """The kernel on pixels that `patch_kernel` made `blocks` of: (D_out P^n, D_in P^n, *heads) -> (D_out, D_in, *K)"""
     axes = len(kernel_size)
-    kernel = blocks.unflatten(0, [-1] + [patch] * axes)[(slice(None), *[0] * axes)].double()  # u = 0 sees every tap
-    kernel = kernel.unflatten(1, [-1] + [patch] * axes)  # (D_out, D_in, *v, *heads)
+    kernel = blocks.unflatten(0, [-1, *[patch] * axes])[(slice(None), *[0] * axes)].double()  # u = 0 sees every tap
+    kernel = kernel.unflatten(1, [-1, *[patch] * axes])  # (D_out, D_in, *v, *heads)
     for axis in range(axes):
         places = tap_places(kernel_size[axis], dilation[axis], patch)[:, :, 0].to(kernel.device)  # (K, heads, v)
         left = axes - axis  # v and heads of the axes left, then the kernel axes made so far

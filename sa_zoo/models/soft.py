@@ -1,4 +1,4 @@
-"""Convolutional attention of finite alpha, all of it trainable: SoftAttention. Symbols: convolution.py.
+"""Convolutional attention of finite alpha, all of it trainable: SoftAttention. Symbols: theorem.py.
 
 Far from the border every query sees the same neighbourhood, so that sum_h P_h[q, .] W_val_h is one kernel, a little
 wider than the convolution's, and the layer is a convolution with it. Near the border the softmax shares itself out to
@@ -7,31 +7,26 @@ factors along the axes,
 
     prod_a P_h^a = prod_a U_h^a + sum_a (prod_{b < a} U_h^b) (P_h^a - U_h^a) (prod_{b > a} P_h^b)
 
-where P_h^a = U_h^a but for a few queries and the outermost heads: one convolution, and two thin strips an axis.
+where P_h^a = U_h^a but for a few queries and the outermost heads: one convolution, and a thin frame an axis.
 Where images are small and channels many, evaluating all queries by the factors of P_h costs less than the wider
 kernel; that is decided by counting multiply-adds.
 """
 
 import math
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .convolution import DULLEST, SHARPEST, ConvolutionalAttention, attend_by_axes, axis_scores, mix_heads
+from .convolution import ConvolutionalAttention, convolve, mix_heads
+from .padding import Keys
 from .positions import wide
+from .theorem import DULLEST, axis_scores, finite
 
-# A multiply-add of the evaluation by axes takes about this many times that of a convolution: it comes in small
-# matrix products whose results go through memory (float32 forward and backward on a Xeon core).
-AXES_COST = 2
-# Probabilities below this part of the rounding error count as zero: else their products are denormal numbers, with
+# Probabilities below this part of a type's precision count as zero: else their products are denormal numbers, with
 # which processors are a hundred times slower.
 NEGLIGIBLE = 1e-4
-
-
-def rounding(x: Tensor) -> float:
-    """Largest relative error of rounding to the type that `x` is summed in."""
-    return torch.finfo(wide(x).dtype).eps / 2
 
 
 def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[int, int]]:
@@ -42,7 +37,7 @@ def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[i
     Args:
         Delta: (N_h,), alpha: (N_h,).
     """
-    Delta, alpha = Delta.detach().cpu().double(), alpha.detach().cpu().double().clamp(DULLEST, SHARPEST)
+    Delta, alpha = Delta.detach().cpu().double(), finite(alpha.detach().cpu().double()).clamp(min=DULLEST)
     radius = ((Delta - Delta.round()).square() - math.log(precision) / alpha).sqrt()
     first, last = (Delta - radius).ceil().int().tolist(), (Delta + radius).floor().int().tolist()
     return list(zip(first, last, strict=True))
@@ -56,12 +51,30 @@ def window(seen: list[tuple[int, int]]) -> tuple[int, int, int]:
     return first, step, (last - first) // step + 1
 
 
+def attend_by_axes(P: list[Tensor], X: Tensor, first: int) -> Tensor:
+    """P_h X with P_h = prod_axes P[axis]: n of (N_h, Q, N), and (B, D_in, *N) -> (B, D_in, N_h, *Q)
+
+    The axes are contracted in turn, `first` before all others: best the one that leaves the fewest queries.
+    """
+    heads = X.unsqueeze(2)
+    for turn in range(len(P)):
+        axis = (first + turn) % len(P)
+        heads = heads.movedim(3 + axis, -1)
+        heads = torch.einsum("hqk,bch...k->bch...q", P[axis].to(X.dtype), heads).movedim(-1, 3 + axis)
+    return heads
+
+
 class SoftAttention(ConvolutionalAttention):
     """The layer at finite alpha. Delta (N_h, n) and alpha (N_h,) are parameters.
 
     `settle` finds the composed kernel's size and the outermost heads from Delta and alpha; it runs when they are set
     or loaded and on every train() and eval(), so that a kernel follows its heads at the latest an epoch later.
     """
+
+    # A multiply-add of the evaluation by axes takes about this many times that of a convolution: it comes in small
+    # matrix products whose results go through memory (float32 forward and backward on a Xeon core).
+    axes_cost: Final[int] = 2
+    outer: list[list[int]]
 
     @torch.jit.ignore
     def hold(self, Delta: Tensor, alpha: Tensor) -> None:
@@ -77,8 +90,9 @@ class SoftAttention(ConvolutionalAttention):
         """
         if self.Delta.is_meta:
             return
-        self.negligible = NEGLIGIBLE * rounding(self.W_val())
-        seen = [seen_offsets(Delta, self.alpha, rounding(self.W_val())) for Delta in self.Delta.unbind(dim=1)]
+        precision = torch.finfo(wide(self.alpha).dtype).eps
+        self.negligible = NEGLIGIBLE * precision
+        seen = [seen_offsets(Delta, self.alpha, precision) for Delta in self.Delta.unbind(dim=1)]
         self.first, self.step, self.count = (list(items) for items in zip(*map(window, seen), strict=True))
         self.outer = [
             [head for head, (first, last) in enumerate(pairs) if centre + first < 0 or centre + last > extent]
@@ -94,16 +108,20 @@ class SoftAttention(ConvolutionalAttention):
         super()._load_from_state_dict(*args)
         self.settle()
 
+    def share(self, scores: Tensor) -> Tensor:
+        """P: the softmax over the last axis, but for what is negligible."""
+        return F.threshold(torch.softmax(scores, dim=-1), self.negligible, 0.0)
+
+    def borderless_share(self, scores: Tensor, axis: int) -> Tensor:
+        """U: exp(scores) as parts of the whole that a query far from the border has. (N_h, Q, N) -> (N_h, Q, N)"""
+        whole = self.window_scores(axis).logsumexp(dim=-1)
+        return F.threshold(torch.exp(scores - whole[:, None, None]), self.negligible, 0.0)
+
     def window_scores(self, axis: int) -> Tensor:
         """Scores within the composed kernel along one axis: (N_h, count)"""
-        dtype = wide(self.alpha).dtype
         offsets = torch.arange(self.count[axis], device=self.alpha.device) * self.step[axis] + self.first[axis]
-        origin = torch.zeros(1, device=self.alpha.device, dtype=dtype)
-        return axis_scores(self.Delta[:, axis], self.alpha, origin, offsets.to(dtype)).squeeze(1)
-
-    def share(self, scores: Tensor) -> Tensor:
-        """softmax over the last axis, but for what is negligible."""
-        return F.threshold(torch.softmax(scores, dim=-1), self.negligible, 0.0)
+        origin = torch.zeros(1, device=self.alpha.device, dtype=wide(self.alpha).dtype)
+        return axis_scores(self.Delta[:, axis], self.alpha, origin, offsets.to(origin.dtype)).squeeze(1)
 
     def composed_kernel(self) -> Tensor:
         """sum_h U_h[q, .] W_val_h for any query q: (D_out, D_in / groups, *count)"""
@@ -114,96 +132,81 @@ class SoftAttention(ConvolutionalAttention):
         kernel = wide(slices).flatten(2).flatten(0, 1) @ U  # (D_out D_in / groups, prod count)
         return kernel.to(slices.dtype).unflatten(0, slices.shape[:2]).unflatten(-1, self.count)
 
-    def stored(self, x: Tensor) -> tuple[Tensor, list[int], list[int]]:
-        """Keys (B, D_in, *stored) of images, the number of the first one stored, and N, both an axis: others are 0."""
-        amounts = self.pad.amounts(list(x.shape[2:]))
-        before, sizes = [0] * (x.ndim - 2), [0] * (x.ndim - 2)
-        for axis in range(x.ndim - 2):
-            before[axis] = amounts[-2 * axis - 2]
-            sizes[axis] = before[axis] + x.shape[2 + axis] + amounts[-2 * axis - 1]
-        if self.pad.mode == "constant":
-            return x, before, sizes
-        return self.pad(x), [0] * len(sizes), sizes
-
-    def by_axes(self, x: Tensor) -> Tensor:
-        """The layer by the factors of P_h: (B, D_in, *image) -> (B, D_out, *Q)"""
-        keys, before, sizes = self.stored(x)
+    def by_axes(self, keys: Keys) -> Tensor:
+        """The layer by the factors of P_h: (B, D_out, *Q)"""
         P: list[Tensor] = []
-        for axis, count in enumerate(self.queries(sizes)):
-            queries, numbers = torch.arange(count, device=x.device), torch.arange(sizes[axis], device=x.device)
+        for axis, count in enumerate(self.queries(keys.sizes)):
+            device = keys.stored.device
+            queries, numbers = torch.arange(count, device=device), torch.arange(keys.sizes[axis], device=device)
             factor = self.share(self.axis_scores(axis, queries, numbers))
-            P.append(factor.narrow(2, before[axis], keys.shape[2 + axis]))
-        return self.mix(attend_by_axes(P, keys, 0))
+            P.append(factor.narrow(2, keys.before[axis], keys.stored.shape[2 + axis]))
+        return self.mix(attend_by_axes(P, keys.stored, 0))
 
-    def composed(self, x: Tensor) -> Tensor:
-        """The layer as a convolution and what borders add to it: (B, D_in, *image) -> (B, D_out, *Q)"""
-        keys, before, sizes = self.stored(x)
-        counts = self.queries(sizes)
-        low, high = [0] * len(sizes), [0] * len(sizes)  # how far beyond the first and the last key windows reach
-        for axis in range(len(sizes)):
-            start = self.centre[axis] + self.first[axis]
-            end = start + self.step[axis] * (self.count[axis] - 1) + self.stride[axis] * (counts[axis] - 1)
-            low[axis], high[axis] = -start, end - (sizes[axis] - 1)
-        out = self.convolve(keys, before, sizes, low, high)
-        for axis in range(len(sizes)):
-            queries, numbers = self.at_border(axis, counts[axis], sizes[axis], low[axis], high[axis], x.device)
+    def composed(self, keys: Keys) -> Tensor:
+        """The layer as a convolution and what borders add to it: (B, D_out, *Q)"""
+        counts = self.queries(keys.sizes)
+        low, high = [0] * len(counts), [0] * len(counts)  # how far beyond the first and the last key windows reach
+        for axis in range(len(counts)):
+            low[axis] = -(self.centre[axis] + self.first[axis])
+            width = self.step[axis] * (self.count[axis] - 1)
+            high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
+        out = self.borderless(keys, low, high)
+        for axis in range(len(counts)):
+            queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
             if queries.shape[0] > 0 and len(self.outer[axis]) > 0:
-                out.index_add_(2 + axis, queries, self.beyond(keys, before, sizes, axis, queries, numbers))
+                out.index_add_(2 + axis, queries, self.beyond(keys, axis, queries, numbers))
         return out
 
-    def convolve(self, keys: Tensor, before: list[int], sizes: list[int], low: list[int], high: list[int]) -> Tensor:
-        """sum_h U_h X W_val_h + b_out, with `low` and `high` keys of value 0 beyond all N: (B, D_out, *Q)"""
-        padding, amounts, even = [0] * len(sizes), [0] * 0, True
-        for axis in range(len(sizes) - 1, -1, -1):
-            padding[axis] = before[axis] + low[axis]
-            after = sizes[axis] - before[axis] - keys.shape[2 + axis] + high[axis]
+    def borderless(self, keys: Keys, low: list[int], high: list[int]) -> Tensor:
+        """b_out + sum_h U_h X W_val_h, with `low` and `high` keys of value zero beyond all others: (B, D_out, *Q)"""
+        x, amounts, even = keys.stored, [0] * 0, True
+        padding = [0] * len(low)
+        for axis in range(len(low) - 1, -1, -1):
+            padding[axis] = keys.before[axis] + low[axis]
+            after = keys.sizes[axis] - keys.before[axis] - x.shape[2 + axis] + high[axis]
             even = even and padding[axis] >= 0 and padding[axis] == after
             amounts += [padding[axis], after]
         if not even:
-            keys, padding = F.pad(keys, amounts), self.zeros
+            x, padding = F.pad(x, amounts), self.zeros
         kernel = self.composed_kernel()
-        return torch.convolution(
-            keys, kernel, self.b_out, self.stride, padding, self.step, False, self.zeros, self.groups
-        )
+        return convolve(x, kernel, self.b_out, self.stride, padding, self.step, self.groups)
 
-    def at_border(
-        self, axis: int, count: int, size: int, low: int, high: int, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """Numbers of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys they see."""
-        stride, width = self.stride[axis], self.step[axis] * (self.count[axis] - 1)
+    def at_border(self, keys: Keys, axis: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """Numbers of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them."""
+        count, size, stride = self.queries(keys.sizes)[axis], keys.sizes[axis], self.stride[axis]
         first = min(count, max(0, (low + stride - 1) // stride))
         last = max(first, min(count, count - (high + stride - 1) // stride))
-        queries = torch.arange(count, device=device)
-        near = min(size, max(0, stride * (first - 1) - low + width + 1) if first > 0 else 0)
+        near = stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1 if first > 0 else 0
+        near = min(size, max(0, near))
         far = max(near, min(size, stride * last - low) if last < count else size)
-        keys = torch.arange(size, device=device)
-        return torch.cat([queries[:first], queries[last:]]), torch.cat([keys[:near], keys[far:]])
+        queries = torch.arange(count, device=keys.stored.device)
+        numbers = torch.arange(size, device=keys.stored.device)
+        return torch.cat([queries[:first], queries[last:]]), torch.cat([numbers[:near], numbers[far:]])
 
-    def beyond(
-        self, keys: Tensor, before: list[int], sizes: list[int], axis: int, queries: Tensor, numbers: Tensor
-    ) -> Tensor:
-        """What missing keys beyond the border add to `queries` (C,) along `axis`, which see the keys `numbers` (S,).
+    def beyond(self, keys: Keys, axis: int, queries: Tensor, numbers: Tensor) -> Tensor:
+        """What the lack of keys beyond the border adds to `queries` (C,) along `axis`, which see the keys `numbers`.
 
         Term a = `axis` of the sum in this file's docstring: (B, D_out, *Q), with C for Q along `axis`.
         """
-        heads = torch.tensor(self.outer[axis], device=keys.device)
+        x = keys.stored
+        heads = torch.tensor(self.outer[axis], device=x.device)
         factors: list[Tensor] = []
-        for other, count in enumerate(self.queries(sizes)):
-            total = self.window_scores(other)[heads].logsumexp(dim=-1)[:, None, None]
+        for other, count in enumerate(self.queries(keys.sizes)):
             if other == axis:
-                scores = self.axis_scores(axis, queries, numbers)[heads]
-                factor = self.share(scores) - F.threshold(torch.exp(scores - total), self.negligible, 0.0)
-                inside = numbers - before[axis]
-                kept = (inside >= 0) & (inside < keys.shape[2 + axis])
-                factors.append(factor * kept)
-                keys = keys.index_select(2 + axis, inside.clamp(0, keys.shape[2 + axis] - 1))
+                scores = self.axis_scores(axis, queries, numbers)
+                stored = numbers - keys.before[axis]
+                within = (stored >= 0) & (stored < x.shape[2 + axis])
+                factor = (self.share(scores) - self.borderless_share(scores, axis)) * within
+                x = x.index_select(2 + axis, stored.clamp(0, x.shape[2 + axis] - 1))
             else:
-                everyone, all_keys = torch.arange(count, device=keys.device), torch.arange(sizes[other], device=keys.device)
-                scores = self.axis_scores(other, everyone, all_keys)[heads]
-                factor = self.share(scores) if other > axis else F.threshold(torch.exp(scores - total), self.negligible, 0.0)
-                factors.append(factor.narrow(2, before[other], keys.shape[2 + other]))
+                all_queries = torch.arange(count, device=x.device)
+                all_keys = torch.arange(keys.sizes[other], device=x.device)
+                scores = self.axis_scores(other, all_queries, all_keys)
+                factor = self.share(scores) if other > axis else self.borderless_share(scores, other)
+                factor = factor.narrow(2, keys.before[other], x.shape[2 + other])
+            factors.append(factor[heads])
         slices = self.W_val().flatten(2)[:, :, heads]
-        return mix_heads(attend_by_axes(factors, keys, axis), slices, None, self.groups)
+        return mix_heads(attend_by_axes(factors, x, axis), slices, None, self.groups)
 
     def by_axes_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by axes."""
@@ -226,15 +229,16 @@ class SoftAttention(ConvolutionalAttention):
         return (pixels + self.Delta.shape[0]) * seen * (self.in_channels // self.groups) * self.out_channels
 
     def cheaper_by_axes(self, sizes: list[int]) -> bool:
-        return AXES_COST * self.by_axes_macs(sizes) < self.composed_macs(sizes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, D_in, *image) -> (B, D_out, *Q)"""
-        if self.cheaper_by_axes(self.stored(x)[2]):
-            return self.by_axes(x)
-        return self.composed(x)
+        return self.axes_cost * self.by_axes_macs(sizes) < self.composed_macs(sizes)
 
     @torch.jit.ignore
     def macs(self, image: list[int]) -> int:
         sizes = self.key_sizes(image)
         return self.by_axes_macs(sizes) if self.cheaper_by_axes(sizes) else self.composed_macs(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D_in, *image) -> (B, D_out, *Q)"""
+        keys = self.pad.keys(x)
+        if self.cheaper_by_axes(keys.sizes):
+            return self.by_axes(keys)
+        return self.composed(keys)

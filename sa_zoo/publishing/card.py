@@ -136,6 +136,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "cost": cost_of(model, tuple(described["input_size"])),
         "label_names": described.get("label_names") or [],
         "recipe": recipe.strip(),
+        "weights_from": described.get("hf_hub_id"),
         "base": init.partition(":")[2] or init,
         "base_model": metrics.get("base_model") or _hub_id(init),
         "train": {f"train.{key}": round(value, 1) for key, value in metrics.get("train", {}).items()},

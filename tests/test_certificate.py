@@ -1,0 +1,104 @@
+"""certificate.py: the bound holds for any layer and input, and is not far above what some input reaches."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import layers, without_onednn
+from torch import nn
+
+from sa_zoo.models.certificate import certificate
+from sa_zoo.models.conversion import attention_from_conv
+from sa_zoo.models.theorem import rounding_alpha
+
+# Half of the layers in the range where heads still see their neighbours, the others from dull to one-hot.
+ALPHAS = st.one_of(st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf")))
+
+
+def adversary(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The input in [-1, 1] that sets the layer and the convolution furthest apart at one output in the middle."""
+    probe = torch.zeros_like(x, dtype=torch.float64, requires_grad=True)
+    layer, conv = layer.double(), conv.double()
+    apart = layer.explicit(probe) - conv(probe)
+    middle = tuple(size // 2 for size in apart.shape[2:])
+    (gradient,) = torch.autograd.grad(apart[(0, -1, *middle)], probe)
+    return gradient.sign().to(x.dtype)
+
+
+def excess(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> float:
+    """The measured difference over the bound, for the worst channel."""
+    with torch.no_grad():
+        apart = (layer(x).double() - conv(x).double()).abs()
+    bound = certificate(layer, list(x.shape[2:]), float(x.abs().max())).bound
+    ratio = apart.amax(dim=(0, *range(2, x.ndim))) / bound
+    return float(ratio.nan_to_num(0.0).max())  # no weights, no bound, no difference: 0 / 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(drawn=layers(), alpha=ALPHAS, magnitude=st.floats(0.01, 10.0), content=st.booleans())
+def test_no_input_breaks_the_bound(dtype, drawn, alpha, magnitude, content):
+    conv, x = drawn.conv.to(dtype), drawn.inputs().to(dtype) * magnitude
+    stands = all(
+        pad <= step * (size - 1) for pad, step, size in zip(conv.padding, conv.dilation, conv.kernel_size, strict=True)
+    )
+    layer = attention_from_conv(conv, alpha, content=content and stands and alpha < 40)
+    with without_onednn():
+        assert excess(layer, conv, x) <= 1
+        worst = adversary(attention_from_conv(conv, alpha), attention_from_conv(conv), x)
+        assert excess(layer, conv.to(dtype), worst * magnitude) <= 1
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(drawn=layers(), alpha=st.floats(0.5, 30.0), moved=st.floats(0.0, 0.6))
+def test_the_bound_holds_for_trained_positions(drawn, alpha, moved):
+    layer = attention_from_conv(drawn.conv, alpha)
+    generator = torch.Generator().manual_seed(drawn.seed)
+    with torch.no_grad():
+        layer.Delta += moved * (2 * torch.rand(layer.Delta.shape, generator=generator) - 1)
+        layer.alpha *= 0.5 + torch.rand(layer.alpha.shape, generator=generator)
+    layer.settle()
+    assert excess(layer, drawn.conv, drawn.inputs()) <= 1
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("alpha", [1.0, 2.0, 4.0, 8.0])
+def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_size):
+    """The factor is what the heads' errors cancel among each other, which the bound adds up."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, kernel_size, padding=kernel_size // 2).double()
+    layer = attention_from_conv(conv, alpha)
+    x = adversary(attention_from_conv(conv, alpha), attention_from_conv(conv), torch.zeros(1, 3, 17, 19))
+    apart = (layer(x.double()) - conv(x.double())).detach().abs().amax(dim=(0, 2, 3))[-1]
+    bound = certificate(layer, [17, 19]).bound[-1]
+    assert bound / 3 <= apart <= bound
+
+
+def test_the_two_parts_of_the_bound():
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    soft, at_rounding = certificate(attention_from_conv(conv, 4.0), [7, 7]), attention_from_conv(conv, 18.1)
+    assert (soft.attention > 1e3 * soft.rounding).all()
+    assert rounding_alpha(torch.float32, 2) < 18.1
+    assert (certificate(at_rounding, [7, 7]).attention < certificate(at_rounding, [7, 7]).rounding).all()
+    infinite = certificate(attention_from_conv(conv, float("inf")), [7, 7])
+    assert not infinite.attention.any() and infinite.worst < 2e-5
+    doubled = certificate(attention_from_conv(conv, 4.0), [7, 7], magnitude=2.0)
+    assert torch.allclose(doubled.attention, 2 * soft.attention)
+    assert doubled.worst == doubled.bound.max()
+
+
+def test_without_bias_or_noise_the_bound_of_a_pointwise_layer_is_its_leak():
+    """One head, D_in = D_out = 1, weight 1: 2 (1 - 1 / theta^2), theta the sum of exp(-alpha t^2) over all t."""
+    conv = nn.Conv2d(1, 1, 1, bias=False).double()
+    nn.init.ones_(conv.weight)
+    theta = 1 + 2 * sum(torch.exp(torch.tensor(-0.7 * t * t, dtype=torch.float64)) for t in range(1, 20))
+    part = certificate(attention_from_conv(conv, 0.7), [5, 5]).attention
+    assert part.item() == pytest.approx(2 * (1 - 1 / theta.item() ** 2), rel=1e-12)
+
+
+def test_an_open_gate_has_no_bound():
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 4.0, content=True)
+    certificate(layer, [7, 7])
+    nn.init.ones_(layer.gate)
+    with pytest.raises(ValueError, match="gate is open"):
+        certificate(layer, [7, 7])

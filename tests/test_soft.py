@@ -1,0 +1,132 @@
+"""soft.py: finite alpha, by one composed kernel and by axes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import layers, without_onednn
+from torch import nn
+
+from sa_zoo.models.conversion import attention_from_conv
+from sa_zoo.models.soft import SoftAttention, seen_offsets, window
+
+
+def soft(conv, alpha, moved=0.0):
+    """A layer with trained positions: each alpha and Delta a little off, by a generator of its own."""
+    layer = attention_from_conv(conv, alpha)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        layer.Delta += moved * torch.randn(layer.Delta.shape, generator=generator, dtype=layer.Delta.dtype)
+        layer.alpha *= 1 + moved * torch.rand(layer.alpha.shape, generator=generator, dtype=layer.alpha.dtype)
+    layer.settle()
+    return layer
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(layers(), st.floats(0.05, 38.0), st.sampled_from([0.0, 0.4]))
+def test_both_evaluations_are_the_explicit_softmax(drawn, alpha, moved):
+    layer, x = soft(drawn.conv, alpha, moved), drawn.inputs(batch=2)
+    assert isinstance(layer, SoftAttention)
+    keys, expected = layer.pad.keys(x), layer.explicit(x)
+    assert torch.allclose(layer.composed(keys), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(layer.by_axes(keys), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv1d(2, 3, 3, stride=2, padding=1),
+        nn.Conv2d(2, 4, (3, 2), padding=(1, 0), groups=2),
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", dilation=(1, 2), bias=False),
+    ],
+)
+@pytest.mark.parametrize("evaluation", ["composed", "by_axes"])
+def test_gradients_of_positions_sharpness_and_values(conv, evaluation):
+    layer = soft(conv.double(), 1.7, moved=0.2)
+    x = torch.randn(1, 2, *[5] * (conv.weight.ndim - 2), dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in layer.named_parameters()]
+    assert {"Delta", "alpha", "W_val.weight"} <= set(names)
+
+    def outputs(x, *parameters):
+        bound = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(
+            _Evaluation(layer, evaluation), {f"layer.{n}": p for n, p in bound.items()}, x
+        )
+
+    assert torch.autograd.gradcheck(outputs, (x, *layer.parameters()), atol=1e-6)
+
+
+class _Evaluation(nn.Module):
+    """One evaluation of a layer, whichever is the cheaper one."""
+
+    def __init__(self, layer, evaluation):
+        super().__init__()
+        self.layer, self.evaluation = layer, evaluation
+
+    def forward(self, x):
+        return getattr(self.layer, self.evaluation)(self.layer.pad.keys(x))
+
+
+def test_a_head_sees_the_keys_whose_probability_counts():
+    Delta, alpha = torch.tensor([0.0, 2.4]), torch.tensor([5.0, 0.7])
+    for (first, last), centre, sharpness in zip(seen_offsets(Delta, alpha, 1e-8), Delta, alpha, strict=True):
+        offsets = torch.arange(-30.0, 31.0)
+        scores = -sharpness * (offsets - centre).square()
+        counts = offsets[(scores - scores.max()).exp() > 1e-8]
+        assert (first, last) == (counts.min().item(), counts.max().item())
+
+
+def test_windows_are_the_smallest_lattice():
+    assert window([(-4, -4), (0, 0), (4, 4)]) == (-4, 4, 3)
+    assert window([(-5, -3), (-1, 1), (3, 5)]) == (-5, 1, 11)
+    assert window([(2, 2)]) == (2, 1, 1)
+
+
+def test_the_composed_kernel_is_as_wide_as_alpha_and_positions_ask():
+    conv = nn.Conv2d(2, 3, (3, 5), padding=(1, 2), dilation=(4, 1))
+    assert attention_from_conv(conv, 20.0).composed_kernel().shape == (3, 2, 3, 5)
+    assert attention_from_conv(conv, 5.0).composed_kernel().shape == (3, 2, 11, 7)
+    layer = attention_from_conv(conv, 20.0)
+    with torch.no_grad():
+        layer.Delta[0, 0] -= 7
+    assert layer.eval().composed_kernel().shape == (3, 2, 16, 5)
+    again = attention_from_conv(conv, 20.0)
+    again.load_state_dict(layer.state_dict())
+    assert again.composed_kernel().shape == (3, 2, 16, 5)
+
+
+def test_the_cheaper_evaluation_is_chosen_by_size():
+    deep, shallow = nn.Conv2d(251, 241, 3, padding=1), nn.Conv2d(3, 5, 3, padding=1)
+    assert attention_from_conv(deep, 4.0).cheaper_by_axes([9, 9])
+    assert not attention_from_conv(deep, 4.0).cheaper_by_axes([257, 257])
+    assert not attention_from_conv(shallow, 4.0).cheaper_by_axes([31, 37])
+
+
+def test_autocast_and_half_precision_agree_with_float32():
+    conv = nn.Conv2d(5, 7, 3, padding=1)
+    x = torch.randn(2, 5, 11, 13)
+    for alpha in (46.0, 20.0, 3.0):
+        layer = attention_from_conv(conv, alpha)
+        expected = layer(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16), without_onednn():
+            assert (layer(x) - expected).abs().max() < 0.05
+        half = attention_from_conv(conv, alpha).half()
+        assert half(x.half()).dtype == torch.float16
+        assert (half(x.half()) - expected).abs().max() < 0.01
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("how", ["script", "compile", "export"])
+@pytest.mark.parametrize("arguments", [{}, {"alpha": 20.0}, {"alpha": 3.0}, {"alpha": 3.0, "content": True}])
+def test_layers_script_compile_and_export(arguments, how):
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, stride=2, padding=1), **arguments)
+    x = torch.randn(2, 3, 11, 13)
+    if how == "script":
+        other = torch.jit.script(layer)
+    elif how == "compile":
+        torch.compiler.reset()
+        other = torch.compile(layer, fullgraph=True, backend="eager")
+    else:
+        other = torch.export.export(layer, (x,)).module()
+    assert torch.allclose(other(x), layer(x), atol=1e-6)
