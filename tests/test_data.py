@@ -1,5 +1,4 @@
 import random
-import time
 
 import datasets
 import numpy as np
@@ -15,7 +14,6 @@ from sa_zoo.training.augment import (
     CROP_ROWS,
     ERASE,
     FLIP,
-    ORDER,
     Augment,
     counter_hash,
     permutation,
@@ -259,21 +257,6 @@ def test_nothing_is_augmented_unless_asked():
     got, labels = augment_of()(images, torch.arange(3), torch.arange(3), 0)
     assert torch.equal(got, images)
     assert labels.tolist() == [0, 1, 2]
-
-
-def test_loading_and_augmenting_cost_little(tmp_path):
-    """A hundred 32x32 images in a small part of what the smallest network needs for them (a tenth of a second)."""
-    form = InputFormat((3, 32, 32), FORM.mean, FORM.std, "bicubic", 1.0)
-    split = read("digits", form=form).train
-    augment = augment_of(form.normalise, crop_padding=4, flip=True)
-    order = permutation(len(split), ORDER, 0, 0)[:1400].reshape(-1, 100)
-    seconds = []
-    started = time.process_time()
-    for batch in split.loader_in_order(order):
-        augment(*batch, epoch=0)
-        seconds.append(time.process_time() - started)
-        started = time.process_time()
-    assert np.median(seconds) < 0.02
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c"])
