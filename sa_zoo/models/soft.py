@@ -108,20 +108,25 @@ class SoftAttention(ConvolutionalAttention):
         super()._load_from_state_dict(*args)
         self.settle()
 
-    def share(self, scores: Tensor) -> Tensor:
-        """P: the softmax over the last axis, but for what is negligible."""
-        return F.threshold(torch.softmax(scores, dim=-1), self.negligible, 0.0)
-
-    def borderless_share(self, scores: Tensor, axis: int) -> Tensor:
-        """U: exp(scores) as parts of the whole that a query far from the border has. (N_h, Q, N) -> (N_h, Q, N)"""
-        whole = self.window_scores(axis).logsumexp(dim=-1)
-        return F.threshold(torch.exp(scores - whole[:, None, None]), self.negligible, 0.0)
-
     def window_scores(self, axis: int) -> Tensor:
         """Scores within the composed kernel along one axis: (N_h, count)"""
         offsets = torch.arange(self.count[axis], device=self.alpha.device) * self.step[axis] + self.first[axis]
         origin = torch.zeros(1, device=self.alpha.device, dtype=wide(self.alpha).dtype)
         return axis_scores(self.Delta[:, axis], self.alpha, origin, offsets.to(origin.dtype)).squeeze(1)
+
+    def share(self, scores: Tensor) -> Tensor:
+        """P: the softmax over the last axis, but for what is negligible."""
+        return F.threshold(torch.softmax(scores, dim=-1), self.negligible, 0.0)
+
+    def factors(self, axis: int, keys: Keys) -> tuple[Tensor, Tensor]:
+        """P_h and U_h along one axis, of the keys stored: (N_h, Q, stored) both"""
+        device = keys.stored.device
+        queries = torch.arange(self.queries(keys.sizes)[axis], device=device)
+        scores = self.axis_scores(axis, queries, torch.arange(keys.sizes[axis], device=device))
+        whole = self.window_scores(axis).logsumexp(dim=-1)[:, None, None]
+        P, U = self.share(scores), F.threshold(torch.exp(scores - whole), self.negligible, 0.0)
+        begin, size = keys.before[axis], keys.stored.shape[2 + axis]
+        return P.narrow(2, begin, size), U.narrow(2, begin, size)
 
     def composed_kernel(self) -> Tensor:
         """sum_h U_h[q, .] W_val_h for any query q: (D_out, D_in / groups, *count)"""
@@ -135,11 +140,8 @@ class SoftAttention(ConvolutionalAttention):
     def by_axes(self, keys: Keys) -> Tensor:
         """The layer by the factors of P_h: (B, D_out, *Q)"""
         P: list[Tensor] = []
-        for axis, count in enumerate(self.queries(keys.sizes)):
-            device = keys.stored.device
-            queries, numbers = torch.arange(count, device=device), torch.arange(keys.sizes[axis], device=device)
-            factor = self.share(self.axis_scores(axis, queries, numbers))
-            P.append(factor.narrow(2, keys.before[axis], keys.stored.shape[2 + axis]))
+        for axis in range(len(keys.sizes)):
+            P.append(self.factors(axis, keys)[0])
         return self.mix(attend_by_axes(P, keys.stored, 0))
 
     def composed(self, keys: Keys) -> Tensor:
@@ -151,10 +153,16 @@ class SoftAttention(ConvolutionalAttention):
             width = self.step[axis] * (self.count[axis] - 1)
             high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
         out = self.borderless(keys, low, high)
-        for axis in range(len(counts)):
-            queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
-            if queries.shape[0] > 0 and len(self.outer[axis]) > 0:
-                out.index_add_(2 + axis, queries, self.beyond(keys, axis, queries, numbers))
+        if max(low) > 0 or max(high) > 0:
+            P, U = [out] * 0, [out] * 0
+            for axis in range(len(counts)):
+                factors = self.factors(axis, keys)
+                P.append(factors[0])
+                U.append(factors[1])
+            for axis in range(len(counts)):
+                queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
+                if queries.shape[0] > 0 and len(self.outer[axis]) > 0:
+                    out.index_add_(2 + axis, queries, self.beyond(keys.stored, P, U, axis, queries, numbers))
         return out
 
     def borderless(self, keys: Keys, low: list[int], high: list[int]) -> Tensor:
@@ -168,45 +176,43 @@ class SoftAttention(ConvolutionalAttention):
             amounts += [padding[axis], after]
         if not even:
             x, padding = F.pad(x, amounts), self.zeros
-        kernel = self.composed_kernel()
-        return convolve(x, kernel, self.b_out, self.stride, padding, self.step, self.groups)
+        return convolve(x, self.composed_kernel(), self.b_out, self.stride, padding, self.step, self.groups)
 
     def at_border(self, keys: Keys, axis: int, low: int, high: int) -> tuple[Tensor, Tensor]:
-        """Numbers of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them."""
+        """Numbers of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them.
+
+        Keys are counted from the first one stored, and those not stored are left out.
+        """
         count, size, stride = self.queries(keys.sizes)[axis], keys.sizes[axis], self.stride[axis]
         first = min(count, max(0, (low + stride - 1) // stride))
         last = max(first, min(count, count - (high + stride - 1) // stride))
         near = stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1 if first > 0 else 0
-        near = min(size, max(0, near))
-        far = max(near, min(size, stride * last - low) if last < count else size)
+        far = stride * last - low if last < count else size
+        stored = keys.stored.shape[2 + axis]
+        near = min(stored, max(0, near - keys.before[axis]))
+        far = min(stored, max(near, far - keys.before[axis]))
         queries = torch.arange(count, device=keys.stored.device)
-        numbers = torch.arange(size, device=keys.stored.device)
+        numbers = torch.arange(stored, device=keys.stored.device)
         return torch.cat([queries[:first], queries[last:]]), torch.cat([numbers[:near], numbers[far:]])
 
-    def beyond(self, keys: Keys, axis: int, queries: Tensor, numbers: Tensor) -> Tensor:
+    def beyond(
+        self, x: Tensor, P: list[Tensor], U: list[Tensor], axis: int, queries: Tensor, numbers: Tensor
+    ) -> Tensor:
         """What the lack of keys beyond the border adds to `queries` (C,) along `axis`, which see the keys `numbers`.
 
         Term a = `axis` of the sum in this file's docstring: (B, D_out, *Q), with C for Q along `axis`.
         """
-        x = keys.stored
         heads = torch.tensor(self.outer[axis], device=x.device)
         factors: list[Tensor] = []
-        for other, count in enumerate(self.queries(keys.sizes)):
+        for other in range(len(P)):
             if other == axis:
-                scores = self.axis_scores(axis, queries, numbers)
-                stored = numbers - keys.before[axis]
-                within = (stored >= 0) & (stored < x.shape[2 + axis])
-                factor = (self.share(scores) - self.borderless_share(scores, axis)) * within
-                x = x.index_select(2 + axis, stored.clamp(0, x.shape[2 + axis] - 1))
+                added = (P[axis] - U[axis]).index_select(1, queries).index_select(2, numbers)
+                factors.append(added.index_select(0, heads))
             else:
-                all_queries = torch.arange(count, device=x.device)
-                all_keys = torch.arange(keys.sizes[other], device=x.device)
-                scores = self.axis_scores(other, all_queries, all_keys)
-                factor = self.share(scores) if other > axis else self.borderless_share(scores, other)
-                factor = factor.narrow(2, keys.before[other], x.shape[2 + other])
-            factors.append(factor[heads])
-        slices = self.W_val().flatten(2)[:, :, heads]
-        return mix_heads(attend_by_axes(factors, x, axis), slices, None, self.groups)
+                factors.append((P[other] if other > axis else U[other]).index_select(0, heads))
+        slices = self.W_val().flatten(2).index_select(2, heads)
+        attended = attend_by_axes(factors, x.index_select(2 + axis, numbers), axis)
+        return mix_heads(attended, slices, None, self.groups)
 
     def by_axes_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by axes."""
