@@ -106,10 +106,12 @@ def test_factors_by_axes_give_the_explicit_product_and_its_gradients(terms, dtyp
         assert (expected - got).abs().max() < error * max(1.0, float(expected.abs().max()))
 
 
-def test_large_grids_go_by_axes_and_small_ones_do_not():
-    assert not attention(Quadratic).by_axes
-    assert Attention(D, HEADS, (Quadratic,), (17, 19)).by_axes
-    assert not Attention(D, HEADS, (Quadratic, Content), (17, 19)).by_axes
+def test_separable_terms_go_by_axes_on_a_cpu_and_large_grids_everywhere():
+    X = pixels()
+    assert attention(Quadratic, Learned).by_axes(X)
+    assert not attention(Quadratic).by_axes(X.to("meta"))
+    assert Attention(D, HEADS, (Quadratic,), (17, 19)).by_axes(X.to("meta"))
+    assert not Attention(D, HEADS, (Quadratic, Content), (17, 19)).by_axes(X)
 
 
 def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():
@@ -175,7 +177,7 @@ def test_probability_dropout_is_shared_by_the_batch_for_positions_and_not_for_co
         X = pixels(torch.float32)[:1].expand(2, -1, -1, -1)
         torch.manual_seed(4)
         y = layer(X)
-        assert torch.equal(y[0], y[1]) == shared
+        assert torch.allclose(y[0], y[1], atol=1e-6) == shared
 
 
 def test_dropout_also_drops_where_evaluation_goes_by_axes():

@@ -1,4 +1,7 @@
-"""certificate.py: the bound holds for any layer and input, and is not far above what some input reaches."""
+"""certificate.py: the bound holds for any layer and input, and is not far above what some input reaches.
+
+The two property-based tests draw 2,000 layers between them.
+"""
 
 import pytest
 import torch
@@ -35,7 +38,7 @@ def excess(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=450, deadline=None, derandomize=True)
 @given(drawn=layers(), alpha=ALPHAS, magnitude=st.floats(0.01, 10.0), content=st.booleans())
 def test_no_input_breaks_the_bound(dtype, drawn, alpha, magnitude, content):
     conv, x = drawn.conv.to(dtype), drawn.inputs().to(dtype) * magnitude

@@ -34,7 +34,7 @@ def test_attention_maps_are_the_probabilities_used(term, by_position):
     for block, P in zip(model.blocks, maps, strict=True):
         assert torch.allclose(P.sum(-1), torch.ones(()), atol=1e-6)
         attn = block.attn
-        assert torch.equal(attn(tokens), attn.W_out(attn.W_val(attend(P, tokens))))
+        assert torch.allclose(attn(tokens), attn.W_out(attn.W_val(attend(P, tokens))), atol=1e-6)
         tokens = block(tokens)
     assert torch.equal(model.forward_head(tokens), model(x))
 

@@ -1,5 +1,6 @@
 """network_conversion.py: layers swapped in whole networks, and the report."""
 
+import copy
 import json
 
 import pytest
@@ -139,6 +140,8 @@ def test_positions_are_kept_from_weight_decay():
             assert name in undecayed
         if name.endswith(("W_val.weight", "W_qry", "W_key")):
             assert name not in undecayed
+    twin = copy.deepcopy(network)
+    assert twin.no_weight_decay.__self__ is twin and twin.no_weight_decay() == network.no_weight_decay()
 
 
 def test_what_cannot_be_converted_is_said():

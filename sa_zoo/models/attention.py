@@ -18,11 +18,15 @@ Legend, here and in every file of this folder:
     D     channels (D_in = D_out = D)       r_delta relative positional encoding of delta
     D_h   query and key channels of a head  D_p     channels of r_delta
 
-If every term is a sum of one score an axis, the softmax factorises, P[q, k] = P_down[y, y'] P_across[x, x'], and
-T x T probabilities need never be built.
+What the terms are decides how a layer is evaluated:
+
+* a sum of one score an axis: the softmax factorises, P[q, k] = P_down[y, y'] P_across[x, x'], and T x T probabilities
+  are never built;
+* positions alone: P is built once for all images;
+* content: P of each image, by scores that need neither queries nor keys (terms.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -30,9 +34,10 @@ from torch import Tensor, nn
 from torch.nn.functional import threshold
 
 from .positions import wide
+from .products import Linear, in_portions, product
 
-# Up to this many pixels one dense product with T x T probabilities beats two products with their factors
-# (16x16 on two Xeon cores: 0.8x the time in bfloat16, equal in float32; more pixels favour the factors).
+# Up to this many pixels an accelerator's one product with T x T probabilities beats two small ones with their factors,
+# between which much has to be moved. On a CPU the factors win at any size.
 DENSE_PIXELS = 256
 
 
@@ -49,7 +54,7 @@ def probabilities_from(scores: Tensor) -> Tensor:
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X], explicitly: (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, N_h D)"""
     P = P.to(X.dtype).transpose(-3, -2).flatten(-3, -2)  # (T N_h, T): the product comes out with its heads in place
-    return (P @ X.flatten(1, 2)).reshape(X.shape[0], X.shape[1], X.shape[2], -1)
+    return product(P, X.flatten(1, 2)).reshape(X.shape[0], X.shape[1], X.shape[2], -1)
 
 
 def attend_by_axes(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
@@ -61,6 +66,31 @@ def attend_by_axes(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
     return torch.einsum("hik,bkjhd->bijhd", P_down.to(X.dtype), mixed).flatten(3)
 
 
+class Memory:
+    """The last value of a function of parameters, for as long as they hold the same numbers.
+
+    Numbers, not versions, are compared: a write through `.data` changes no version.
+    """
+
+    def __init__(self) -> None:
+        self.known: tuple[list[Tensor], tuple[int, ...], Tensor] | None = None
+
+    def recall(self, function: Callable[[], Tensor], parameters: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
+        """function(), which depends on `parameters` and `sizes` alone."""
+        if self.known is not None and self.known[1] == sizes and same(self.known[0], parameters):
+            return self.known[2]
+        value = function()
+        self.known = ([parameter.detach().clone() for parameter in parameters], sizes, value)
+        return value
+
+
+def same(known: list[Tensor], given: list[Tensor]) -> bool:
+    """Whether tensors are equal, in type and place too."""
+    return len(known) == len(given) and all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(known, given, strict=True)
+    )
+
+
 class Attention(nn.Module):
     """MHSA (Eq. 3) with A a sum of `terms`.
 
@@ -69,13 +99,14 @@ class Attention(nn.Module):
 
     Args:
         terms: classes of score terms, each called as term(dim, num_heads, grid).
-        grid: (H, W) of the images expected. Learned encodings fit it alone; other terms take any size, and the
-            grid only decides, once, which of two equal evaluations is the cheaper one.
+        grid: (H, W) of the images expected. Learned encodings fit it alone; other terms take any size.
         attn_drop: dropout on probabilities. Position-only probabilities are shared by the batch, and so is
             their dropout, as in the paper's code; it does not factorise by axes.
     """
 
-    by_axes: Final[bool]
+    separable: Final[bool]
+    positional: Final[bool]
+    large: Final[bool]
 
     def __init__(
         self,
@@ -89,11 +120,13 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.terms = nn.ModuleList(term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms)
-        separable = all(hasattr(term, "axis_scores") for term in self.terms)
-        self.by_axes = separable and grid[0] * grid[1] > DENSE_PIXELS
+        self.separable = all(hasattr(term, "axis_scores") for term in self.terms)
+        self.positional = not any(hasattr(term, "matrices") for term in self.terms)
+        self.large = grid[0] * grid[1] > DENSE_PIXELS
         self.attn_drop = nn.Dropout(attn_drop)
-        self.W_val = nn.Linear(num_heads * dim, dim, device=device, dtype=dtype)
-        self.W_out = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.memory = Memory()
+        self.W_val = Linear(num_heads * dim, dim, device=device, dtype=dtype)
+        self.W_out = Linear(dim, dim, device=device, dtype=dtype)
 
     def probabilities(self, X: Tensor) -> Tensor:
         """Attention maps: (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); float32 or wider."""
@@ -110,11 +143,77 @@ class Attention(nn.Module):
             down, across = down + more_down, across + more_across
         return probabilities_from(down), probabilities_from(across)
 
+    def by_axes(self, X: Tensor) -> bool:
+        """Whether X is attended with by the factors of P."""
+        dropping = self.training and self.attn_drop.p > 0.0
+        return self.separable and not dropping and (self.large or X.is_cpu)
+
+    def attended(self, X: Tensor) -> Tensor:
+        """concat_h[P_h X] of all images at once: (B, H, W, D) -> (B, H, W, N_h D)"""
+        if self.separable:  # decided when built, for TorchScript: other terms have no factors
+            if self.by_axes(X):
+                P_down, P_across = self.axis_probabilities(X)
+                return attend_by_axes(P_down, P_across, X)
+        return attend(self.attn_drop(self.probabilities(X)), X)
+
+    @torch.jit.unused
+    def attention_to(self, X: Tensor) -> Callable[[Tensor], Tensor]:
+        """concat_h[P_h .] as a function of some of the images, with all that does not depend on them done."""
+        if self.by_axes(X):
+            P_down, P_across = self.axis_probabilities(X)
+            return lambda some: attend_by_axes(P_down, P_across, some)
+        if self.positional:
+            P = self.attn_drop(self.standing_probabilities(X))
+            return lambda some: attend(P, some)
+        positions = [term(X) for term in self.terms if not hasattr(term, "matrices")]
+        looking = [(term, term.matrices()) for term in self.terms if hasattr(term, "matrices")]
+
+        def attention(some: Tensor) -> Tensor:
+            scores = sum([term.scores(matrices, some) for term, matrices in looking], *positions)
+            return attend(self.attn_drop(probabilities_from(scores)), some)
+
+        return attention
+
+    @torch.jit.unused
+    def standing_probabilities(self, X: Tensor) -> Tensor:
+        """`probabilities` by position; remembered where nothing is trained and they are small."""
+        if self.large or torch.is_grad_enabled() or not X.is_cpu or torch.compiler.is_compiling():
+            return self.probabilities(X)
+        return self.memory.recall(lambda: self.probabilities(X), list(self.terms.parameters()), X.shape[1:3])
+
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        if self.by_axes and not (self.training and self.attn_drop.p > 0.0):
-            P_down, P_across = self.axis_probabilities(X)
-            heads = attend_by_axes(P_down, P_across, X)
+        if torch.jit.is_scripting():
+            values = self.W_val(self.attended(X))
         else:
-            heads = attend(self.attn_drop(self.probabilities(X)), X)
-        return self.W_out(self.W_val(heads))
+            values = self.evaluated(X)
+        return self.W_out(values)
+
+    @torch.jit.unused
+    def evaluated(self, X: Tensor) -> Tensor:
+        """sum_h P_h X W_val_h + b_val in the way that suits the device: (B, H, W, D) -> (B, H, W, D)"""
+        attention = self.attention_to(X)
+        if X.is_cpu and not torch.compiler.is_compiling():
+            return in_portions(lambda some: self.W_val(attention(some)), X)
+        return self.W_val(attention(X))
+
+    @torch.jit.ignore
+    def reparameterize(self) -> None:
+        """Fold W_out into W_val, between which nothing happens; timm.utils.reparameterize_model calls this."""
+        if isinstance(self.W_out, nn.Identity):
+            return
+        inner, outer = self.W_val, self.W_out
+        with torch.no_grad():
+            weight = wide(outer.weight) @ wide(inner.weight)
+            bias = wide(outer.weight) @ wide(inner.bias) + wide(outer.bias)
+            inner.weight.copy_(weight)
+            inner.bias.copy_(bias)
+        self.W_out = nn.Identity()
+
+
+class ExplicitAttention(Attention):
+    """The layer by its definition, as the paper's code evaluates it: the yardstick for the other evaluations."""
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        return self.W_out(self.W_val(attend(self.attn_drop(self.probabilities(X)), X)))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from .attention import Attention
+from .products import Linear
 
 _logger = logging.getLogger(__name__)
 
@@ -38,9 +39,9 @@ class Block(nn.Module):
         dd = {"device": device, "dtype": dtype}
         self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
-        self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+        self.fc1 = Linear(dim, hidden_dim, **dd)
         self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dim, dim, **dd)
+        self.fc2 = Linear(hidden_dim, dim, **dd)
         self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = StochasticDepth(drop_path, mode="row")

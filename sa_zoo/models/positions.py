@@ -128,6 +128,27 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
     return scores.flatten(4, 5).flatten(2, 3)
 
 
+def by_displacement(across: Tensor, down: Tensor) -> Tensor:
+    """Scores of pairs of pixels from each query's scores of displacements: across[.., dx] + down[.., dy].
+
+    Args:
+        across: (B, N_h, H, W, 2 W - 1), from dx = -(W - 1) to W - 1; down: (B, N_h, H, W, 2 H - 1).
+
+    Returns:
+        (B, N_h, T, T), indexed [b, h, q, k].
+    """
+    across = keys_of_axis(across)  # (B, N_h, H, W, W)
+    down = keys_of_axis(down.transpose(2, 3)).transpose(2, 3)  # (B, N_h, H, W, H)
+    return (down[..., :, None] + across[..., None, :]).flatten(4, 5).flatten(2, 3)
+
+
+def keys_of_axis(scores: Tensor) -> Tensor:
+    """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
+    position = torch.arange(scores.shape[-2], device=scores.device)
+    index = position[None, :] - position[:, None] + (scores.shape[-2] - 1)
+    return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))
+
+
 def resized_table(table: Tensor, size: int) -> Tensor:
     """A table of displacement encodings, interpolated linearly from its own axis size to `size` pixels.
 

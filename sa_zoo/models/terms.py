@@ -1,14 +1,21 @@
 """The terms that attention scores are sums of (Eqs. 7, 8 and 9 of the paper). Legend: attention.py.
 
-A term is a module made by term(dim, num_heads, grid), from X (B, H, W, D) to scores (N_h, T, T) or (B, N_h, T, T).
-A term that also has `axis_scores` depends on positions alone and is a sum of one score an axis. A term that has
-`set_grid` holds learned encodings made for one grid of (H, W) pixels, which that method interpolates to another.
+A term is a module made by term(dim, num_heads, grid). Its forward is its definition, from X (B, H, W, D) to scores
+(N_h, T, T), or (B, N_h, T, T) if it looks at X. Beyond that, a term has
+
+* `axis_scores` if it is a sum of one score an axis;
+* `set_grid` if it holds learned encodings made for one grid of (H, W) pixels, to interpolate them to another;
+* `matrices` and `scores` if it looks at X: the same scores without building queries or keys. Scores are linear in a
+  query, q = W_qry x + b_qry, so everything that a query meets, W_key^T and the encodings r_delta, is multiplied by
+  W_qry once for all images (`matrices`), and one linear map of X is left before the product with X itself (`scores`).
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from .positions import (
+    by_displacement,
     displacement_scores,
     generalized_quadratic_scores,
     learned_axis_scores,
@@ -17,6 +24,7 @@ from .positions import (
     resized_grid,
     resized_table,
 )
+from .products import linear, product
 
 
 class Quadratic(nn.Module):
@@ -134,6 +142,20 @@ class Content(RelativeTables):
         position = displacement_scores(query_x, query_y, self.row[:, None, :], self.col[:, None, :])
         return dot_scores(query, key) + position
 
+    def matrices(self) -> list[Tensor]:
+        """(N_h, D + 2 W - 1 + 2 H - 1, D) and its bias, for `scores`"""
+        W_qry, b_qry = heads_of(self.W_qry, self.num_heads)
+        W_key, b_key = heads_of(self.W_key, self.num_heads)
+        row = pad(self.row, (0, self.col.shape[1])).expand(self.num_heads, -1, -1)
+        # Every key has the bias of W_key, as every displacement has one dy.
+        col = pad(self.col, (self.row.shape[1], 0)) + b_key[:, None, :]
+        met = torch.cat([W_key.transpose(1, 2), row, col], dim=1) * W_qry.shape[2] ** -0.5
+        return [met @ W_qry, (met @ b_qry[:, :, None]).squeeze(2)]
+
+    def scores(self, matrices: list[Tensor], X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        return scores_of_met(matrices, X)
+
 
 class Relative(RelativeTables):
     """All four terms of Eq. 8 over sqrt(D_h), with D_h = D_p = D and r_delta = concat(row[dx], col[dy]) learned.
@@ -171,6 +193,22 @@ class Relative(RelativeTables):
         to_position = (query + self.v[:, None, None, :]) * scale
         return dot_scores(to_content, key) + displacement_scores(to_position, to_position, row, col)
 
+    def matrices(self) -> list[Tensor]:
+        """(N_h, D + 2 W - 1 + 2 H - 1, D) and its bias, for `scores`"""
+        W_qry, W_key = self.W_qry.weight, self.W_key.weight
+        W_qry, W_key = W_qry.unflatten(0, [self.num_heads, -1]), W_key.unflatten(0, [self.num_heads, -1])
+        What_key = self.W_key_pos.weight.unflatten(0, [self.num_heads, -1]).transpose(1, 2)  # (N_h, D_p, D_h)
+        What_row, What_col = What_key.split([self.row.shape[1], self.col.shape[1]], dim=1)
+        scale = W_qry.shape[2] ** -0.5
+        content = W_key.transpose(1, 2) * scale
+        position = torch.cat([self.row @ What_row, self.col @ What_col], dim=1) * scale
+        bias = torch.cat([content @ self.u[:, :, None], position @ self.v[:, :, None]], dim=1)
+        return [torch.cat([content, position], dim=1) @ W_qry, bias.squeeze(2)]
+
+    def scores(self, matrices: list[Tensor], X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        return scores_of_met(matrices, X)
+
 
 class Absolute(nn.Module):
     """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
@@ -197,6 +235,18 @@ class Absolute(nn.Module):
         key = split_heads(self.W_key(X + self.P), self.num_heads)
         return dot_scores(query * X.shape[-1] ** -0.5, key)
 
+    def matrices(self) -> list[Tensor]:
+        """(N_h, D + 1, D) and its bias, for `scores`"""
+        W_qry, b_qry = heads_of(self.W_qry, self.num_heads)
+        W_key, b_key = heads_of(self.W_key, self.num_heads)
+        met = torch.cat([W_key.transpose(1, 2), b_key[:, None, :]], dim=1) * W_qry.shape[2] ** -0.5
+        return [met @ W_qry, (met @ b_qry[:, :, None]).squeeze(2)]
+
+    def scores(self, matrices: list[Tensor], X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        content, same = products_with_met(matrices, X + self.P).split([X.shape[-1], 1], dim=-1)
+        return dots(content, X + self.P) + same.flatten(2, 3)  # the bias of W_key gives all keys the same
+
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, H, W, N_h D_h) -> (B, N_h, H, W, D_h)"""
@@ -206,3 +256,27 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def dot_scores(query: Tensor, key: Tensor) -> Tensor:
     """q . k for all pairs of pixels: (B, N_h, H, W, D_h), twice -> (B, N_h, T, T)"""
     return query.flatten(2, 3) @ key.flatten(2, 3).transpose(-1, -2)
+
+
+def heads_of(layer: nn.Linear, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Weight (N_h, D_h, D) and bias (N_h, D_h) of a projection for all heads."""
+    return layer.weight.unflatten(0, [num_heads, -1]), layer.bias.unflatten(0, [num_heads, -1])
+
+
+def products_with_met(matrices: list[Tensor], X: Tensor) -> Tensor:
+    """What each query has to do with what it meets: (N_h, F, D) and (N_h, F), (B, H, W, D) -> (B, N_h, H, W, F)"""
+    weight, bias = matrices
+    return split_heads(linear(X, weight.flatten(0, 1), bias.flatten()), weight.shape[0])
+
+
+def scores_of_met(matrices: list[Tensor], X: Tensor) -> Tensor:
+    """Scores from [content (D) | dx (2 W - 1) | dy (2 H - 1)] of every query: (B, N_h, T, T)"""
+    sizes = [X.shape[3], 2 * X.shape[2] - 1, 2 * X.shape[1] - 1]
+    content, across, down = products_with_met(matrices, X).split(sizes, dim=-1)
+    return dots(content, X) + by_displacement(across, down)
+
+
+def dots(content: Tensor, X: Tensor) -> Tensor:
+    """x_q . X_k for all pairs of pixels: (B, N_h, H, W, D), (B, H, W, D) -> (B, N_h, T, T)"""
+    scores = product(content.flatten(1, 3), X.flatten(1, 2).transpose(1, 2))  # (B, N_h T, T)
+    return scores.unflatten(1, [content.shape[1], -1])

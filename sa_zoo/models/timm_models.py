@@ -15,35 +15,23 @@ from timm.models import (
     checkpoint_seq,
     generate_default_cfgs,
     register_model,
-    register_notrace_function,
+    register_notrace_module,
 )
 from timm.models._features import feature_take_indices
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
-from .attention import probabilities_from
+from .attention import Attention
 from .network import SANet, checked_pool
-from .positions import (
-    displacement_scores,
-    generalized_quadratic_scores,
-    learned_axis_scores,
-    quadratic_axis_scores,
-    resized_grid,
-    resized_table,
-)
+from .positions import resized_grid, resized_table
+from .products import Linear
 from .terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
 _logger = logging.getLogger(__name__)
 
-# These ask for a size or a type that torch.fx knows only by name: it shall call them, not trace into them.
-for function in (
-    displacement_scores,
-    generalized_quadratic_scores,
-    learned_axis_scores,
-    probabilities_from,
-    quadratic_axis_scores,
-):
-    register_notrace_function(function)
+# These choose how to evaluate by what torch.fx cannot know: it shall call them, not trace into them.
+register_notrace_module(Attention)
+register_notrace_module(Linear)
 
 
 class TimmSANet(SANet):

@@ -1,0 +1,65 @@
+"""Matrix products and work in portions: how a CPU evaluates what attention.py defines.
+
+torch hands a CPU's float32 products to MKL, which on other processors than Intel's leaves half the width of their
+vectors unused, and its convolutions to oneDNN, which uses all of it. A product is a 1x1 convolution; said so, it takes
+half the time on an AMD EPYC with AVX-512 (`sa-zoo bench` measures both ceilings). Graphs that are compiled or exported,
+other devices and other types keep torch's own products.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+from torch.nn.functional import linear as torch_linear
+from torch.utils.checkpoint import checkpoint
+
+ONEDNN = torch.backends.mkldnn.is_available()
+# From so many images on, torch hands 1x1 convolutions to oneDNN on any number of threads.
+IMAGES = 16
+# Images that a layer looks at together: what lies between its products then stays in a CPU's caches.
+PORTION = 4
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias: (..., K), (N, K), (N,) -> (..., N)"""
+    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not by_convolution(x, weight):
+        return torch_linear(x, weight, bias)
+    images = x.reshape(IMAGES, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)  # (16, K, 1, rows / 16), channels last
+    product = conv2d(images, weight[:, :, None, None], bias)
+    return product.permute(0, 2, 3, 1).reshape([*x.shape[:-1], weight.shape[0]])
+
+
+@torch.jit.unused
+def by_convolution(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product belongs to oneDNN, and its rows make up as many images as that takes."""
+    rows = x.numel() // max(x.shape[-1], 1)
+    single = x.is_cpu and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return ONEDNN and single and rows > 0 and rows % IMAGES == 0
+
+
+class Linear(nn.Linear):
+    """torch's linear layer, evaluated by `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., N)"""
+        return linear(x, self.weight, self.bias)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a b image by image: (M, K) or (B, M, K), and (B, K, N) -> (B, M, N)"""
+    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not by_convolution(a, b):
+        return a @ b
+    lefts = a.unbind() if a.ndim == 3 else [a] * b.shape[0]
+    return torch.stack([linear(left, right.T) for left, right in zip(lefts, b.unbind(), strict=True)])
+
+
+@torch.jit.unused
+def in_portions(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    """function(X), of as many images at a time as a CPU's caches hold; gradients evaluate each portion once more.
+
+    So nothing that the function builds on the way, which for attention is N_h times as large as X, is ever kept.
+    """
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(function, portion, use_reentrant=False) for portion in X.split(PORTION)])
+    return torch.cat([function(portion) for portion in X.split(PORTION)])

@@ -1,0 +1,174 @@
+"""Every way in which attention is evaluated against its definition: values, gradients, types, changes of weights."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.utils import reparameterize_model
+
+from sa_zoo.models import attention as attention_file
+from sa_zoo.models import products
+from sa_zoo.models.attention import Attention, ExplicitAttention
+from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+
+# The height lets every product go by convolution; the batch makes up more than one portion.
+H, W, D, HEADS, B = 16, 3, 7, 11, products.PORTION + 1
+TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relative,), (Absolute,), (Quadratic, Content)]
+every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
+
+
+def layers(terms, dtype=torch.float64, **kwargs) -> tuple[Attention, ExplicitAttention]:
+    torch.manual_seed(0)
+    layer = Attention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
+    explicit = ExplicitAttention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
+    explicit.load_state_dict(layer.state_dict())
+    return layer, explicit
+
+
+def pixels(dtype=torch.float64) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(B, H, W, D, dtype=dtype)
+
+
+def same(layer: Attention, X: torch.Tensor, error: float = 1e-10) -> None:
+    """The layer gives what its weights give by the definition."""
+    explicit = ExplicitAttention(D, HEADS, [type(term) for term in layer.terms], (H, W), dtype=X.dtype).eval()
+    explicit.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        assert (layer(X) - explicit(X)).abs().max() < error
+
+
+@every_term
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, error):
+    layer, explicit = layers(terms, dtype)
+    X = pixels(dtype).requires_grad_()
+    y, expected = layer(X), explicit(X)
+    assert (y - expected).abs().max() < error
+    direction = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
+    for got, want in zip(
+        gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True
+    ):
+        assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
+
+
+@every_term
+def test_bfloat16_is_within_its_rounding(terms):
+    layer, explicit = layers(terms, torch.float32)
+    X = pixels(torch.float32)
+    with torch.no_grad():
+        expected = explicit(X)
+        half = copy.deepcopy(layer).bfloat16()(X.bfloat16()).float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            auto = layer(X).float()
+            reference = explicit(X).float()
+    scale = expected.abs().max()
+    allowed = max(2.0 * (reference - expected).abs().max(), torch.finfo(torch.bfloat16).eps * scale)
+    assert (auto - expected).abs().max() < allowed
+    assert (half - expected).abs().max() < 4 * torch.finfo(torch.bfloat16).eps * scale
+
+
+@pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)], ids=lambda terms: terms[0].__name__)
+def test_dropout_on_probabilities_is_that_of_the_definition(terms):
+    layer, explicit = layers(terms, attn_drop=0.5)
+    X = pixels()
+    torch.manual_seed(2)
+    y = layer(X)
+    torch.manual_seed(2)
+    assert (y - explicit(X)).abs().max() < 1e-10
+
+
+def test_gradients_see_the_dropout_of_content_that_the_values_saw():
+    layer, _ = layers((Content,), attn_drop=0.5)
+    X = pixels().requires_grad_()
+    direction = torch.randn_like(X)
+
+    def value(X: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return (layer(X) * direction).sum()
+
+    (gradient,) = torch.autograd.grad(value(X), X)
+    along = torch.randn_like(X)
+    step = 1e-6
+    with torch.no_grad():
+        slope = (value(X + step * along) - value(X - step * along)) / (2 * step)
+    assert abs(float(slope - (gradient * along).sum())) < 1e-6
+
+
+def test_maps_by_position_are_built_once_while_nothing_changes(monkeypatch):
+    layer = layers((GeneralizedQuadratic,))[0].eval()
+    built = []
+    original = attention_file.probabilities_from
+    monkeypatch.setattr(
+        attention_file, "probabilities_from", lambda scores: built.append(scores.shape) or original(scores)
+    )
+    with torch.no_grad():
+        for _ in range(3):
+            layer(pixels())
+        assert len(built) == 1
+        layer(pixels()[:, :5])  # another size of images
+        assert len(built) == 2
+    layer(pixels())  # gradients may be wanted
+    layer(pixels())
+    assert len(built) == 4
+
+
+CHANGES = {
+    "written in place": lambda layer: layer.terms[0].Delta.add_(0.5),
+    "written through .data": lambda layer: layer.terms[0].spread.data.mul_(1.5),
+    "replaced": lambda layer: setattr(layer.terms[0], "Delta", torch.nn.Parameter(layer.terms[0].Delta + 1.0)),
+    "loaded": lambda layer: layer.load_state_dict(layers((GeneralizedQuadratic,))[0].state_dict()),
+    "trained": lambda layer: [p.copy_(p - 0.1 * torch.ones_like(p)) for p in layer.parameters()],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_remembered_maps_follow_their_parameters(change, mode):
+    layer = layers((GeneralizedQuadratic,))[0].eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1)
+    with mode():
+        layer(pixels())
+    with torch.no_grad():
+        CHANGES[change](layer)
+    same(layer, pixels())
+
+
+def test_remembered_maps_follow_types_and_copies():
+    layer = layers((GeneralizedQuadratic,))[0].eval()
+    same(layer, pixels())
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.terms[0].Delta.add_(1.0)
+    same(twin, pixels())
+    same(layer, pixels())
+    same(layer.float(), pixels(torch.float32), 1e-5)
+    with torch.no_grad():
+        assert layer.half()(pixels(torch.float16)).dtype == torch.float16
+    same(layer.double(), pixels())
+
+
+@every_term
+def test_folded_layers_are_the_same(terms):
+    layer, _ = layers(terms)
+    X = pixels()
+    expected = layer(X)
+    layer.reparameterize()
+    layer.reparameterize()
+    assert isinstance(layer.W_out, torch.nn.Identity)
+    assert (layer(X) - expected).abs().max() < 1e-10
+
+
+def test_timm_folds_whole_models():
+    torch.manual_seed(4)
+    model = timm.create_model("sa_quadratic_tiny_cifar").eval()
+    folded = reparameterize_model(model)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert (folded(x) - model(x)).abs().max() < 1e-5
+    fewer = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in folded.parameters())
+    assert fewer == 6 * (96 * 96 + 96)

@@ -1,0 +1,92 @@
+"""products.py: torch's own products by another library, and work in portions, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sa_zoo.models import products
+
+ROWS, K, N, B = 3 * products.IMAGES, 7, 11, 5
+
+
+def tensors(*shapes: tuple[int, ...], dtype=torch.float32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    direction = torch.randn_like(expected)
+    pairs = zip(
+        (got, *torch.autograd.grad(got, inputs, direction)),
+        (expected, *torch.autograd.grad(expected, inputs, direction)),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+        assert (mine - theirs).abs().max() < 1e-5 * max(1.0, float(theirs.detach().abs().max()))
+
+
+@pytest.mark.skipif(not products.ONEDNN, reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("shape", [(ROWS, K), (3, products.IMAGES, K), (2, 3, 5, products.IMAGES, K)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_linear_layer_by_convolution_is_torchs(shape, biased):
+    x, weight, bias = tensors(shape, (N, K), (N,))
+    assert products.by_convolution(x, weight)
+    given = [weight, bias] if biased else [weight]
+    close(products.linear(x, *given), F.linear(x, *given), [x, *given])
+
+
+@pytest.mark.skipif(not products.ONEDNN, reason="this build of torch has no oneDNN")
+def test_a_transposed_weight_gives_the_same():
+    x, weight = tensors((ROWS, K), (K, N))
+    close(products.linear(x, weight.T), x @ weight, [x, weight])
+
+
+@pytest.mark.parametrize("left", [(ROWS, K), (B, ROWS, K), (B, ROWS + 1, K)])
+def test_products_image_by_image_are_torchs(left):
+    a, b = tensors(left, (B, K, N))
+    close(products.product(a, b), a @ b, [a, b])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_and_odd_numbers_of_rows_keep_torchs_own_product(dtype):
+    x, weight = tensors((ROWS, K), (N, K), dtype=dtype)
+    assert not products.by_convolution(x, weight)
+    assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+    x, weight = tensors((ROWS + 1, K), (N, K))
+    assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+    assert products.linear(x[:0], weight).shape == (0, N)
+
+
+def test_autocast_rules_the_product():
+    layer = products.Linear(K, N)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(torch.randn(ROWS, K)).dtype == torch.bfloat16
+
+
+def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between():
+    X, weight = tensors((2 * products.PORTION + 1, 3, K), (N, K), dtype=torch.float64)
+    kept = []
+
+    def function(some: torch.Tensor) -> torch.Tensor:
+        return (some @ weight.T).exp().square()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.shape[-1])
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        got = products.in_portions(function, X)
+    assert N not in kept
+    close(got, function(X), [X, weight])
+
+
+def test_portions_draw_the_same_dropout_again_for_their_gradients():
+    (X,) = tensors((2 * products.PORTION + 1, 3, K))
+    drop = nn.Dropout(0.5)
+    y = products.in_portions(lambda some: drop(some) * some, X)
+    (gradient,) = torch.autograd.grad(y.sum(), X)
+    dropped = y == 0
+    assert dropped.any() and not dropped.all()
+    assert torch.equal(gradient == 0, dropped)
