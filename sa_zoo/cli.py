@@ -193,6 +193,64 @@ def _publish(folder: Path, repo_id: str, private: bool, tag: str | None, dry_run
         raise OSError(refused) from refused
 
 
+@app.command()
+def bench(
+    models: Annotated[list[str] | None, typer.Argument(help="timm names; sa_quadratic_cifar if none.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1)] = 32,
+    side: Annotated[
+        list[int] | None, typer.Option(help="Also one layer of the first model on SIDE x SIDE tokens.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Of a CPU; all cores if 0.", min=0)] = 0,
+    rounds: Annotated[int, typer.Option(help="Turns that each network takes.", min=1)] = 5,
+    json_: Annotated[Path | None, typer.Option("--json", help="Results; with --side, a plot beside it.")] = None,
+) -> None:
+    """Measure time, memory and work of models beside their yardsticks, which take turns with them."""
+    _told(_bench, models or ["sa_quadratic_cifar"], device, batch, side or [], threads, rounds, json_)
+
+
+def _bench(
+    models: list[str], device: str, batch: int, sides: list[int], threads: int, rounds: int, json_: Path | None
+) -> None:
+    import timm
+    import torch
+
+    import sa_zoo  # noqa: F401  registers the names
+    from sa_zoo.analysis import benchmark
+    from sa_zoo.analysis.scaling import plot_growth
+    from sa_zoo.models.yardsticks import beside, evaluations
+
+    unknown = [name for name in models if not timm.is_model(name)]
+    if unknown:
+        ours = ", ".join(timm.list_models(module="timm_models"))
+        raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, as {ours}")
+    if threads:
+        torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    place = torch.device(device)
+    conditions = benchmark.conditions(place, rounds)
+    typer.echo(json.dumps(conditions))
+    rows = []
+    for name in models:
+        networks = beside(timm.create_model(name)) | {"resnet18_cifar": timm.create_model("resnet18_cifar")}
+        images = torch.randn(batch, *timm.get_pretrained_cfg(name).input_size, device=place)
+        rows += benchmark.bench(name, {key: network.to(place) for key, network in networks.items()}, images, rounds)
+        typer.echo(benchmark.table([row for row in rows if row.model == name]) + "\n")
+
+    def layers_for(side: int) -> dict[str, torch.nn.Module]:
+        patch = timm.create_model(models[0], depth=1).patch_size
+        network = timm.create_model(models[0], depth=1, img_size=side * patch).eval()
+        return {key: twin.blocks[0].attn for key, twin in evaluations(network).items()}
+
+    layers = benchmark.growth(layers_for, sides, rounds)
+    if layers:
+        typer.echo(benchmark.growth_table(layers))
+    if json_:
+        benchmark.write_results(json_, rows, layers, conditions)
+        if layers:
+            plot_growth(layers, json_.with_suffix(".png"))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def run(
     context: typer.Context, script: Annotated[Path, typer.Argument(help="Any Python script; its arguments follow.")]

@@ -12,9 +12,16 @@ from sa_zoo.models import products
 from sa_zoo.models.attention import Attention, ExplicitAttention
 from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
-# The height lets every product go by convolution; the batch makes up more than one portion.
-H, W, D, HEADS, B = 16, 3, 7, 11, products.PORTION + 1
+# The height lets every product go by convolution.
+H, W, D, HEADS, B = 16, 3, 7, 11, 5
 TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relative,), (Absolute,), (Quadratic, Content)]
+
+
+@pytest.fixture(autouse=True)
+def several_portions(monkeypatch):
+    monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
+
+
 every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
 
 
@@ -48,9 +55,7 @@ def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, err
     assert (y - expected).abs().max() < error
     direction = torch.randn_like(y)
     gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
-    for got, want in zip(
-        gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True
-    ):
+    for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
         assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
 
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "sa_zoo"
 # Each tower from its ground floor up: a file imports only from files before it.
 TOWERS = {
     "models": [
-        *("positions", "products", "terms", "attention", "network", "timm_models", "reference"),
+        *("positions", "products", "terms", "attention", "network", "timm_models", "yardsticks", "reference"),
         *("theorem", "padding", "slices", "patches", "convolution", "soft", "content", "conversion", "certificate"),
         *("network_conversion", "timm_backbones", "converted_folder"),
         *("configuration_sa", "modeling_sa", "export", "registration"),
@@ -20,7 +20,7 @@ TOWERS = {
         *("config", "augment", "data", "model", "evaluate", "checkpoint", "progress", "run_folder", "loop", "train"),
     ],
     "publishing": ["cost", "card", "folder", "catalogue", "remote", "hub"],
-    "analysis": ["figures"],
+    "analysis": ["figures", "benchmark", "scaling"],
 }
 
 
@@ -66,7 +66,18 @@ def test_imports_go_down_the_floors(tower):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_faces_know_timm_and_transformers(path):
-    pure = {"positions", "products", "terms", "attention", "network", "theorem", "padding", "slices", "patches", "convolution"}
+    pure = {
+        "positions",
+        "products",
+        "terms",
+        "attention",
+        "network",
+        "theorem",
+        "padding",
+        "slices",
+        "patches",
+        "convolution",
+    }
     if path.parent.name == "models" and path.stem in pure | {"soft", "content", "certificate"}:
         text = path.read_text(encoding="utf-8")
         assert "import timm" not in text and "from timm" not in text

@@ -65,11 +65,14 @@ def test_autocast_rules_the_product():
         assert layer(torch.randn(ROWS, K)).dtype == torch.bfloat16
 
 
-def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between():
-    X, weight = tensors((2 * products.PORTION + 1, 3, K), (N, K), dtype=torch.float64)
+def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between(monkeypatch):
+    monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
+    X, weight = tensors((5, 3, K), (N, K), dtype=torch.float64)
+    seen = []
     kept = []
 
     def function(some: torch.Tensor) -> torch.Tensor:
+        seen.append(len(some))
         return (some @ weight.T).exp().square()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,12 +81,14 @@ def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between():
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         got = products.in_portions(function, X)
+    assert seen == [2, 2, 1]
     assert N not in kept
     close(got, function(X), [X, weight])
 
 
-def test_portions_draw_the_same_dropout_again_for_their_gradients():
-    (X,) = tensors((2 * products.PORTION + 1, 3, K))
+def test_portions_draw_the_same_dropout_again_for_their_gradients(monkeypatch):
+    monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
+    (X,) = tensors((5, 3, K))
     drop = nn.Dropout(0.5)
     y = products.in_portions(lambda some: drop(some) * some, X)
     (gradient,) = torch.autograd.grad(y.sum(), X)

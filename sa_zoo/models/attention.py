@@ -62,8 +62,10 @@ def attend_by_axes(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
 
     Exact, O(T (H + W)) where the explicit form costs O(T^2).
     """
-    mixed = torch.einsum("hjl,bkld->bkjhd", P_across.to(X.dtype), X)
-    return torch.einsum("hik,bkjhd->bijhd", P_down.to(X.dtype), mixed).flatten(3)
+    N_h, height, _ = P_down.shape
+    down = P_down.to(X.dtype).transpose(0, 1).flatten(0, 1)  # (H N_h, H): one product for all heads
+    mixed = (down @ X.flatten(2)).unflatten(1, [height, N_h]).unflatten(3, [X.shape[2], -1])  # (B, H, N_h, W, D)
+    return (P_across.to(X.dtype) @ mixed).transpose(2, 3).flatten(3)
 
 
 class Memory:
@@ -150,10 +152,9 @@ class Attention(nn.Module):
 
     def attended(self, X: Tensor) -> Tensor:
         """concat_h[P_h X] of all images at once: (B, H, W, D) -> (B, H, W, N_h D)"""
-        if self.separable:  # decided when built, for TorchScript: other terms have no factors
-            if self.by_axes(X):
-                P_down, P_across = self.axis_probabilities(X)
-                return attend_by_axes(P_down, P_across, X)
+        if self.separable and self.by_axes(X):
+            P_down, P_across = self.axis_probabilities(X)
+            return attend_by_axes(P_down, P_across, X)
         return attend(self.attn_drop(self.probabilities(X)), X)
 
     @torch.jit.unused
@@ -165,12 +166,13 @@ class Attention(nn.Module):
         if self.positional:
             P = self.attn_drop(self.standing_probabilities(X))
             return lambda some: attend(P, some)
-        positions = [term(X) for term in self.terms if not hasattr(term, "matrices")]
+        positions = [term(X).transpose(0, 1) for term in self.terms if not hasattr(term, "matrices")]
         looking = [(term, term.matrices()) for term in self.terms if hasattr(term, "matrices")]
 
         def attention(some: Tensor) -> Tensor:
-            scores = sum([term.scores(matrices, some) for term, matrices in looking], *positions)
-            return attend(self.attn_drop(probabilities_from(scores)), some)
+            scores = [term.scores(matrices, some) for term, matrices in looking]
+            P = self.attn_drop(probabilities_from(sum([*scores[1:], *positions], scores[0])))  # (B, T, N_h, T)
+            return attend(P.transpose(1, 2), some)
 
         return attention
 
@@ -183,19 +185,13 @@ class Attention(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        if torch.jit.is_scripting():
-            values = self.W_val(self.attended(X))
-        else:
-            values = self.evaluated(X)
-        return self.W_out(values)
+        return self.W_out(self.W_val(self.attended(X)) if torch.jit.is_scripting() else self.evaluated(X))
 
     @torch.jit.unused
     def evaluated(self, X: Tensor) -> Tensor:
         """sum_h P_h X W_val_h + b_val in the way that suits the device: (B, H, W, D) -> (B, H, W, D)"""
         attention = self.attention_to(X)
-        if X.is_cpu and not torch.compiler.is_compiling():
-            return in_portions(lambda some: self.W_val(attention(some)), X)
-        return self.W_val(attention(X))
+        return in_portions(lambda some: self.W_val(attention(some)), X)
 
     @torch.jit.ignore
     def reparameterize(self) -> None:
@@ -212,8 +208,10 @@ class Attention(nn.Module):
 
 
 class ExplicitAttention(Attention):
-    """The layer by its definition, as the paper's code evaluates it: the yardstick for the other evaluations."""
+    """The layer by its definition with torch's own products, as the paper's code has it: the yardstick."""
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        return self.W_out(self.W_val(attend(self.attn_drop(self.probabilities(X)), X)))
+        P = self.attn_drop(self.probabilities(X)).to(X.dtype).transpose(-3, -2).flatten(-3, -2)
+        heads = P @ X.flatten(1, 2)
+        return self.W_out(self.W_val(heads.reshape(X.shape[0], X.shape[1], X.shape[2], -1)))

@@ -127,7 +127,7 @@ class SAPreTrainedModel(PreTrainedModel):
         grid = self.grid(pixel_values)
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
         x = self.patch_embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, D, H, W)
-        hidden_states = x.flatten(2).transpose(1, 2)  # (B, T, D)
+        hidden_states = x.flatten(2).transpose(1, 2).contiguous()  # (B, T, D)
         for block in self.blocks:
             hidden_states = block(hidden_states, grid, output_attentions)
         return BaseModelOutput(last_hidden_state=hidden_states)

@@ -4,6 +4,7 @@ Pure torch: the faces of timm and of transformers are built over it. Everything 
 has the layout (B, H, W, D).
 """
 
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from .attention import Attention
-from .products import Linear
+from .attention import Attention, ExplicitAttention
+from .products import Linear, in_portions
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +54,25 @@ class Block(nn.Module):
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block, from its input and what attention made of it: (B, H, W, D), twice -> (B, H, W, D)"""
         x = self.norm1(x + self.drop_path(self.drop(attended)))
-        return self.norm2(x + self.drop_path(self.drop(self.fc2(self.act(self.fc1(x))))))
+        fed = self.feed_forward(x) if torch.jit.is_scripting() else self.fed(x)
+        return self.norm2(x + self.drop_path(self.drop(fed)))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """W_2 GELU(W_1 x): (B, H, W, D) -> (B, H, W, D)"""
+        return self.fc2(self.act(self.fc1(x)))
+
+    @torch.jit.unused
+    def fed(self, x: Tensor) -> Tensor:
+        """`feed_forward` in portions: (B, H, W, D) -> (B, H, W, D)"""
+        return in_portions(self.feed_forward, x)
+
+
+class ExplicitBlock(Block):
+    """The block with nothing evaluated in portions."""
+
+    def fed(self, x: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        return self.feed_forward(x)
 
 
 class SANet(nn.Module):
@@ -128,7 +147,7 @@ class SANet(nn.Module):
         else:
             torch._assert(x.shape[2] % self.patch_size == 0, "image height: expected a multiple of the patch size")
             torch._assert(x.shape[3] % self.patch_size == 0, "image width: expected a multiple of the patch size")
-        return self.patch_embed(x).permute(0, 2, 3, 1)
+        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()  # else every product copies it
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -161,6 +180,15 @@ class SANet(nn.Module):
             maps.append(block.attn.probabilities(x))
             x = block(x)
         return maps
+
+    @torch.jit.ignore
+    def explicit(self) -> "SANet":
+        """A copy evaluated by the definition, as the paper's code is: for counting costs and measuring speed."""
+        twin = copy.deepcopy(self)
+        plain = {Block: ExplicitBlock, Attention: ExplicitAttention, Linear: nn.Linear}
+        for module in twin.modules():  # the same parts, of which only the evaluation differs
+            module.__class__ = plain.get(type(module), type(module))
+        return twin
 
     @torch.jit.ignore
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:

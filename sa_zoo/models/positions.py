@@ -128,18 +128,21 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
     return scores.flatten(4, 5).flatten(2, 3)
 
 
-def by_displacement(across: Tensor, down: Tensor) -> Tensor:
-    """Scores of pairs of pixels from each query's scores of displacements: across[.., dx] + down[.., dy].
+def add_by_displacement(scores: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """scores[.., k] + across[.., dx] + down[.., dy], each query having scores of displacements.
 
     Args:
-        across: (B, N_h, H, W, 2 W - 1), from dx = -(W - 1) to W - 1; down: (B, N_h, H, W, 2 H - 1).
+        scores: (B, T, N_h, T), indexed [b, q, h, k].
+        across: (B, H, W, N_h, 2 W - 1), from dx = -(W - 1) to W - 1; down: (B, H, W, N_h, 2 H - 1).
 
     Returns:
-        (B, N_h, T, T), indexed [b, h, q, k].
+        (B, T, N_h, T)
     """
-    across = keys_of_axis(across)  # (B, N_h, H, W, W)
-    down = keys_of_axis(down.transpose(2, 3)).transpose(2, 3)  # (B, N_h, H, W, H)
-    return (down[..., :, None] + across[..., None, :]).flatten(4, 5).flatten(2, 3)
+    across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
+    down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
+    by_axis = scores.unflatten(3, [down.shape[-1], -1])
+    total = by_axis + down.flatten(1, 2)[..., :, None] + across.flatten(1, 2)[..., None, :]
+    return total.flatten(3)
 
 
 def keys_of_axis(scores: Tensor) -> Tensor:

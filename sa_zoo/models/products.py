@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 ONEDNN = torch.backends.mkldnn.is_available()
 # From so many images on, torch hands 1x1 convolutions to oneDNN on any number of threads.
 IMAGES = 16
-# Images that a layer looks at together: what lies between its products then stays in a CPU's caches.
-PORTION = 4
+# Numbers in the images that a layer looks at together (four of 16x16 pixels and 400 channels): what lies between its
+# products, N_h times as many, then stays in a CPU's caches.
+PORTION = 4 * 16 * 16 * 400
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -56,10 +57,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @torch.jit.unused
 def in_portions(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
-    """function(X), of as many images at a time as a CPU's caches hold; gradients evaluate each portion once more.
+    """function(X), on a CPU of as many images at a time as its caches hold; gradients evaluate each portion once more.
 
     So nothing that the function builds on the way, which for attention is N_h times as large as X, is ever kept.
     """
+    if not X.is_cpu or torch.compiler.is_compiling():
+        return function(X)
+    portions = X.split(max(1, PORTION // max(1, X[:1].numel())))
     if torch.is_grad_enabled():
-        return torch.cat([checkpoint(function, portion, use_reentrant=False) for portion in X.split(PORTION)])
-    return torch.cat([function(portion) for portion in X.split(PORTION)])
+        return torch.cat([checkpoint(function, portion, use_reentrant=False) for portion in portions])
+    return torch.cat([function(portion) for portion in portions])

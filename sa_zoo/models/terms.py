@@ -7,7 +7,8 @@ A term is a module made by term(dim, num_heads, grid). Its forward is its defini
 * `set_grid` if it holds learned encodings made for one grid of (H, W) pixels, to interpolate them to another;
 * `matrices` and `scores` if it looks at X: the same scores without building queries or keys. Scores are linear in a
   query, q = W_qry x + b_qry, so everything that a query meets, W_key^T and the encodings r_delta, is multiplied by
-  W_qry once for all images (`matrices`), and one linear map of X is left before the product with X itself (`scores`).
+  W_qry once for all images (`matrices`), and a linear map of X is left before the product with X itself (`scores`,
+  which are (B, T, N_h, T): so the heads of a pixel lie together, as what follows wants them).
 """
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .positions import (
-    by_displacement,
+    add_by_displacement,
     displacement_scores,
     generalized_quadratic_scores,
     learned_axis_scores,
@@ -143,18 +144,17 @@ class Content(RelativeTables):
         return dot_scores(query, key) + position
 
     def matrices(self) -> list[Tensor]:
-        """(N_h, D + 2 W - 1 + 2 H - 1, D) and its bias, for `scores`"""
+        """What `scores` takes; see `multiplied`."""
         W_qry, b_qry = heads_of(self.W_qry, self.num_heads)
         W_key, b_key = heads_of(self.W_key, self.num_heads)
         row = pad(self.row, (0, self.col.shape[1])).expand(self.num_heads, -1, -1)
         # Every key has the bias of W_key, as every displacement has one dy.
         col = pad(self.col, (self.row.shape[1], 0)) + b_key[:, None, :]
-        met = torch.cat([W_key.transpose(1, 2), row, col], dim=1) * W_qry.shape[2] ** -0.5
-        return [met @ W_qry, (met @ b_qry[:, :, None]).squeeze(2)]
+        return multiplied(W_key, b_qry, W_qry) + multiplied(torch.cat([row, col], dim=1).transpose(1, 2), b_qry, W_qry)
 
     def scores(self, matrices: list[Tensor], X: Tensor) -> Tensor:
-        """(B, N_h, T, T)"""
-        return scores_of_met(matrices, X)
+        """(B, T, N_h, T)"""
+        return scores_of_products(matrices, X)
 
 
 class Relative(RelativeTables):
@@ -194,20 +194,17 @@ class Relative(RelativeTables):
         return dot_scores(to_content, key) + displacement_scores(to_position, to_position, row, col)
 
     def matrices(self) -> list[Tensor]:
-        """(N_h, D + 2 W - 1 + 2 H - 1, D) and its bias, for `scores`"""
+        """What `scores` takes; see `multiplied`."""
         W_qry, W_key = self.W_qry.weight, self.W_key.weight
         W_qry, W_key = W_qry.unflatten(0, [self.num_heads, -1]), W_key.unflatten(0, [self.num_heads, -1])
         What_key = self.W_key_pos.weight.unflatten(0, [self.num_heads, -1]).transpose(1, 2)  # (N_h, D_p, D_h)
         What_row, What_col = What_key.split([self.row.shape[1], self.col.shape[1]], dim=1)
-        scale = W_qry.shape[2] ** -0.5
-        content = W_key.transpose(1, 2) * scale
-        position = torch.cat([self.row @ What_row, self.col @ What_col], dim=1) * scale
-        bias = torch.cat([content @ self.u[:, :, None], position @ self.v[:, :, None]], dim=1)
-        return [torch.cat([content, position], dim=1) @ W_qry, bias.squeeze(2)]
+        position = torch.cat([self.row @ What_row, self.col @ What_col], dim=1).transpose(1, 2)
+        return multiplied(W_key, self.u, W_qry) + multiplied(position, self.v, W_qry)
 
     def scores(self, matrices: list[Tensor], X: Tensor) -> Tensor:
-        """(B, N_h, T, T)"""
-        return scores_of_met(matrices, X)
+        """(B, T, N_h, T)"""
+        return scores_of_products(matrices, X)
 
 
 class Absolute(nn.Module):
@@ -236,16 +233,17 @@ class Absolute(nn.Module):
         return dot_scores(query * X.shape[-1] ** -0.5, key)
 
     def matrices(self) -> list[Tensor]:
-        """(N_h, D + 1, D) and its bias, for `scores`"""
+        """What `scores` takes; see `multiplied`."""
         W_qry, b_qry = heads_of(self.W_qry, self.num_heads)
         W_key, b_key = heads_of(self.W_key, self.num_heads)
-        met = torch.cat([W_key.transpose(1, 2), b_key[:, None, :]], dim=1) * W_qry.shape[2] ** -0.5
-        return [met @ W_qry, (met @ b_qry[:, :, None]).squeeze(2)]
+        return multiplied(W_key, b_qry, W_qry) + multiplied(b_key[:, :, None], b_qry, W_qry)
 
     def scores(self, matrices: list[Tensor], X: Tensor) -> Tensor:
-        """(B, N_h, T, T)"""
-        content, same = products_with_met(matrices, X + self.P).split([X.shape[-1], 1], dim=-1)
-        return dots(content, X + self.P) + same.flatten(2, 3)  # the bias of W_key gives all keys the same
+        """(B, T, N_h, T)"""
+        content, content_bias, same, same_bias = matrices
+        X = X + self.P
+        scores = dots(linear(X, content, content_bias), X)
+        return scores + linear(X, same, same_bias).flatten(1, 2)[..., None]  # b_key gives all keys the same
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -263,20 +261,30 @@ def heads_of(layer: nn.Linear, num_heads: int) -> tuple[Tensor, Tensor]:
     return layer.weight.unflatten(0, [num_heads, -1]), layer.bias.unflatten(0, [num_heads, -1])
 
 
-def products_with_met(matrices: list[Tensor], X: Tensor) -> Tensor:
-    """What each query has to do with what it meets: (N_h, F, D) and (N_h, F), (B, H, W, D) -> (B, N_h, H, W, F)"""
-    weight, bias = matrices
-    return split_heads(linear(X, weight.flatten(0, 1), bias.flatten()), weight.shape[0])
+def multiplied(met: Tensor, b_qry: Tensor, W_qry: Tensor) -> list[Tensor]:
+    """What queries become once they have met something, over sqrt(D_h).
+
+    Args:
+        met: (N_h, D_h, F), what each head's queries are multiplied with.
+        b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
+
+    Returns:
+        Weight (N_h F, D) and bias (N_h F,) of the linear map from X to the products of queries and `met`.
+    """
+    met = met.transpose(1, 2) * met.shape[1] ** -0.5
+    return [(met @ W_qry).flatten(0, 1), (met @ b_qry[:, :, None]).flatten()]
 
 
-def scores_of_met(matrices: list[Tensor], X: Tensor) -> Tensor:
-    """Scores from [content (D) | dx (2 W - 1) | dy (2 H - 1)] of every query: (B, N_h, T, T)"""
-    sizes = [X.shape[3], 2 * X.shape[2] - 1, 2 * X.shape[1] - 1]
-    content, across, down = products_with_met(matrices, X).split(sizes, dim=-1)
-    return dots(content, X) + by_displacement(across, down)
+def scores_of_products(matrices: list[Tensor], X: Tensor) -> Tensor:
+    """Scores from what queries become with keys, and with encodings of dx and then dy: (B, T, N_h, T)"""
+    content, content_bias, position, position_bias = matrices
+    sizes = [2 * X.shape[2] - 1, 2 * X.shape[1] - 1]
+    displaced = linear(X, position, position_bias).unflatten(-1, [-1, sum(sizes)])  # (B, H, W, N_h, ..)
+    across, down = displaced.split(sizes, dim=-1)
+    return add_by_displacement(dots(linear(X, content, content_bias), X), across, down)
 
 
 def dots(content: Tensor, X: Tensor) -> Tensor:
-    """x_q . X_k for all pairs of pixels: (B, N_h, H, W, D), (B, H, W, D) -> (B, N_h, T, T)"""
-    scores = product(content.flatten(1, 3), X.flatten(1, 2).transpose(1, 2))  # (B, N_h T, T)
-    return scores.unflatten(1, [content.shape[1], -1])
+    """x_q . X_k of every head for all pairs of pixels: (B, H, W, N_h D), (B, H, W, D) -> (B, T, N_h, T)"""
+    rows = content.flatten(1, 2).unflatten(2, [-1, X.shape[3]])  # (B, T, N_h, D)
+    return product(rows.flatten(1, 2), X.flatten(1, 2).transpose(1, 2)).unflatten(1, rows.shape[1:3])

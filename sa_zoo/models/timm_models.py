@@ -21,17 +21,14 @@ from timm.models._features import feature_take_indices
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
-from .attention import Attention
-from .network import SANet, checked_pool
+from .network import Block, SANet, checked_pool
 from .positions import resized_grid, resized_table
-from .products import Linear
 from .terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
 _logger = logging.getLogger(__name__)
 
-# These choose how to evaluate by what torch.fx cannot know: it shall call them, not trace into them.
-register_notrace_module(Attention)
-register_notrace_module(Linear)
+# It chooses how to evaluate by what torch.fx cannot know: fx shall call it, not trace into it.
+register_notrace_module(Block)
 
 
 class TimmSANet(SANet):

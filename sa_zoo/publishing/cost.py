@@ -13,7 +13,7 @@ class Cost:
     """Counts for one image; a multiply-add (MAC) is two floating-point operations.
 
     linear_macs: in nn.Linear layers alone, which is how the paper counts (its FLOPs are twice that).
-    macs: in every matrix product and convolution that evaluation executes, attention's included.
+    macs: in every matrix product and convolution of the evaluation, attention's included.
     activations: elements that those products and convolutions write.
     """
 
@@ -24,8 +24,12 @@ class Cost:
 
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Run `model` once in evaluation mode on one image (C, H, W)."""
+    """Run `model` once in evaluation mode on one image (C, H, W).
+
+    A network that can be evaluated by its definition is counted so: the same on every device, and what papers count.
+    """
     model.eval()
+    model = model.explicit() if hasattr(model, "explicit") else model
     image = torch.zeros(1, *input_size)
     elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry, _elements_written))
     with torch.no_grad(), FlopCounterMode(display=False) as flops, elements:
