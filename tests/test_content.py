@@ -59,6 +59,30 @@ def test_scores_are_position_plus_gated_content():
                 assert np.abs(P[batch, head, number] - weights / weights.sum()).max() < 1e-12
 
 
+@pytest.mark.parametrize("gate", [0.0, 1.0, 1e4])
+def test_far_keys_are_left_out_only_where_no_content_reaches_them(gate):
+    """More images than are attended at once, on a wide image; the largest gate takes keys across all of it."""
+    conv = nn.Conv2d(2, 3, 3, padding=1).double()
+    layer = opened(conv, 4.0, torch.full((9,), gate, dtype=torch.float64))
+    x = torch.randn(37, 2, 7, 19, dtype=torch.float64)
+    keys = layer.pad(x)
+    query, key = layer.content(keys)
+    left_out = layer.near_scores(keys, query, key).isneginf()
+    assert left_out.any() == (gate < 1e4)
+    P = torch.softmax(layer.positional_scores(keys) + query @ key, dim=-1)
+    assert not P[:, left_out].gt(1e-19).any()
+    slices = layer.W_val().flatten(2)
+    expected = torch.einsum("bhqk,bik,oih->boq", P, keys.flatten(2), slices) + layer.b_out[:, None]
+    assert (layer(x).flatten(2) - expected).abs().max() < 1e-12
+
+
+def test_the_batch_is_free_in_an_exported_layer():
+    layer = attention_from_conv(nn.Conv2d(2, 3, 3, padding=1), 4.0, content=True)
+    few, many = torch.randn(2, 2, 5, 7), torch.randn(37, 2, 5, 7)
+    exported = torch.export.export(layer, (few,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    assert torch.allclose(exported(many), layer(many), atol=1e-6)
+
+
 def test_one_hot_heads_and_queries_off_the_keys_are_refused():
     with pytest.raises(ValueError, match="alpha: got inf with content=True"):
         attention_from_conv(nn.Conv2d(3, 5, 3), float("inf"), content=True)

@@ -9,11 +9,17 @@ gate mixes two softmaxes; this one adds a term to the scores of one, as Eq. 8 do
 """
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from .convolution import ConvolutionalAttention
+from .convolution import ConvolutionalAttention, attend
+
+
+def longest(vectors: Tensor, dim: int) -> Tensor:
+    """The largest norm of a head's vectors, which lie along `dim`, without a gradient: (B, N_h, ...) -> (N_h,)"""
+    return vectors.detach().square().sum(dim=dim).amax(dim=(0, 2)).sqrt()
 
 
 class ContentAttention(ConvolutionalAttention):
@@ -21,6 +27,11 @@ class ContentAttention(ConvolutionalAttention):
 
     W_qry, W_key: (N_h, D_h, D_in) with D_h = D_in / N_h, rounded up; gate: (N_h,).
     """
+
+    # Images attended at once: the maps of many more do not stay in a processor's caches.
+    few: Final[int] = 16
+    # A score this much below another one of the same query counts for nothing, in any floating type.
+    negligible: Final[float] = math.log(1e-4 * torch.finfo(torch.float64).eps)
 
     @torch.jit.ignore
     def hold(self, Delta: Tensor, alpha: Tensor) -> None:
@@ -34,14 +45,29 @@ class ContentAttention(ConvolutionalAttention):
 
     def scores(self, keys: Tensor) -> Tensor:
         """Scores of all queries and the keys (B, D_in, *N): (B, N_h, prod Q, prod N)"""
+        query, key = self.content(keys)
+        return self.near_scores(keys, query, key) + query @ key
+
+    def content(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """gate_h X_q W_qry_h / sqrt(D_h) and (X_k W_key_h)^T: (B, N_h, prod Q, D_h) and (B, N_h, D_h, prod N)"""
         standing = keys
         for axis, count in enumerate(self.queries(list(keys.shape[2:]))):
             numbers = torch.arange(count, device=keys.device) * self.stride[axis] + self.centre[axis]
             standing = standing.index_select(2 + axis, numbers)
-        query = torch.einsum("hdi,biq->bhqd", self.W_qry, standing.flatten(2))
-        key = torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))
-        content = (query @ key) * (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
-        return self.positional_scores(keys) + content
+        scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
+        query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
+        return query, torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))
+
+    def near_scores(self, keys: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """`positional_scores`, but -inf where no content in the batch can make a key count: (N_h, prod Q, prod N)
+
+        By |q . k| <= |q| |k|. Far keys would leave denormal numbers, with which processors are many times slower.
+        Arguments beside the keys: what `content` returns.
+        """
+        position = self.positional_scores(keys)
+        largest = (longest(query, 3) * longest(key, 2))[:, None]
+        least = position.detach().amax(dim=2) + self.negligible - 2 * largest
+        return position.masked_fill(position < least[:, :, None], -math.inf)
 
     @torch.jit.ignore
     def macs(self, image: list[int]) -> int:
@@ -54,4 +80,14 @@ class ContentAttention(ConvolutionalAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
-        return self.explicit(x)
+        keys = self.pad(x)
+        query, key = self.content(keys)
+        position = self.near_scores(keys, query, key)
+        sizes = self.queries(list(keys.shape[2:]))
+        if torch.compiler.is_compiling():  # a graph with a loop over images would be of so many images only
+            return self.mix(attend(position + query @ key, keys).unflatten(-1, sizes))
+        heads = [x] * 0
+        for first in range(0, len(x), self.few):
+            some = slice(first, first + self.few)
+            heads.append(attend(position + query[some] @ key[some], keys[some]))
+        return self.mix(torch.cat(heads).unflatten(-1, sizes))

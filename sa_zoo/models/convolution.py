@@ -50,6 +50,14 @@ def mix_heads(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) 
     return F.conv1d(heads.flatten(1, 2).flatten(2), kernel, b_out, groups=groups).unflatten(-1, heads.shape[3:])
 
 
+def attend(scores: Tensor, keys: Tensor) -> Tensor:
+    """P_h X for scores (..., N_h, prod Q, prod N) and keys (B, D_in, *N): (B, D_in, N_h, prod Q)"""
+    P = torch.softmax(scores, dim=-1).to(keys.dtype)
+    # P stands first, so that its gradient, the largest tensor here, comes in P's own order in memory.
+    heads = P.flatten(-3, -2) @ keys.flatten(2).transpose(1, 2)
+    return heads.transpose(1, 2).unflatten(-1, P.shape[-3:-1])
+
+
 class ConvolutionalAttention(nn.Module):
     """Geometry, values and explicit evaluation. What forward does, and how Delta and alpha are held: the subclasses.
 
@@ -136,8 +144,7 @@ class ConvolutionalAttention(nn.Module):
     def explicit(self, x: Tensor) -> Tensor:
         """The layer by its definition, for maps, tests and content: (B, D_in, *image) -> (B, D_out, *Q)"""
         keys = self.pad(x)
-        P = torch.softmax(self.scores(keys), dim=-1).to(keys.dtype)
-        heads = torch.einsum("...hqk,...ck->...chq", P, keys.flatten(2))  # (B, D_in, N_h, prod Q)
+        heads = attend(self.scores(keys), keys)
         return self.mix(heads.unflatten(-1, self.queries(list(keys.shape[2:]))))
 
     def mix(self, heads: Tensor) -> Tensor:
