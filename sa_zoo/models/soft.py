@@ -134,8 +134,11 @@ class SoftAttention(ConvolutionalAttention):
         U = self.share(self.window_scores(0))
         for axis in range(1, len(self.count)):
             U = (U[:, :, None] * self.share(self.window_scores(axis))[:, None, :]).flatten(1)
-        kernel = wide(slices).flatten(2).flatten(0, 1) @ U  # (D_out D_in / groups, prod count)
-        return kernel.to(slices.dtype).unflatten(0, slices.shape[:2]).unflatten(-1, self.count)
+        # slices @ U as a 1x1 convolution whose channels, the heads, lie last in memory: a processor's libraries take
+        # several times as long for the product of a matrix so slim.
+        heads_last = wide(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)  # (D_out, N_h, 1, D_in / groups)
+        kernel = F.conv2d(heads_last, U.T[:, :, None, None])
+        return kernel.permute(0, 2, 3, 1).squeeze(1).to(slices.dtype).unflatten(-1, self.count)
 
     def by_axes(self, keys: Keys) -> Tensor:
         """The layer by the factors of P_h: (B, D_out, *Q)"""
