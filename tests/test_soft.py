@@ -8,7 +8,8 @@ from random_layers import layers, without_onednn
 from torch import nn
 
 from sa_zoo.models.conversion import attention_from_conv
-from sa_zoo.models.soft import SoftAttention, seen_offsets, window
+from sa_zoo.models.soft import SoftAttention
+from sa_zoo.models.theorem import seen_offsets, window
 
 
 def soft(conv, alpha, moved=0.0):
@@ -101,6 +102,17 @@ def test_the_cheaper_evaluation_is_chosen_by_size():
     assert attention_from_conv(deep, 4.0).cheaper_by_axes([9, 9])
     assert not attention_from_conv(deep, 4.0).cheaper_by_axes([257, 257])
     assert not attention_from_conv(shallow, 4.0).cheaper_by_axes([31, 37])
+    assert attention_from_conv(deep, 4.0).at_once([9, 9])
+    assert not attention_from_conv(deep, 4.0).at_once([29, 31])
+
+
+def test_axes_contracted_at_once_and_in_turn_give_the_same():
+    layer = soft(nn.Conv2d(2, 3, (3, 2), padding=1, stride=(2, 1)).double(), 0.6, moved=0.3)
+    for image in ([5, 7], [41, 43]):
+        x = torch.randn(2, 2, *image, dtype=torch.float64)
+        keys = layer.pad.keys(x)
+        assert layer.at_once(keys.sizes) == (image == [5, 7])
+        assert torch.allclose(layer.by_axes(keys), layer.explicit(x), rtol=0, atol=1e-12)
 
 
 def test_autocast_and_half_precision_agree_with_float32():

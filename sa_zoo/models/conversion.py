@@ -16,8 +16,8 @@ from .convolution import ConvolutionalAttention, HardAttention
 from .padding import Padding, SamePadding
 from .patches import PatchAttention, patch_kernel, pixel_kernel
 from .slices import Slices, low_rank_slices
-from .soft import SoftAttention, seen_offsets, window
-from .theorem import exact_heads, head_shifts, is_exact
+from .soft import SoftAttention
+from .theorem import exact_heads, head_shifts, is_exact, seen_offsets, window
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TENSORFLOW_CONVOLUTIONS = (Conv2dSame, Conv2dSameExport)

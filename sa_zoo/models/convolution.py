@@ -52,9 +52,13 @@ def mix_heads(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) 
 
 def attend(scores: Tensor, keys: Tensor) -> Tensor:
     """P_h X for scores (..., N_h, prod Q, prod N) and keys (B, D_in, *N): (B, D_in, N_h, prod Q)"""
-    P = torch.softmax(scores, dim=-1).to(keys.dtype)
+    return attended(torch.softmax(scores, dim=-1), keys)
+
+
+def attended(P: Tensor, keys: Tensor) -> Tensor:
+    """P_h X for P (..., N_h, prod Q, prod N) and keys (B, D_in, *N): (B, D_in, N_h, prod Q)"""
     # P stands first, so that its gradient, the largest tensor here, comes in P's own order in memory.
-    heads = P.flatten(-3, -2) @ keys.flatten(2).transpose(1, 2)
+    heads = P.to(keys.dtype).flatten(-3, -2) @ keys.flatten(2).transpose(1, 2)
     return heads.transpose(1, 2).unflatten(-1, P.shape[-3:-1])
 
 

@@ -12,43 +12,20 @@ Where images are small and channels many, evaluating all queries by the factors 
 kernel; that is decided by counting multiply-adds.
 """
 
-import math
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .convolution import ConvolutionalAttention, convolve, mix_heads
+from .convolution import ConvolutionalAttention, attended, convolve, mix_heads
 from .padding import Keys
 from .positions import wide
-from .theorem import DULLEST, axis_scores, finite
+from .theorem import axis_scores, seen_offsets, window
 
 # Probabilities below this part of a type's precision count as zero: else their products are denormal numbers, with
 # which processors are a hundred times slower.
 NEGLIGIBLE = 1e-4
-
-
-def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[int, int]]:
-    """First and last key that each head sees along one axis, as displacements from the query: N_h pairs.
-
-    A head sees a key if its probability, relative to that of the key nearest to Delta_h, is above `precision`.
-
-    Args:
-        Delta: (N_h,), alpha: (N_h,).
-    """
-    Delta, alpha = Delta.detach().cpu().double(), finite(alpha.detach().cpu().double()).clamp(min=DULLEST)
-    radius = ((Delta - Delta.round()).square() - math.log(precision) / alpha).sqrt()
-    first, last = (Delta - radius).ceil().int().tolist(), (Delta + radius).floor().int().tolist()
-    return list(zip(first, last, strict=True))
-
-
-def window(seen: list[tuple[int, int]]) -> tuple[int, int, int]:
-    """(first, step, count) of the smallest lattice of displacements that holds all that is seen."""
-    offsets = {offset for first, last in seen for offset in range(first, last + 1)}
-    first, last = min(offsets), max(offsets)
-    step = math.gcd(*(offset - first for offset in offsets)) or 1
-    return first, step, (last - first) // step + 1
 
 
 def attend_by_axes(P: list[Tensor], X: Tensor, first: int) -> Tensor:
@@ -72,8 +49,10 @@ class SoftAttention(ConvolutionalAttention):
     """
 
     # A multiply-add of the evaluation by axes takes about this many times that of a convolution: it comes in small
-    # matrix products whose results go through memory (float32 forward and backward on a Xeon core).
-    axes_cost: Final[int] = 2
+    # matrix products whose results go through memory (float32 forward and backward on Xeon and EPYC cores).
+    axes_cost: Final[int] = 3
+    # And this many times that of the product with P_h itself, one large matrix: the cheaper one for few pixels.
+    turn_cost: Final[int] = 6
     outer: list[list[int]]
 
     @torch.jit.ignore
@@ -145,6 +124,11 @@ class SoftAttention(ConvolutionalAttention):
         P: list[Tensor] = []
         for axis in range(len(keys.sizes)):
             P.append(self.factors(axis, keys)[0])
+        if self.at_once(keys.sizes):
+            whole = P[0]
+            for factor in P[1:]:
+                whole = (whole[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3, 4).flatten(1, 2)
+            return self.mix(attended(whole, keys.stored).unflatten(-1, self.queries(keys.sizes)))
         return self.mix(attend_by_axes(P, keys.stored, 0))
 
     def composed(self, keys: Keys) -> Tensor:
@@ -214,20 +198,33 @@ class SoftAttention(ConvolutionalAttention):
             else:
                 factors.append((P[other] if other > axis else U[other]).index_select(0, heads))
         slices = self.W_val().flatten(2).index_select(2, heads)
-        attended = attend_by_axes(factors, x.index_select(2 + axis, numbers), axis)
-        return mix_heads(attended, slices, None, self.groups)
+        heads_beyond = attend_by_axes(factors, x.index_select(2 + axis, numbers), axis)
+        return mix_heads(heads_beyond, slices, None, self.groups)
 
-    def by_axes_macs(self, sizes: list[int]) -> int:
-        """Multiply-adds of one image with N = `sizes` by axes."""
-        left, contracted, pixels = 1, 0, 1
+    def contractions(self, sizes: list[int]) -> int:
+        """Multiply-adds a head and channel of contracting N = `sizes` in turn."""
+        left, contracted = 1, 0
         for size in sizes:
             left *= size
         for axis, count in enumerate(self.queries(sizes)):
             left = left // sizes[axis] * count
             contracted += left * sizes[axis]
+        return contracted
+
+    def at_once(self, sizes: list[int]) -> bool:
+        """Whether the product with P_h itself takes less time than those with its factors in turn."""
+        pairs = 1
+        for axis, count in enumerate(self.queries(sizes)):
+            pairs *= count * sizes[axis]
+        return pairs < self.turn_cost * self.contractions(sizes)
+
+    def by_axes_macs(self, sizes: list[int]) -> int:
+        """Multiply-adds of one image with N = `sizes` by axes."""
+        pixels = 1
+        for count in self.queries(sizes):
             pixels *= count
         inner = self.in_channels // self.groups
-        return self.Delta.shape[0] * (contracted * self.in_channels + pixels * inner * self.out_channels)
+        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + pixels * inner * self.out_channels)
 
     def composed_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by a composed kernel, and of composing it; borders left out."""

@@ -38,6 +38,28 @@ def axis_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> 
     return -finite(alpha)[:, None, None] * distance.square()
 
 
+def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[int, int]]:
+    """First and last key that each head sees along one axis, as displacements from the query: N_h pairs.
+
+    A head sees a key if its probability, relative to that of the key nearest to Delta_h, is above `precision`.
+
+    Args:
+        Delta: (N_h,), alpha: (N_h,).
+    """
+    Delta, alpha = Delta.detach().cpu().double(), finite(alpha.detach().cpu().double()).clamp(min=DULLEST)
+    radius = ((Delta - Delta.round()).square() - math.log(precision) / alpha).sqrt()
+    first, last = (Delta - radius).ceil().int().tolist(), (Delta + radius).floor().int().tolist()
+    return list(zip(first, last, strict=True))
+
+
+def window(seen: list[tuple[int, int]]) -> tuple[int, int, int]:
+    """(first, step, count) of the smallest lattice of displacements that holds all that is seen."""
+    offsets = {offset for first, last in seen for offset in range(first, last + 1)}
+    first, last = min(offsets), max(offsets)
+    step = math.gcd(*(offset - first for offset in offsets)) or 1
+    return first, step, (last - first) // step + 1
+
+
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     """1 - P_h[q, target]: what a head gives to keys other than its target, on an unbounded grid (borders have less).
 
