@@ -101,6 +101,17 @@ def test_a_fine_tuned_model_names_the_one_it_started_from(run, init, base):
     assert f"Starts from the weights of {init.partition(':')[2] or init}" in card
 
 
+@pytest.mark.parametrize("base", ["timm/resnet18.a1_in1k", ""])
+def test_a_converted_model_names_its_network_and_what_the_conversion_changed(run, base):
+    assert "## Conversion" not in render_card(run)
+    conversion = {"layers": "layer4.*", "alpha": 4.5, "content": True, "logits": 0.0123}
+    change(run / "metrics.json", base_model=base, conversion=conversion)
+    card = render_card(run)
+    assert ModelCard(card).data.base_model == (base or None)
+    assert f"The convolutions of {base}" in card or not base
+    assert "`layer4.*`" in card and "alpha 4.5, with content terms" in card and "was 1.2e-02 on" in card
+
+
 def test_a_baseline_measured_on_the_same_data_stands_beside_the_result(run, tmp_path):
     other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
     change(other / "metrics.json", test={**TEST, "top1": 0.8011})

@@ -54,6 +54,16 @@ def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, t
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
+    _, source = run("resnet_tiny_cifar")
+    config = json.loads((source / "config.json").read_text())
+    for name in (None, "somebody/cnn"):
+        config["pretrained_cfg"]["hf_hub_id"] = name
+        (source / "config.json").write_text(json.dumps(config))
+        convert_to_folder(str(source), tmp_path / f"of-{name is None}")
+        assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())["base_model"] == (name or "")
+
+
 def test_what_cannot_be_written_is_refused_before_anything_is(run, tmp_path):
     _, source = run("resnet_tiny_cifar")
     with pytest.raises(FileExistsError, match="is not empty"):

@@ -139,6 +139,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "weights_from": described.get("hf_hub_id"),
         "base": init.partition(":")[2] or init,
         "base_model": metrics.get("base_model") or _hub_id(init),
+        "conversion": metrics.get("conversion"),
         "train": {f"train.{key}": round(value, 1) for key, value in metrics.get("train", {}).items()},
         "environment": {key: value for key, value in metrics.get("environment", {}).items() if value not in ("", None)},
         "figures": sorted(path.name for path in (folder / "figures").glob("*.png")),
