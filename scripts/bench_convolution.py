@@ -24,6 +24,7 @@ from sa_zoo import attention_from_conv
 # Channels and side of an image: ResNet18's four stages at 224x224, and a layer of a CIFAR network.
 LAYERS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))
 ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two wider
+BATCHES = (8, 32)  # the second one is a training batch, over which composing a kernel spreads
 EXPLICIT_BYTES = 2**31  # larger attention maps are not built
 
 
@@ -76,12 +77,13 @@ def layer_time(channels: int, side: int, alpha: float, batch: int, rounds: int) 
 
     runs = {"convolution": step(conv), "attention": step(layer)}
     map_bytes = 4 * 9 * side**2 * (side + 2) ** 2
-    if map_bytes <= EXPLICIT_BYTES:
+    if map_bytes <= EXPLICIT_BYTES and batch == BATCHES[0]:
         runs["explicit"] = step(layer.explicit)
     measured = ratios(runs, rounds)
     sizes = layer.key_sizes([side, side])
     return {
         "layer": f"{channels} channels, {side}x{side}",
+        "batch": batch,
         "alpha": alpha,
         "kernel": f"{layer.count[0]}x{layer.count[1]}",
         "evaluation": "by axes" if layer.cheaper_by_axes(sizes) else "composed",
@@ -103,12 +105,13 @@ def table(result: dict) -> str:
     lines = ["| network | batch | time | memory |", "|---|---|---|---|"]
     for row in result["networks"]:
         lines.append(f"| mhsa_resnet18 / resnet18 | {row['batch']} | {row['time']:.3f} | {row['memory']:.3f} |")
-    lines += ["", "| layer | alpha | kernel | evaluation | speed | explicit softmax | its maps |", "|---" * 7 + "|"]
+    lines += ["", "| layer | batch | alpha | kernel | evaluation | speed | explicit softmax | its maps |"]
+    lines.append("|---" * 8 + "|")
     for row in result["layers"]:
         slower = "" if math.isnan(row["explicit_slower"]) else f"{row['explicit_slower']:.0f}x slower"
         lines.append(
-            f"| {row['layer']} | {row['alpha']:g} | {row['kernel']} | {row['evaluation']} | {row['speed']:.2f} "
-            f"| {slower} | {row['map_mib']:,.0f} MiB |"
+            f"| {row['layer']} | {row['batch']} | {row['alpha']:g} | {row['kernel']} | {row['evaluation']} "
+            f"| {row['speed']:.2f} | {slower} | {row['map_mib']:,.0f} MiB |"
         )
     stem = f"Explicit maps of resnet18's stem, one image of 224x224: {result['stem_map_bytes'] / 1e9:.0f} GB."
     return "\n".join([*lines, "", stem, ""])
@@ -118,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
     parser.add_argument("--out", type=Path, help="folder for bench.json and bench.md")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -127,7 +130,9 @@ def main() -> None:
         mine, other = (memory(name, batch) for name in ("mhsa_resnet18", "resnet18"))
         measured = network_time(batch, options.rounds)
         networks.append({"batch": batch, "time": measured["mhsa_resnet18"], "memory": mine / other} | measured)
-    layers = [layer_time(*shape, alpha, 8, options.rounds) for alpha in ALPHAS for shape in LAYERS]
+    layers = [
+        layer_time(*shape, alpha, batch, options.rounds) for alpha in ALPHAS for batch in BATCHES for shape in LAYERS
+    ]
     result = {
         "networks": networks,
         "layers": layers,
