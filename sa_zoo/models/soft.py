@@ -49,7 +49,7 @@ class SoftAttention(ConvolutionalAttention):
     """
 
     # A multiply-add of the evaluation by axes takes about this many times that of a convolution: it comes in small
-    # matrix products whose results go through memory (float32 forward and backward on Xeon and EPYC cores).
+    # matrix products whose results go through memory (float32, forward and backward, on an EPYC core).
     axes_cost: Final[int] = 3
     # And this many times that of the product with P_h itself, one large matrix: the cheaper one for few pixels.
     turn_cost: Final[int] = 6
