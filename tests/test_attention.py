@@ -106,12 +106,13 @@ def test_factors_by_axes_give_the_explicit_product_and_its_gradients(terms, dtyp
         assert (expected - got).abs().max() < error * max(1.0, float(expected.abs().max()))
 
 
-def test_separable_terms_go_by_axes_on_a_cpu_and_large_grids_everywhere():
-    X = pixels()
-    assert attention(Quadratic, Learned).by_axes(X)
-    assert not attention(Quadratic).by_axes(X.to("meta"))
+def test_separable_terms_go_by_axes_where_images_are_large():
+    X, many = pixels(), (13, 11)
+    assert Attention(D, HEADS, (Quadratic, Learned), many).by_axes(X)
+    assert not Attention(D, HEADS, (Quadratic,), many).by_axes(X.to("meta"))
     assert Attention(D, HEADS, (Quadratic,), (17, 19)).by_axes(X.to("meta"))
-    assert not Attention(D, HEADS, (Quadratic, Content), (17, 19)).by_axes(X)
+    assert not Attention(D, HEADS, (Quadratic, Content), many).by_axes(X)
+    assert not attention(Quadratic).by_axes(X)
 
 
 def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():

@@ -12,14 +12,15 @@ from sa_zoo.models import products
 from sa_zoo.models.attention import Attention, ExplicitAttention
 from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
-# The height lets every product go by convolution.
-H, W, D, HEADS, B = 16, 3, 7, 11, 5
+# The height lets every product go by convolution; images are large enough to go by axes.
+H, W, D, HEADS, B = 16, 11, 7, 3, 5
 TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relative,), (Absolute,), (Quadratic, Content)]
 
 
 @pytest.fixture(autouse=True)
-def several_portions(monkeypatch):
+def several_portions_and_no_product_too_small(monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
+    monkeypatch.setattr(products, "CALL", 0)
 
 
 every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
@@ -113,7 +114,7 @@ def test_maps_by_position_are_built_once_while_nothing_changes(monkeypatch):
         for _ in range(3):
             layer(pixels())
         assert len(built) == 1
-        layer(pixels()[:, :5])  # another size of images
+        layer(pixels()[:, :7])  # another size of images
         assert len(built) == 2
     layer(pixels())  # gradients may be wanted
     layer(pixels())

@@ -85,7 +85,8 @@ def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
     with torch.no_grad():
         logits = network(images)
         for route in ROUTES.values():
-            assert torch.equal(route(tmp_path / "run", images), logits)
+            # Not bit by bit: a CPU's products round by where in memory the weights of a route happen to lie.
+            assert torch.allclose(route(tmp_path / "run", images), logits, rtol=0.0, atol=1e-6)
 
 
 def test_the_package_goes_before_the_copies_in_the_folder(run):
@@ -175,7 +176,7 @@ def test_a_second_export_changes_nothing(run):
 def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(run):
     files = sorted(run[0].glob("*.py"))
     names = {path.stem for path in files}
-    assert names == {"attention", "configuration_sa", "modeling_sa", "network", "positions", "terms"}
+    assert names == {"attention", "configuration_sa", "modeling_sa", "network", "positions", "products", "terms"}
     imported = set().union(*(get_imports(path) for path in files))
     assert imported - set(sys.stdlib_module_names) == {"huggingface_hub", "torch", "torchvision", "transformers"}
     for path in files:

@@ -43,8 +43,10 @@ def test_a_transposed_weight_gives_the_same():
     close(products.linear(x, weight.T), x @ weight, [x, weight])
 
 
+@pytest.mark.parametrize("least", [0, 2**24])
 @pytest.mark.parametrize("left", [(ROWS, K), (B, ROWS, K), (B, ROWS + 1, K)])
-def test_products_image_by_image_are_torchs(left):
+def test_products_image_by_image_are_torchs(left, least, monkeypatch):
+    monkeypatch.setattr(products, "CALL", least)
     a, b = tensors(left, (B, K, N))
     close(products.product(a, b), a @ b, [a, b])
 
@@ -95,3 +97,19 @@ def test_portions_draw_the_same_dropout_again_for_their_gradients(monkeypatch):
     dropped = y == 0
     assert dropped.any() and not dropped.all()
     assert torch.equal(gradient == 0, dropped)
+
+
+@pytest.mark.parametrize("half", ["type", "autocast"])
+def test_half_precision_is_trained_at_once(half, monkeypatch):
+    monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
+    X, seen = torch.randn(5, 3, K, dtype=torch.bfloat16 if half == "type" else torch.float32), []
+
+    def function(some: torch.Tensor) -> torch.Tensor:
+        seen.append(len(some))
+        return some
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half == "autocast"):
+        products.in_portions(function, X)
+        with torch.no_grad():
+            products.in_portions(function, X)
+    assert seen == [5, 2, 2, 1]

@@ -36,9 +36,12 @@ from torch.nn.functional import threshold
 from .positions import wide
 from .products import Linear, in_portions, product
 
-# Up to this many pixels an accelerator's one product with T x T probabilities beats two small ones with their factors,
-# between which much has to be moved. On a CPU the factors win at any size.
-DENSE_PIXELS = 256
+# Up to so many pixels one product with T x T probabilities beats two small ones with their factors: 8x8 on a CPU, but
+# not 16x16; on an accelerator, by arithmetic, 16x16 too, as between the two much has to be moved.
+DENSE_PIXELS = 128
+DENSE_PIXELS_OF_ACCELERATORS = 256
+# Maps of so many pixels are remembered (N_h T^2 numbers a layer); larger ones are not worth the memory.
+MEMORABLE = 256
 
 
 def probabilities_from(scores: Tensor) -> Tensor:
@@ -101,7 +104,8 @@ class Attention(nn.Module):
 
     Args:
         terms: classes of score terms, each called as term(dim, num_heads, grid).
-        grid: (H, W) of the images expected. Learned encodings fit it alone; other terms take any size.
+        grid: (H, W) of the images expected. Learned encodings fit it alone; other terms take any size, and it only
+            decides, once, how the layer is evaluated.
         attn_drop: dropout on probabilities. Position-only probabilities are shared by the batch, and so is
             their dropout, as in the paper's code; it does not factorise by axes.
     """
@@ -109,6 +113,8 @@ class Attention(nn.Module):
     separable: Final[bool]
     positional: Final[bool]
     large: Final[bool]
+    large_for_accelerators: Final[bool]
+    memorable: Final[bool]
 
     def __init__(
         self,
@@ -124,7 +130,10 @@ class Attention(nn.Module):
         self.terms = nn.ModuleList(term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms)
         self.separable = all(hasattr(term, "axis_scores") for term in self.terms)
         self.positional = not any(hasattr(term, "matrices") for term in self.terms)
-        self.large = grid[0] * grid[1] > DENSE_PIXELS
+        pixels = grid[0] * grid[1]
+        self.large = pixels > DENSE_PIXELS
+        self.large_for_accelerators = pixels > DENSE_PIXELS_OF_ACCELERATORS
+        self.memorable = pixels <= MEMORABLE
         self.attn_drop = nn.Dropout(attn_drop)
         self.memory = Memory()
         self.W_val = Linear(num_heads * dim, dim, device=device, dtype=dtype)
@@ -148,7 +157,8 @@ class Attention(nn.Module):
     def by_axes(self, X: Tensor) -> bool:
         """Whether X is attended with by the factors of P."""
         dropping = self.training and self.attn_drop.p > 0.0
-        return self.separable and not dropping and (self.large or X.is_cpu)
+        large = self.large if X.is_cpu else self.large_for_accelerators
+        return self.separable and not dropping and large
 
     def attended(self, X: Tensor) -> Tensor:
         """concat_h[P_h X] of all images at once: (B, H, W, D) -> (B, H, W, N_h D)"""
@@ -179,7 +189,7 @@ class Attention(nn.Module):
     @torch.jit.unused
     def standing_probabilities(self, X: Tensor) -> Tensor:
         """`probabilities` by position; remembered where nothing is trained and they are small."""
-        if self.large or torch.is_grad_enabled() or not X.is_cpu or torch.compiler.is_compiling():
+        if not self.memorable or torch.is_grad_enabled() or not X.is_cpu or torch.compiler.is_compiling():
             return self.probabilities(X)
         return self.memory.recall(lambda: self.probabilities(X), list(self.terms.parameters()), X.shape[1:3])
 

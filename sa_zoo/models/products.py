@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 ONEDNN = torch.backends.mkldnn.is_available()
 # From so many images on, torch hands 1x1 convolutions to oneDNN on any number of threads.
 IMAGES = 16
+# Multiply-adds beside which the time of a call is nothing.
+CALL = 2**24
 # Numbers in the images that a layer looks at together (four of 16x16 pixels and 400 channels): what lies between its
 # products, N_h times as many, then stays in a CPU's caches.
 PORTION = 4 * 16 * 16 * 400
@@ -35,8 +37,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def by_convolution(x: Tensor, weight: Tensor) -> bool:
     """Whether a product belongs to oneDNN, and its rows make up as many images as that takes."""
     rows = x.numel() // max(x.shape[-1], 1)
-    single = x.is_cpu and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return ONEDNN and single and rows > 0 and rows % IMAGES == 0
+    single = x.dtype == weight.dtype == torch.float32 and not is_half(x)
+    return ONEDNN and x.is_cpu and single and rows > 0 and rows % IMAGES == 0
 
 
 class Linear(nn.Linear):
@@ -49,21 +51,35 @@ class Linear(nn.Linear):
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a b image by image: (M, K) or (B, M, K), and (B, K, N) -> (B, M, N)"""
-    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not by_convolution(a, b):
+    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not worth_it(a, b):
         return a @ b
     lefts = a.unbind() if a.ndim == 3 else [a] * b.shape[0]
     return torch.stack([linear(left, right.T) for left, right in zip(lefts, b.unbind(), strict=True)])
 
 
 @torch.jit.unused
-def in_portions(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
-    """function(X), on a CPU of as many images at a time as its caches hold; gradients evaluate each portion once more.
+def worth_it(a: Tensor, b: Tensor) -> bool:
+    """Whether one image's product belongs to oneDNN and outweighs what a call for each image costs."""
+    return by_convolution(a, b) and a.shape[-2] * a.shape[-1] * b.shape[-1] > CALL
 
-    So nothing that the function builds on the way, which for attention is N_h times as large as X, is ever kept.
+
+@torch.jit.unused
+def in_portions(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    """function(X), on a CPU of as many images at a time as its caches hold.
+
+    Where gradients are wanted, each portion is evaluated once more for them, so that nothing which the function builds
+    on the way, for attention N_h times as large as X, is kept. In half precision, where products are fast and that
+    would take up to a quarter of the time, all is evaluated at once and kept.
     """
-    if not X.is_cpu or torch.compiler.is_compiling():
+    graph = torch.compiler.is_compiling() or not X.is_cpu
+    if graph or (torch.is_grad_enabled() and is_half(X)):
         return function(X)
     portions = X.split(max(1, PORTION // max(1, X[:1].numel())))
     if torch.is_grad_enabled():
         return torch.cat([checkpoint(function, portion, use_reentrant=False) for portion in portions])
     return torch.cat([function(portion) for portion in portions])
+
+
+def is_half(X: Tensor) -> bool:
+    """Whether products of X are evaluated in half precision."""
+    return X.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cpu")

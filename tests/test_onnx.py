@@ -1,0 +1,74 @@
+"""ONNX and torch.export: equal logits for any batch, and graphs that keep the evaluation by axes."""
+
+import warnings
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+from timm.utils import reparameterize_model
+
+import sa_zoo  # noqa: F401  registers the names
+
+H, W = 44, 52  # enough tokens to go by axes
+SMALL = {"embed_dim": 7, "depth": 2, "num_heads": 3, "hidden_dim": 13, "img_size": (H, W), "patch_size": 4}
+T = 11 * 13
+NAMES = [name for name in timm.list_models(module="timm_models") if name.startswith("sa_")]
+BATCH = {0: torch.export.Dim("batch", min=2, max=97)}
+
+
+def small(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, **SMALL).eval()
+
+
+def session(model: torch.nn.Module, path) -> onnxruntime.InferenceSession:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own dependencies
+        program = torch.onnx.export(
+            model, (torch.randn(2, 3, H, W),), dynamo=True, dynamic_shapes=(BATCH,), verbose=False
+        )
+        program.save(path)
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnxruntime_gives_the_same_logits_for_any_batch(name, tmp_path):
+    model = small(name)
+    runtime = session(model, tmp_path / "model.onnx")
+    for batch in (2, 5):
+        x = torch.randn(batch, 3, H, W)
+        (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
+        assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"])
+def test_convolutional_models_go_to_onnx_too(name, tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model(name, channels=(7, 11, 13, 17)).eval()
+    runtime = session(model, tmp_path / "model.onnx")
+    x = torch.randn(5, 3, H, W)
+    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
+    assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
+
+
+def shapes(model: torch.nn.Module) -> list[tuple[int, ...]]:
+    """The last two axes of every tensor in the exported graph."""
+    program = torch.export.export(model, (torch.randn(2, 3, H, W),), dynamic_shapes=(BATCH,))
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    return [tuple(value.shape[-2:]) for value in values if isinstance(value, torch.Tensor)]
+
+
+def test_exported_graphs_hold_no_maps_where_factors_do():
+    assert (T, T) in shapes(small("sa_quadratic_gen_cifar"))
+    for name in ("sa_quadratic_cifar", "sa_learned_cifar"):
+        assert (T, T) not in shapes(small(name))
+
+
+def test_folded_models_export_without_the_folded_layer():
+    folded = reparameterize_model(small("sa_quadratic_cifar"))
+    program = torch.export.export(folded, (torch.randn(2, 3, H, W),), dynamic_shapes=(BATCH,))
+    assert not any("W_out" in name for name in program.state_dict)
+    x = torch.randn(5, 3, H, W)
+    assert torch.allclose(program.module()(x), folded(x), atol=1e-6)
