@@ -6,21 +6,20 @@ the same layer where it fits into memory. Writes bench.json and bench.md.
 """
 
 import argparse
-import itertools
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import timm
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from sa_zoo import attention_from_conv
+from sa_zoo.analysis.benchmark import in_turns, peak_bytes
 
+CPU = torch.device("cpu")
 # Channels and side of an image: ResNet18's four stages at 224x224, and a layer of a CIFAR network.
 LAYERS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))
 ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two wider
@@ -30,19 +29,13 @@ EXPLICIT_BYTES = 2**31  # larger attention maps are not built
 
 def ratios(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median time of each run relative to the first one's of the same round."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    first = next(iter(runs))
-    warm = {name: taken[1:] for name, taken in times.items()}
+    times = in_turns(runs, rounds, CPU)
+    first = times[next(iter(runs))]
     relative = {
-        name: statistics.median(mine / other for mine, other in zip(taken, warm[first], strict=True))
-        for name, taken in warm.items()
+        name: statistics.median(mine / other for mine, other in zip(taken, first, strict=True))
+        for name, taken in times.items()
     }
-    return relative | {"milliseconds": 1e3 * statistics.median(warm[first])}
+    return relative | {"milliseconds": 1e3 * statistics.median(first)}
 
 
 def network_time(batch: int, rounds: int) -> dict[str, float]:
@@ -56,13 +49,10 @@ def network_time(batch: int, rounds: int) -> dict[str, float]:
 def memory(name: str, batch: int) -> int:
     """Bytes of a network's tensors and of the most that one inference adds to them."""
     network, x = timm.create_model(name).eval(), torch.randn(batch, 3, 224, 224)
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        network(x)
-    # The profiler's tables only sum allocations up; the peak is in their order.
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    with torch.inference_mode():
+        most = peak_bytes(lambda: network(x), CPU)
     held = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
-    return held + max(itertools.accumulate(changes))
+    return held + most
 
 
 def layer_time(channels: int, side: int, alpha: float, batch: int, rounds: int) -> dict[str, float | str]:

@@ -10,7 +10,8 @@ from timm.utils import reparameterize_model
 from sa_zoo.models import attention as attention_file
 from sa_zoo.models import products
 from sa_zoo.models.attention import Attention, ExplicitAttention
-from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from sa_zoo.models.content_terms import Absolute, Content, Relative
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 # The height lets every product go by convolution; images are large enough to go by axes.
 H, W, D, HEADS, B = 16, 11, 7, 3, 5
@@ -178,3 +179,27 @@ def test_timm_folds_whole_models():
         assert (folded(x) - model(x)).abs().max() < 1e-5
     fewer = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in folded.parameters())
     assert fewer == 6 * (96 * 96 + 96)
+
+
+class Adapter(torch.nn.Module):
+    """What fine-tuning libraries put in the place of a linear layer."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.change = layer, torch.nn.Parameter(torch.randn_like(layer.weight))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x @ self.change.T
+
+
+def test_an_adapter_of_a_projection_is_heard():
+    for path in ("terms.0.W_qry", "terms.0.W_key", "W_val", "W_out"):
+        layer, explicit = layers((Content,))
+        adapter = Adapter(layer.get_submodule(path))
+        layer.set_submodule(path, adapter)
+        explicit.set_submodule(path, adapter)
+        assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10

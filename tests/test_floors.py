@@ -11,7 +11,17 @@ PACKAGE = Path(__file__).parents[1] / "sa_zoo"
 # Each tower from its ground floor up: a file imports only from files before it.
 TOWERS = {
     "models": [
-        *("positions", "products", "terms", "attention", "network", "timm_models", "yardsticks", "reference"),
+        *(
+            "positions",
+            "products",
+            "terms",
+            "content_terms",
+            "attention",
+            "network",
+            "timm_models",
+            "yardsticks",
+            "reference",
+        ),
         *("theorem", "padding", "slices", "patches", "convolution", "soft", "content", "conversion", "certificate"),
         *("network_conversion", "timm_backbones", "converted_folder"),
         *("configuration_sa", "modeling_sa", "export", "registration"),

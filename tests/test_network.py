@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from sa_zoo.models.attention import attend
+from sa_zoo.models.content_terms import Absolute, Content, Relative
 from sa_zoo.models.network import SANet
-from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
 

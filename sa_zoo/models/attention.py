@@ -176,11 +176,15 @@ class Attention(nn.Module):
         if self.positional:
             P = self.attn_drop(self.standing_probabilities(X))
             return lambda some: attend(P, some)
+        looking = [term for term in self.terms if hasattr(term, "matrices")]
+        if not all(isinstance(layer, nn.Linear) for term in looking for layer in term.children()):
+            # An adapter stands in a projection's place: it has more to say than its weight.
+            return lambda some: attend(self.attn_drop(self.probabilities(some)), some)
+        matrices = [term.matrices() for term in looking]
         positions = [term(X).transpose(0, 1) for term in self.terms if not hasattr(term, "matrices")]
-        looking = [(term, term.matrices()) for term in self.terms if hasattr(term, "matrices")]
 
         def attention(some: Tensor) -> Tensor:
-            scores = [term.scores(matrices, some) for term, matrices in looking]
+            scores = [term.scores(given, some) for term, given in zip(looking, matrices, strict=True)]
             P = self.attn_drop(probabilities_from(sum([*scores[1:], *positions], scores[0])))  # (B, T, N_h, T)
             return attend(P.transpose(1, 2), some)
 

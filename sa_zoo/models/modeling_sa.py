@@ -23,8 +23,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention, attend
 from .configuration_sa import SAConfig
+from .content_terms import Absolute, Content, Relative
 from .network import Block, checked_size, set_grid
-from .terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from .terms import GeneralizedQuadratic, Learned, Quadratic
 
 TERMS = {
     "quadratic": (Quadratic,),

@@ -21,9 +21,10 @@ from timm.models._features import feature_take_indices
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
+from .content_terms import Absolute, Content, Relative
 from .network import Block, SANet, checked_pool
 from .positions import resized_grid, resized_table
-from .terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from .terms import GeneralizedQuadratic, Learned, Quadratic
 
 _logger = logging.getLogger(__name__)
 
