@@ -22,6 +22,7 @@ TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relativ
 def several_portions_and_no_product_too_small(monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
     monkeypatch.setattr(products, "CALL", 0)
+    monkeypatch.setattr(attention_file, "MIXED", H * W * D)
 
 
 every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
@@ -59,6 +60,29 @@ def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, err
     gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
     for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
         assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("term", [Quadratic, Learned])
+def test_large_images_by_rows_and_within_reach_of_the_heads_are_the_definition(term, monkeypatch):
+    height, width = 43, 37
+    monkeypatch.setattr(products, "PORTION", 5 * width * D)
+    torch.manual_seed(0)
+    layer = Attention(D, HEADS, (term,), (height, width), dtype=torch.float64)
+    explicit = ExplicitAttention(D, HEADS, (term,), (height, width), dtype=torch.float64)
+    explicit.load_state_dict(layer.state_dict())
+    X = torch.randn(2, height, width, D, dtype=torch.float64, requires_grad=True)
+    found = attention_file.bands(layer.axis_probabilities(X)[0], 5)
+    assert [block.shape[1] for block, _ in found] == [5] * 8 + [3]
+    narrow = [keys.stop - keys.start < height for _, keys in found]
+    assert all(narrow) if term is Quadratic else not any(narrow)
+    y, expected = layer(X), explicit(X)
+    assert (y - expected).abs().max() < 1e-10
+    with torch.no_grad():
+        assert torch.allclose(layer(X), y, rtol=0.0, atol=1e-12)
+    direction = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
+    for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
+        assert (got - want).abs().max() < 1e-10 * max(1.0, float(want.abs().max()))
 
 
 @every_term

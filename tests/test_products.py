@@ -88,6 +88,18 @@ def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between(monk
     close(got, function(X), [X, weight])
 
 
+@pytest.mark.parametrize("images", [0, 1, 2, 5])
+def test_portions_without_gradients_give_the_whole(images, monkeypatch):
+    monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
+    X, Y = torch.randn(images, 3, K), torch.randn(images, 11)
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.sum(dim=1)[:, :, None] * y[:, None]).double()
+
+    with torch.no_grad():
+        assert torch.equal(products.in_portions(function, X, Y), function(X, Y))
+
+
 def test_portions_draw_the_same_dropout_again_for_their_gradients(monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
     (X,) = tensors((5, 3, K))

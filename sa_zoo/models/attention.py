@@ -7,7 +7,7 @@ After Cordonnier, Loukas, Jaggi, "On the Relationship between Self-Attention and
     MHSA(X) = concat_h[SelfAttention(X)_h] W_val W_out                               (Eq. 3)
     A = X W_qry W_key^T X^T + X W_qry What_key r_delta + u^T W_key X^T + v^T What_key r_delta    (Eq. 8)
 
-and A is whatever the terms of a model (terms.py) add up to.
+and A is whatever the terms of a model (terms.py, content_terms.py) add up to.
 
 Legend, here and in every file of this folder:
 
@@ -21,12 +21,14 @@ Legend, here and in every file of this folder:
 What the terms are decides how a layer is evaluated:
 
 * a sum of one score an axis: the softmax factorises, P[q, k] = P_down[y, y'] P_across[x, x'], and T x T probabilities
-  are never built;
+  are never built; on a CPU, what a few rows of pixels attend to is projected by W_val before the next ones are looked
+  at, and keys beyond the reach of all heads are left out;
 * positions alone: P is built once for all images;
-* content: P of each image, by scores that need neither queries nor keys (terms.py).
+* content: P of each image, by scores that need neither queries nor keys (content_terms.py).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -34,12 +36,16 @@ from torch import Tensor, nn
 from torch.nn.functional import threshold
 
 from .positions import wide
-from .products import Linear, in_portions, product
+from .products import Linear, images_at_once, in_portions, joined, product, rows_at_once
 
 # Up to so many pixels one product with T x T probabilities beats two small ones with their factors: 8x8 on a CPU, but
 # not 16x16; on an accelerator, by arithmetic, 16x16 too, as between the two much has to be moved.
 DENSE_PIXELS = 128
 DENSE_PIXELS_OF_ACCELERATORS = 256
+# Numbers in the images whose rows are mixed before their columns are: what lies between stays in a CPU's caches.
+MIXED = 2 * 16 * 16 * 400
+# Queries along a row that share the keys which they attend to.
+BAND_QUERIES = 16
 # Maps of so many pixels are remembered (N_h T^2 numbers a layer); larger ones are not worth the memory.
 MEMORABLE = 256
 
@@ -60,15 +66,48 @@ def attend(P: Tensor, X: Tensor) -> Tensor:
     return product(P, X.flatten(1, 2)).reshape(X.shape[0], X.shape[1], X.shape[2], -1)
 
 
+def attend_down(P: Tensor, X: Tensor) -> Tensor:
+    """P_h X along the first axis: (N_h, Q, H), (B, H, W, D) -> (B, Q, N_h, W, D)"""
+    N_h, queries, _ = P.shape
+    down = P.to(X.dtype).transpose(0, 1).flatten(0, 1)  # (Q N_h, H): one product for all heads
+    return (down @ X.flatten(2)).unflatten(1, [queries, N_h]).unflatten(3, [X.shape[2], -1])
+
+
+def attend_across(P: Tensor, mixed: Tensor) -> Tensor:
+    """P_h along the second axis: (N_h, Q, W), (B, H, N_h, W, D) -> (B, H, Q, N_h, D)"""
+    return (P.to(mixed.dtype) @ mixed).transpose(2, 3)
+
+
 def attend_by_axes(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X] for P_h = P_down (x) P_across: (N_h, H, H), (N_h, W, W), (B, H, W, D) -> (B, H, W, N_h D)
 
     Exact, O(T (H + W)) where the explicit form costs O(T^2).
     """
-    N_h, height, _ = P_down.shape
-    down = P_down.to(X.dtype).transpose(0, 1).flatten(0, 1)  # (H N_h, H): one product for all heads
-    mixed = (down @ X.flatten(2)).unflatten(1, [height, N_h]).unflatten(3, [X.shape[2], -1])  # (B, H, N_h, W, D)
-    return (P_across.to(X.dtype) @ mixed).transpose(2, 3).flatten(3)
+    return attend_across(P_across, attend_down(P_down, X)).flatten(3)
+
+
+def bands(P: Tensor, queries: int) -> list[tuple[Tensor, slice]]:
+    """Blocks of so many queries, and the keys to which any head gives a probability in them: (N_h, Q, K)
+
+    Exact for any probabilities: what is left out is zero, and `probabilities_from` gives zeros no gradients. Heads of a
+    quadratic encoding are narrow: they reach a few pixels of a row.
+    """
+    found = []
+    for block in P.split(queries, dim=1):
+        attended = block.detach().amax(dim=(0, 1)).nonzero()
+        keys = slice(int(attended[0]), int(attended[-1]) + 1)
+        found.append((block[:, :, keys], keys))
+    return found
+
+
+def attend_by_bands(down: tuple[Tensor, slice], across: list[tuple[Tensor, slice]], X: Tensor) -> Tensor:
+    """`attend_by_axes` for the queries of one band `down` and all bands `across`: (B, H, W, D) -> (B, Q, W, N_h D)"""
+    P_down, rows = down
+    images = []
+    for some in X[:, rows].split(images_at_once(X, MIXED)):
+        mixed = attend_down(P_down, some)
+        images.append(joined([attend_across(P, mixed[:, :, :, keys]) for P, keys in across], dim=2))
+    return joined(images, dim=0).flatten(3)
 
 
 class Memory:
@@ -170,9 +209,6 @@ class Attention(nn.Module):
     @torch.jit.unused
     def attention_to(self, X: Tensor) -> Callable[[Tensor], Tensor]:
         """concat_h[P_h .] as a function of some of the images, with all that does not depend on them done."""
-        if self.by_axes(X):
-            P_down, P_across = self.axis_probabilities(X)
-            return lambda some: attend_by_axes(P_down, P_across, some)
         if self.positional:
             P = self.attn_drop(self.standing_probabilities(X))
             return lambda some: attend(P, some)
@@ -204,7 +240,18 @@ class Attention(nn.Module):
     @torch.jit.unused
     def evaluated(self, X: Tensor) -> Tensor:
         """sum_h P_h X W_val_h + b_val in the way that suits the device: (B, H, W, D) -> (B, H, W, D)"""
-        attention = self.attention_to(X)
+        if not self.by_axes(X):
+            return self.projected(self.attention_to(X), X)
+        P_down, P_across = self.axis_probabilities(X)
+        if torch.compiler.is_compiling() or not X.is_cpu:
+            return self.projected(partial(attend_by_axes, P_down, P_across), X)
+        across = bands(P_across.to(X.dtype), BAND_QUERIES)
+        parts = [partial(attend_by_bands, down, across) for down in bands(P_down.to(X.dtype), rows_at_once(X))]
+        return joined([self.projected(part, X) for part in parts], dim=1)
+
+    @torch.jit.unused
+    def projected(self, attention: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+        """attention(X) W_val + b_val, of so many images at a time as suits the device."""
         return in_portions(lambda some: self.W_val(attention(some)), X)
 
     @torch.jit.ignore

@@ -53,26 +53,26 @@ class Block(nn.Module):
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block, from its input and what attention made of it: (B, H, W, D), twice -> (B, H, W, D)"""
+        return self.rest(x, attended) if torch.jit.is_scripting() else self.rest_in_portions(x, attended)
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        """`after_attention` of all images at once."""
         x = self.norm1(x + self.drop_path(self.drop(attended)))
-        fed = self.feed_forward(x) if torch.jit.is_scripting() else self.fed(x)
+        fed = self.fc2(self.act(self.fc1(x)))
         return self.norm2(x + self.drop_path(self.drop(fed)))
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """W_2 GELU(W_1 x): (B, H, W, D) -> (B, H, W, D)"""
-        return self.fc2(self.act(self.fc1(x)))
-
     @torch.jit.unused
-    def fed(self, x: Tensor) -> Tensor:
-        """`feed_forward` in portions: (B, H, W, D) -> (B, H, W, D)"""
-        return in_portions(self.feed_forward, x)
+    def rest_in_portions(self, x: Tensor, attended: Tensor) -> Tensor:
+        """`after_attention` of as many images at a time as suits the device."""
+        return in_portions(self.rest, x, attended)
 
 
 class ExplicitBlock(Block):
     """The block with nothing evaluated in portions."""
 
-    def fed(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
-        return self.feed_forward(x)
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """(B, H, W, D), twice -> (B, H, W, D)"""
+        return self.rest(x, attended)
 
 
 class SANet(nn.Module):

@@ -6,7 +6,7 @@ half the time on an AMD EPYC with AVX-512 (`sa-zoo bench` measures both ceilings
 other devices and other types keep torch's own products.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,8 @@ def worth_it(a: Tensor, b: Tensor) -> bool:
 
 
 @torch.jit.unused
-def in_portions(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
-    """function(X), on a CPU of as many images at a time as its caches hold.
+def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
+    """function(X, *more), on a CPU of as many images at a time as its caches hold.
 
     Where gradients are wanted, each portion is evaluated once more for them, so that nothing which the function builds
     on the way, for attention N_h times as large as X, is kept. In half precision, where products are fast and that
@@ -73,11 +73,42 @@ def in_portions(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
     """
     graph = torch.compiler.is_compiling() or not X.is_cpu
     if graph or (torch.is_grad_enabled() and is_half(X)):
-        return function(X)
-    portions = X.split(max(1, PORTION // max(1, X[:1].numel())))
+        return function(X, *more)
+    images = images_at_once(X, PORTION)
+    if images >= len(X) and not torch.is_grad_enabled():
+        return function(X, *more)
+    portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
     if torch.is_grad_enabled():
-        return torch.cat([checkpoint(function, portion, use_reentrant=False) for portion in portions])
-    return torch.cat([function(portion) for portion in portions])
+        return joined([checkpoint(function, *portion, use_reentrant=False) for portion in portions], dim=0)
+    return filled(len(X), (function(*portion) for portion in portions))
+
+
+def filled(images: int, parts: Iterable[Tensor]) -> Tensor:
+    """joined(parts) of so many images in all, each part put in its place before the next one is made."""
+    whole, place = torch.empty(0), 0
+    for part in parts:
+        whole = whole if place else part.new_empty(images, *part.shape[1:])
+        whole[place : place + len(part)] = part
+        place += len(part)
+    return whole
+
+
+@torch.jit.unused
+def images_at_once(X: Tensor, numbers: int) -> int:
+    """Images of a batch (B, ...) that hold so many numbers, at least one."""
+    return max(1, numbers // max(1, X[:1].numel()))
+
+
+@torch.jit.unused
+def rows_at_once(X: Tensor) -> int:
+    """Rows of an image (B, H, W, D) whose numbers fill a portion."""
+    return max(1, PORTION // max(1, X[:1, :1].numel()))
+
+
+@torch.jit.unused
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """The concatenation of parts; the part itself if there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def is_half(X: Tensor) -> bool:
