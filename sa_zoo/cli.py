@@ -201,16 +201,24 @@ def bench(
     side: Annotated[
         list[int] | None, typer.Option(help="Also one layer of the first model on SIDE x SIDE tokens.")
     ] = None,
+    phase: Annotated[str, typer.Option(help="How the phases to measure begin: inference, training, ...")] = "",
     threads: Annotated[int, typer.Option(help="Of a CPU; all cores if 0.", min=0)] = 0,
     rounds: Annotated[int, typer.Option(help="Turns that each network takes.", min=1)] = 5,
     json_: Annotated[Path | None, typer.Option("--json", help="Results; with --side, a plot beside it.")] = None,
 ) -> None:
     """Measure time, memory and work of models beside their yardsticks, which take turns with them."""
-    _told(_bench, models or ["sa_quadratic_cifar"], device, batch, side or [], threads, rounds, json_)
+    _told(_bench, models or ["sa_quadratic_cifar"], device, batch, side or [], phase, threads, rounds, json_)
 
 
 def _bench(
-    models: list[str], device: str, batch: int, sides: list[int], threads: int, rounds: int, json_: Path | None
+    models: list[str],
+    device: str,
+    batch: int,
+    sides: list[int],
+    phase: str,
+    threads: int,
+    rounds: int,
+    json_: Path | None,
 ) -> None:
     import timm
     import torch
@@ -224,6 +232,8 @@ def _bench(
     if unknown:
         ours = ", ".join(timm.list_models(module="timm_models"))
         raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, as {ours}")
+    if not any(known.startswith(phase) for known in benchmark.PHASES):
+        raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(benchmark.PHASES)}")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -234,7 +244,8 @@ def _bench(
     for name in models:
         networks = beside(timm.create_model(name)) | {"resnet18_cifar": timm.create_model("resnet18_cifar")}
         images = torch.randn(batch, *timm.get_pretrained_cfg(name).input_size, device=place)
-        rows += benchmark.bench(name, {key: network.to(place) for key, network in networks.items()}, images, rounds)
+        placed = {key: network.to(place) for key, network in networks.items()}
+        rows += benchmark.bench(name, placed, images, rounds, phase)
         typer.echo(benchmark.table([row for row in rows if row.model == name]) + "\n")
 
     def layers_for(side: int) -> dict[str, torch.nn.Module]:

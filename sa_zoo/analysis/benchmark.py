@@ -21,6 +21,12 @@ from torch.nn.functional import cross_entropy, linear
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+PHASES = (
+    "inference, float32",
+    "inference, bfloat16",
+    "training, float32",
+    "training, float32, dropout on probabilities",
+)
 YARDSTICK = "explicit"  # name of the network that ratios are taken to
 MAPS = 2**32  # bytes of attention maps that are not built any more
 Run = Callable[[], object]
@@ -50,15 +56,15 @@ class Row:
 def phases(networks: dict[str, nn.Module]) -> Iterator[tuple[str, dict[str, nn.Module], torch.dtype]]:
     """What is measured of networks {name: network}: phase, the networks with their names, and their type."""
     evaluated = {name: copy.deepcopy(network).eval() for name, network in networks.items()}
-    yield "inference, float32", evaluated, torch.float32
+    yield PHASES[0], evaluated, torch.float32
     halves = {name: copy.deepcopy(network).bfloat16() for name, network in evaluated.items()}
     whole = {YARDSTICK: evaluated[YARDSTICK]} if YARDSTICK in evaluated else {}
-    yield "inference, bfloat16", halves | whole, torch.bfloat16
+    yield PHASES[1], halves | whole, torch.bfloat16
     trained = {name: copy.deepcopy(network).train() for name, network in networks.items() if name != "folded"}
-    yield "training, float32", trained, torch.float32
+    yield PHASES[2], trained, torch.float32
     dropping = {name: network for name, network in trained.items() if _with_dropout(network)}
     if dropping:
-        yield "training, float32, dropout on probabilities", dropping, torch.float32
+        yield PHASES[3], dropping, torch.float32
 
 
 def _with_dropout(network: nn.Module) -> bool:
@@ -69,7 +75,7 @@ def _with_dropout(network: nn.Module) -> bool:
     return bool(layers)
 
 
-def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: int) -> list[Row]:
+def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: int, phase_prefix: str = "") -> list[Row]:
     """Measure networks beside each other.
 
     Args:
@@ -77,9 +83,12 @@ def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: in
         networks: {name: network}, on the device and in the layout of `images`; ratios are to the one named "explicit".
         images: (B, C, H, W), float32.
         rounds: turns taken after one that is not counted.
+        phase_prefix: how the names of the phases to measure begin.
     """
     rows = []
     for phase, present, dtype in phases(networks):
+        if not phase.startswith(phase_prefix):
+            continue
         runs = {name: _step(network, images.to(next(network.parameters()).dtype)) for name, network in present.items()}
         times = in_turns(runs, rounds, images.device)
         peaks = {name: peak_bytes(run, images.device) / len(images) for name, run in runs.items()}
