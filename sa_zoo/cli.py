@@ -1,6 +1,7 @@
 """The command `sa-zoo`. Each command imports what it needs, so that help and mistakes answer at once."""
 
 import json
+import os
 import runpy
 import shlex
 import sys
@@ -199,7 +200,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch: Annotated[int, typer.Option(min=1)] = 32,
     side: Annotated[
-        list[int] | None, typer.Option(help="Also one layer of the first model on SIDE x SIDE tokens.")
+        list[int] | None, typer.Option(help="Also one layer of the first model on SIDE x SIDE tokens.", min=1)
     ] = None,
     phase: Annotated[str, typer.Option(help="How the phases to measure begin: inference, training, ...")] = "",
     threads: Annotated[int, typer.Option(help="Of a CPU; all cores if 0.", min=0)] = 0,
@@ -220,13 +221,16 @@ def _bench(
     rounds: int,
     json_: Path | None,
 ) -> None:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts bytes, tells of its every start
     import timm
     import torch
 
     import sa_zoo  # noqa: F401  registers the names
     from sa_zoo.analysis import benchmark
     from sa_zoo.analysis.scaling import plot_growth
+    from sa_zoo.models.network import SANet
     from sa_zoo.models.yardsticks import beside, evaluations
+    from sa_zoo.training.checkpoint import write_json
 
     unknown = [name for name in models if not timm.is_model(name)]
     if unknown:
@@ -237,7 +241,11 @@ def _bench(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
-    place = torch.device(device)
+    place = benchmark.device_named(device)
+    if sides and not isinstance(timm.create_model(models[0]), SANet):
+        raise ValueError(f"--side: got {models[0]!r} as the first model, expected one of attention")
+    if json_:
+        json_.parent.mkdir(parents=True, exist_ok=True)
     conditions = benchmark.conditions(place, rounds)
     typer.echo(json.dumps(conditions))
     rows = []
@@ -247,6 +255,8 @@ def _bench(
         placed = {key: network.to(place) for key, network in networks.items()}
         rows += benchmark.bench(name, placed, images, rounds, phase)
         typer.echo(benchmark.table([row for row in rows if row.model == name]) + "\n")
+        if json_:
+            write_json(json_, benchmark.results(rows, [], conditions))
 
     def layers_for(side: int) -> dict[str, torch.nn.Module]:
         patch = timm.create_model(models[0], depth=1).patch_size
@@ -256,10 +266,9 @@ def _bench(
     layers = benchmark.growth(layers_for, sides, rounds)
     if layers:
         typer.echo(benchmark.growth_table(layers))
-    if json_:
-        benchmark.write_results(json_, rows, layers, conditions)
-        if layers:
-            plot_growth(layers, json_.with_suffix(".png"))
+    if layers and json_:
+        write_json(json_, benchmark.results(rows, layers, conditions))
+        plot_growth(layers, json_.with_suffix(".png"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

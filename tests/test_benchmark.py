@@ -102,6 +102,34 @@ def test_bench_says_which_names_there_are():
     assert "got 'sa_quadratik', expected a name that timm lists, as resnet18_cifar" in done.output
 
 
+MISTAKES = {
+    "a device that is not": (["--device", "abacus"], "--device: got 'abacus', expected one that is at hand"),
+    "one without a clock": (["--device", "meta"], "--device: got 'meta', expected cpu or cuda"),
+    "layers of a CNN": (["resnet18_cifar", "--side", "3"], "--side: got 'resnet18_cifar' as the first model"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_told_before_anything_is_measured(mistake, tmp_path):
+    arguments, message = MISTAKES[mistake]
+    done = CliRunner().invoke(app, ["bench", *arguments, "--json", str(tmp_path / "result.json")])
+    assert done.exit_code == 1 and message in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_of_models_are_kept_as_they_come(tmp_path, monkeypatch):
+    out = tmp_path / "result.json"
+
+    def broken(*_):
+        raise OSError("the machine has gone")
+
+    monkeypatch.setattr(benchmark, "growth", broken)
+    arguments = ["sa_quadratic_tiny_cifar", "--phase", "inference, float32", "--batch", "2", "--rounds", "1"]
+    done = CliRunner().invoke(app, ["bench", *arguments, "--json", str(out)])
+    assert done.exit_code == 1 and "the machine has gone" in done.output
+    assert len(json.loads(out.read_text())["networks"]) == 5
+
+
 def test_explicit_layers_whose_maps_would_not_fit_are_left_out(monkeypatch):
     class Layer(nn.Module):
         def __init__(self):

@@ -6,7 +6,6 @@ of its ratio to the yardstick is what counts.
 
 import copy
 import itertools
-import json
 import os
 import platform
 import statistics
@@ -224,6 +223,19 @@ def growth_table(rows: list[Growth]) -> str:
     return "\n".join(lines)
 
 
+def device_named(name: str) -> torch.device:
+    """A device whose clock and memory can be read; ValueError for any other one, or one that is not there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device: got {name!r}, expected one that is at hand: {reason}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
+    return device
+
+
 def conditions(device: torch.device, rounds: int) -> dict[str, object]:
     """What a figure has to be read with."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
@@ -259,8 +271,6 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_results(path: Path, rows: list[Row], layers: list[Growth], conditions: dict[str, object]) -> None:
-    """All of it as JSON."""
-    result = {"conditions": conditions, "networks": [asdict(row) for row in rows], "layer": [asdict(r) for r in layers]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+def results(rows: list[Row], layers: list[Growth], conditions: dict[str, object]) -> dict[str, object]:
+    """All of it, for JSON."""
+    return {"conditions": conditions, "networks": [asdict(row) for row in rows], "layer": [asdict(r) for r in layers]}
