@@ -5,7 +5,7 @@ import torch
 
 from sa_zoo.models.attention import attend
 from sa_zoo.models.content_terms import Absolute, Content, Relative
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import Block, SANet
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
@@ -110,3 +110,9 @@ def test_drop_path_grows_with_depth_and_spares_evaluation():
     assert torch.equal(model(x), model(x))
     torch.manual_seed(1)
     assert not torch.equal(model.train()(x), model(x))
+
+
+def test_dropout_leaves_the_residual_alone():
+    block = Block(7, 3, 11, (Quadratic,), (5, 3), proj_drop=1.0)
+    x = torch.randn(2, 5, 3, 7)
+    assert torch.equal(block(x), block.norm2(block.norm1(x)))
