@@ -83,6 +83,11 @@ def test_the_batch_is_free_in_an_exported_layer():
     assert torch.allclose(exported(many), layer(many), atol=1e-6)
 
 
+def test_no_images_give_no_images():
+    layer = attention_from_conv(nn.Conv2d(2, 3, 3, stride=2), 4.0, content=True)
+    assert layer(torch.randn(0, 2, 11, 7)).shape == (0, 3, 5, 3)
+
+
 def test_one_hot_heads_and_queries_off_the_keys_are_refused():
     with pytest.raises(ValueError, match="alpha: got inf with content=True"):
         attention_from_conv(nn.Conv2d(3, 5, 3), float("inf"), content=True)

@@ -86,6 +86,14 @@ def test_large_images_by_rows_and_within_reach_of_the_heads_are_the_definition(t
 
 
 @every_term
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_no_images_give_no_images(terms, mode):
+    layer, _ = layers(terms)
+    with mode():
+        assert layer(pixels()[:0]).shape == (0, H, W, D)
+
+
+@every_term
 def test_bfloat16_is_within_its_rounding(terms):
     layer, explicit = layers(terms, torch.float32)
     X = pixels(torch.float32)

@@ -62,8 +62,9 @@ def probabilities_from(scores: Tensor) -> Tensor:
 
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X], explicitly: (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, N_h D)"""
+    channels = P.shape[-3] * X.shape[3]
     P = P.to(X.dtype).transpose(-3, -2).flatten(-3, -2)  # (T N_h, T): the product comes out with its heads in place
-    return product(P, X.flatten(1, 2)).reshape(X.shape[0], X.shape[1], X.shape[2], -1)
+    return product(P, X.flatten(1, 2)).reshape(X.shape[0], X.shape[1], X.shape[2], channels)
 
 
 def attend_down(P: Tensor, X: Tensor) -> Tensor:

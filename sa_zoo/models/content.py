@@ -19,7 +19,8 @@ from .convolution import ConvolutionalAttention, attend
 
 def longest(vectors: Tensor, dim: int) -> Tensor:
     """The largest norm of a head's vectors, which lie along `dim`, without a gradient: (B, N_h, ...) -> (N_h,)"""
-    return vectors.detach().square().sum(dim=dim).amax(dim=(0, 2)).sqrt()
+    squares = vectors.detach().square().sum(dim=dim).transpose(0, 1).flatten(1)
+    return torch.cat([squares, squares.new_zeros(squares.shape[0], 1)], dim=1).amax(dim=1).sqrt()  # 0 of no images
 
 
 class ContentAttention(ConvolutionalAttention):
@@ -87,7 +88,7 @@ class ContentAttention(ConvolutionalAttention):
         if torch.compiler.is_compiling():  # a graph with a loop over images would be of so many images only
             return self.mix(attend(position + query @ key, keys).unflatten(-1, sizes))
         heads = [x] * 0
-        for first in range(0, len(x), self.few):
+        for first in range(0, max(len(x), 1), self.few):
             some = slice(first, first + self.few)
             heads.append(attend(position + query[some] @ key[some], keys[some]))
         return self.mix(torch.cat(heads).unflatten(-1, sizes))
