@@ -242,7 +242,8 @@ def _bench(
         torch.set_num_threads(threads)
     torch.manual_seed(0)
     place = benchmark.device_named(device)
-    if sides and not isinstance(timm.create_model(models[0]), SANet):
+    first = timm.create_model(models[0])
+    if sides and not isinstance(first, SANet):
         raise ValueError(f"--side: got {models[0]!r} as the first model, expected one of attention")
     if json_:
         json_.parent.mkdir(parents=True, exist_ok=True)
@@ -259,11 +260,10 @@ def _bench(
             write_json(json_, benchmark.results(rows, [], conditions))
 
     def layers_for(side: int) -> dict[str, torch.nn.Module]:
-        patch = timm.create_model(models[0], depth=1).patch_size
-        network = timm.create_model(models[0], depth=1, img_size=side * patch).eval()
+        network = timm.create_model(models[0], depth=1, img_size=side * first.patch_size).eval()
         return {key: twin.blocks[0].attn for key, twin in evaluations(network).items()}
 
-    layers = benchmark.growth(layers_for, sides, rounds)
+    layers = benchmark.growth(layers_for, sides, rounds, place)
     if layers:
         typer.echo(benchmark.growth_table(layers))
     if layers and json_:

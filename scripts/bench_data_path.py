@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of a CPU; all cores if 0")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
+    if options.steps < 3:
+        parser.error(f"--steps: got {options.steps}, expected at least 3, of which two are not counted")
     if options.threads:
         torch.set_num_threads(options.threads)
     config = load_config(options.config, [])

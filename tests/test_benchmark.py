@@ -57,6 +57,16 @@ def test_rows_say_what_was_run_and_relative_to_what():
     assert networks["as built"].attn_drop.p == 0.0 and networks["as built"].training
 
 
+def test_speed_is_the_median_over_rounds_of_how_much_longer_the_yardstick_takes(monkeypatch):
+    taken = {"as built": [1.0, 2.0, 4.0], "explicit": [7.0, 10.0, 12.0]}
+    monkeypatch.setattr(benchmark, "ceiling", lambda *_: 1.0)
+    monkeypatch.setattr(benchmark, "in_turns", lambda *_: taken)
+    networks = {"as built": Net(), "explicit": Net()}
+    quick, yardstick = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 3, "inference, float32")
+    assert quick.speed == 5.0 and yardstick.speed == 1.0
+    assert quick.milliseconds == 400.0
+
+
 def test_phases_can_be_chosen():
     rows = benchmark.bench("net", {"explicit": Net()}, torch.randn(2, 3, 5, 7), 1, "training")
     assert [row.phase for row in rows] == list(benchmark.PHASES[2:])
@@ -140,6 +150,6 @@ def test_explicit_layers_whose_maps_would_not_fit_are_left_out(monkeypatch):
             return self.W_val(torch.cat([X, X], dim=-1))
 
     monkeypatch.setattr(benchmark, "MAPS", 4 * 2 * 5**4)
-    rows = benchmark.growth(lambda side: {"as built": Layer(), "explicit": Layer()}, [5, 7], rounds=1)
+    rows = benchmark.growth(lambda side: {"as built": Layer(), "explicit": Layer()}, [5, 7], 1, CPU)
     assert [(row.network, row.side) for row in rows] == [("as built", 5), ("explicit", 5), ("as built", 7)]
     assert rows[0].bytes >= 4 * (2 * 3 + 3)

@@ -136,6 +136,24 @@ def test_gradients_see_the_dropout_of_content_that_the_values_saw():
     assert abs(float(slope - (gradient * along).sum())) < 1e-6
 
 
+def test_hooks_of_a_projection_are_heard():
+    for path in ("terms.0.W_qry", "terms.0.W_key"):
+        layer, explicit = layers((Content,))
+        for twin in (layer, explicit):
+            twin.get_submodule(path).register_forward_hook(lambda module, given, made: 3.0 * made)
+        assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
+
+
+def test_large_maps_are_not_remembered(monkeypatch):
+    monkeypatch.setattr(attention_file, "MEMORABLE", H * W)
+    layer = layers((GeneralizedQuadratic,))[0].eval()
+    with torch.no_grad():
+        layer(pixels().repeat(1, 2, 1, 1))
+        assert layer.memory.known is None
+        layer(pixels())
+        assert layer.memory.known is not None
+
+
 def test_maps_by_position_are_built_once_while_nothing_changes(monkeypatch):
     layer = layers((GeneralizedQuadratic,))[0].eval()
     built = []

@@ -84,7 +84,7 @@ def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: in
         rounds: turns taken after one that is not counted.
         phase_prefix: how the names of the phases to measure begin.
     """
-    rows = []
+    rows, ceilings = [], {}
     for phase, present, dtype in phases(networks):
         if not phase.startswith(phase_prefix):
             continue
@@ -96,17 +96,19 @@ def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: in
             with FlopCounterMode(display=False) as counted:
                 run()
             gmacs = counted.get_total_flops() / 2e9 / len(images)
-            fastest = ceiling(next(present[name].parameters()).dtype, images.device)
+            own = next(present[name].parameters()).dtype
+            if own not in ceilings:
+                ceilings[own] = ceiling(own, images.device)
             rows.append(
                 Row(
                     model=model,
                     phase=phase,
-                    network=name if next(present[name].parameters()).dtype == dtype else f"{name}, float32",
+                    network=name if own == dtype else f"{name}, float32",
                     batch=len(images),
                     milliseconds=milliseconds,
                     mib=peaks[name] / 2**20,
                     gmacs=gmacs,
-                    ceiling=gmacs / (milliseconds / 1e3) / fastest,
+                    ceiling=gmacs / (milliseconds / 1e3) / ceilings[own],
                     speed=_speed(times, name),
                     memory=peaks[name] / peaks[YARDSTICK] if YARDSTICK in peaks else None,
                 )
@@ -192,8 +194,10 @@ class Growth:
     bytes: float
 
 
-def growth(layers_for: Callable[[int], dict[str, nn.Module]], sides: list[int], rounds: int) -> list[Growth]:
-    """How a layer (1, S, S, D) -> (1, S, S, D) grows with the number of tokens, at inference on a CPU.
+def growth(
+    layers_for: Callable[[int], dict[str, nn.Module]], sides: list[int], rounds: int, device: torch.device
+) -> list[Growth]:
+    """How a layer (1, S, S, D) -> (1, S, S, D) grows with the number of tokens, at inference.
 
     Args:
         layers_for: {name: layer} for S; the explicit one is left out where its maps alone would fill MAPS bytes.
@@ -205,12 +209,12 @@ def growth(layers_for: Callable[[int], dict[str, nn.Module]], sides: list[int], 
         num_heads = layers[YARDSTICK].W_val.in_features // channels
         if 4 * num_heads * side**4 > MAPS:
             del layers[YARDSTICK]
-        X = torch.randn(1, side, side, channels)
-        runs = {name: _inference(layer, X) for name, layer in layers.items()}
-        times = in_turns(runs, rounds, X.device)
+        X = torch.randn(1, side, side, channels, device=device)
+        runs = {name: _inference(layer.to(device), X) for name, layer in layers.items()}
+        times = in_turns(runs, rounds, device)
         for name, run in runs.items():
             seconds = statistics.median(times[name])
-            rows.append(Growth(name, side, 1e6 * seconds / side**2, peak_bytes(run, X.device) / side**2))
+            rows.append(Growth(name, side, 1e6 * seconds / side**2, peak_bytes(run, device) / side**2))
     return rows
 
 

@@ -136,6 +136,11 @@ def same(known: list[Tensor], given: list[Tensor]) -> bool:
     )
 
 
+def plain(layer: nn.Module) -> bool:
+    """Whether a projection is its weight and bias and nothing more: no adapter or quantised layer, without hooks."""
+    return type(layer) is nn.Linear and not layer._forward_pre_hooks and not layer._forward_hooks
+
+
 class Attention(nn.Module):
     """MHSA (Eq. 3) with A a sum of `terms`.
 
@@ -151,10 +156,8 @@ class Attention(nn.Module):
     """
 
     separable: Final[bool]
-    positional: Final[bool]
     large: Final[bool]
     large_for_accelerators: Final[bool]
-    memorable: Final[bool]
 
     def __init__(
         self,
@@ -169,11 +172,8 @@ class Attention(nn.Module):
         super().__init__()
         self.terms = nn.ModuleList(term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms)
         self.separable = all(hasattr(term, "axis_scores") for term in self.terms)
-        self.positional = not any(hasattr(term, "matrices") for term in self.terms)
-        pixels = grid[0] * grid[1]
-        self.large = pixels > DENSE_PIXELS
-        self.large_for_accelerators = pixels > DENSE_PIXELS_OF_ACCELERATORS
-        self.memorable = pixels <= MEMORABLE
+        self.large = grid[0] * grid[1] > DENSE_PIXELS
+        self.large_for_accelerators = grid[0] * grid[1] > DENSE_PIXELS_OF_ACCELERATORS
         self.attn_drop = nn.Dropout(attn_drop)
         self.memory = Memory()
         self.W_val = Linear(num_heads * dim, dim, device=device, dtype=dtype)
@@ -202,7 +202,7 @@ class Attention(nn.Module):
 
     def attended(self, X: Tensor) -> Tensor:
         """concat_h[P_h X] of all images at once: (B, H, W, D) -> (B, H, W, N_h D)"""
-        if self.separable and self.by_axes(X):
+        if self.separable and self.by_axes(X):  # TorchScript compiles what follows for separable terms alone
             P_down, P_across = self.axis_probabilities(X)
             return attend_by_axes(P_down, P_across, X)
         return attend(self.attn_drop(self.probabilities(X)), X)
@@ -210,12 +210,11 @@ class Attention(nn.Module):
     @torch.jit.unused
     def attention_to(self, X: Tensor) -> Callable[[Tensor], Tensor]:
         """concat_h[P_h .] as a function of some of the images, with all that does not depend on them done."""
-        if self.positional:
+        looking = [term for term in self.terms if hasattr(term, "matrices")]
+        if not looking:
             P = self.attn_drop(self.standing_probabilities(X))
             return lambda some: attend(P, some)
-        looking = [term for term in self.terms if hasattr(term, "matrices")]
-        if not all(isinstance(layer, nn.Linear) for term in looking for layer in term.children()):
-            # An adapter stands in a projection's place: it has more to say than its weight.
+        if not all(plain(layer) for term in looking for layer in term.children()):
             return lambda some: attend(self.attn_drop(self.probabilities(some)), some)
         matrices = [term.matrices() for term in looking]
         positions = [term(X).transpose(0, 1) for term in self.terms if not hasattr(term, "matrices")]
@@ -230,7 +229,9 @@ class Attention(nn.Module):
     @torch.jit.unused
     def standing_probabilities(self, X: Tensor) -> Tensor:
         """`probabilities` by position; remembered where nothing is trained and they are small."""
-        if not self.memorable or torch.is_grad_enabled() or not X.is_cpu or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not X.is_cpu:
+            return self.probabilities(X)
+        if X.shape[1] * X.shape[2] > MEMORABLE:
             return self.probabilities(X)
         return self.memory.recall(lambda: self.probabilities(X), list(self.terms.parameters()), X.shape[1:3])
 

@@ -63,7 +63,6 @@ def worth_it(a: Tensor, b: Tensor) -> bool:
     return by_convolution(a, b) and a.shape[-2] * a.shape[-1] * b.shape[-1] > CALL
 
 
-@torch.jit.unused
 def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
     """function(X, *more), on a CPU of as many images at a time as its caches hold.
 
@@ -93,19 +92,16 @@ def filled(images: int, parts: Iterable[Tensor]) -> Tensor:
     return whole
 
 
-@torch.jit.unused
 def images_at_once(X: Tensor, numbers: int) -> int:
     """Images of a batch (B, ...) that hold so many numbers, at least one."""
     return max(1, numbers // max(1, X[:1].numel()))
 
 
-@torch.jit.unused
 def rows_at_once(X: Tensor) -> int:
     """Rows of an image (B, H, W, D) whose numbers fill a portion."""
     return max(1, PORTION // max(1, X[:1, :1].numel()))
 
 
-@torch.jit.unused
 def joined(parts: list[Tensor], dim: int) -> Tensor:
     """The concatenation of parts; the part itself if there is one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

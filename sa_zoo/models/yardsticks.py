@@ -18,19 +18,15 @@ class Convolution(nn.Conv2d):
 
 def with_convolutions(network: SANet) -> SANet:
     """A copy with the same channels and feed-forward layers, whose blocks mix pixels by 3x3 convolutions."""
-    twin = copy.deepcopy(network)
+    twin, dim, like = copy.deepcopy(network), network.embed_dim, network.patch_embed.weight
     for block in twin.blocks:
-        like = network.patch_embed.weight
-        block.attn = Convolution(
-            network.embed_dim, network.embed_dim, 3, padding=1, device=like.device, dtype=like.dtype
-        )
+        block.attn = Convolution(dim, dim, 3, padding=1, device=like.device, dtype=like.dtype)
     return twin
 
 
-def evaluations(network: nn.Module) -> dict[str, nn.Module]:
-    """A network, and where it is one of attention the same weights by the definition."""
-    named = {"as built": network}
-    return named | {"explicit": network.explicit()} if isinstance(network, SANet) else named
+def evaluations(network: SANet) -> dict[str, SANet]:
+    """A network of attention, and the same weights by the definition."""
+    return {"as built": network, "explicit": network.explicit()}
 
 
 def beside(network: nn.Module) -> dict[str, nn.Module]:
