@@ -154,8 +154,14 @@ def test_large_maps_are_not_remembered(monkeypatch):
         assert layer.memory.known is not None
 
 
-def test_maps_by_position_are_built_once_while_nothing_changes(monkeypatch):
-    layer = layers((GeneralizedQuadratic,))[0].eval()
+# One that factorises, whose factors are remembered, and one that does not, whose maps are.
+by_position = pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
+
+
+@by_position
+def test_what_depends_on_positions_alone_is_built_once_while_nothing_changes(term, monkeypatch):
+    layer = layers((term,))[0].eval()
+    each = 2 if term is Quadratic else 1  # by axes there are two factors
     built = []
     original = attention_file.probabilities_from
     monkeypatch.setattr(
@@ -164,27 +170,28 @@ def test_maps_by_position_are_built_once_while_nothing_changes(monkeypatch):
     with torch.no_grad():
         for _ in range(3):
             layer(pixels())
-        assert len(built) == 1
+        assert len(built) == each
         layer(pixels()[:, :7])  # another size of images
-        assert len(built) == 2
+        assert len(built) == 2 * each
     layer(pixels())  # gradients may be wanted
     layer(pixels())
-    assert len(built) == 4
+    assert len(built) == 4 * each
 
 
 CHANGES = {
     "written in place": lambda layer: layer.terms[0].Delta.add_(0.5),
     "written through .data": lambda layer: layer.terms[0].spread.data.mul_(1.5),
     "replaced": lambda layer: setattr(layer.terms[0], "Delta", torch.nn.Parameter(layer.terms[0].Delta + 1.0)),
-    "loaded": lambda layer: layer.load_state_dict(layers((GeneralizedQuadratic,))[0].state_dict()),
+    "loaded": lambda layer: layer.load_state_dict(layers([type(layer.terms[0])])[0].state_dict()),
     "trained": lambda layer: [p.copy_(p - 0.1 * torch.ones_like(p)) for p in layer.parameters()],
 }
 
 
+@by_position
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_remembered_maps_follow_their_parameters(change, mode):
-    layer = layers((GeneralizedQuadratic,))[0].eval()
+def test_what_is_remembered_follows_its_parameters(term, change, mode):
+    layer = layers((term,))[0].eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.1)
@@ -195,8 +202,9 @@ def test_remembered_maps_follow_their_parameters(change, mode):
     same(layer, pixels())
 
 
-def test_remembered_maps_follow_types_and_copies():
-    layer = layers((GeneralizedQuadratic,))[0].eval()
+@by_position
+def test_what_is_remembered_follows_types_and_copies(term):
+    layer = layers((term,))[0].eval()
     same(layer, pixels())
     twin = copy.deepcopy(layer)
     with torch.no_grad():

@@ -27,9 +27,9 @@ What the terms are decides how a layer is evaluated:
 * content: P of each image, by scores that need neither queries nor keys (content_terms.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,10 @@ def attend_by_axes(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
     return attend_across(P_across, attend_down(P_down, X)).flatten(3)
 
 
-def bands(P: Tensor, queries: int) -> list[tuple[Tensor, slice]]:
+Band = tuple[Tensor, slice]  # probabilities of some queries, (N_h, Q, K), and the K keys that they are of
+
+
+def bands(P: Tensor, queries: int) -> list[Band]:
     """Blocks of so many queries, and the keys to which any head gives a probability in them: (N_h, Q, K)
 
     Exact for any probabilities: what is left out is zero, and `probabilities_from` gives zeros no gradients. Heads of a
@@ -101,7 +104,7 @@ def bands(P: Tensor, queries: int) -> list[tuple[Tensor, slice]]:
     return found
 
 
-def attend_by_bands(down: tuple[Tensor, slice], across: list[tuple[Tensor, slice]], X: Tensor) -> Tensor:
+def attend_by_bands(down: Band, across: list[Band], X: Tensor) -> Tensor:
     """`attend_by_axes` for the queries of one band `down` and all bands `across`: (B, H, W, D) -> (B, Q, W, N_h D)"""
     P_down, rows = down
     images = []
@@ -118,14 +121,14 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.known: tuple[list[Tensor], tuple[int, ...], Tensor] | None = None
+        self.known: tuple[list[Tensor], Hashable, Any] | None = None
 
-    def recall(self, function: Callable[[], Tensor], parameters: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-        """function(), which depends on `parameters` and `sizes` alone."""
-        if self.known is not None and self.known[1] == sizes and same(self.known[0], parameters):
+    def recall(self, function: Callable[[], Any], parameters: list[Tensor], occasion: Hashable) -> Any:
+        """function(), which depends on `parameters` and `occasion` alone."""
+        if self.known is not None and self.known[1] == occasion and same(self.known[0], parameters):
             return self.known[2]
         value = function()
-        self.known = ([parameter.detach().clone() for parameter in parameters], sizes, value)
+        self.known = ([parameter.detach().clone() for parameter in parameters], occasion, value)
         return value
 
 
@@ -235,6 +238,18 @@ class Attention(nn.Module):
             return self.probabilities(X)
         return self.memory.recall(lambda: self.probabilities(X), list(self.terms.parameters()), X.shape[1:3])
 
+    @torch.jit.unused
+    def standing_bands(self, X: Tensor) -> tuple[list[Band], list[Band]]:
+        """Bands of the factors of `probabilities`, down and across; remembered where nothing is trained."""
+
+        def built() -> tuple[list[Band], list[Band]]:
+            P_down, P_across = self.axis_probabilities(X)
+            return bands(P_down.to(X.dtype), rows_at_once(X)), bands(P_across.to(X.dtype), BAND_QUERIES)
+
+        if torch.is_grad_enabled():
+            return built()
+        return self.memory.recall(built, list(self.terms.parameters()), (X.shape[1:3], X.dtype))
+
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
         return self.W_out(self.W_val(self.attended(X)) if torch.jit.is_scripting() else self.evaluated(X))
@@ -244,12 +259,10 @@ class Attention(nn.Module):
         """sum_h P_h X W_val_h + b_val in the way that suits the device: (B, H, W, D) -> (B, H, W, D)"""
         if not self.by_axes(X):
             return self.projected(self.attention_to(X), X)
-        P_down, P_across = self.axis_probabilities(X)
         if torch.compiler.is_compiling() or not X.is_cpu:
-            return self.projected(partial(attend_by_axes, P_down, P_across), X)
-        across = bands(P_across.to(X.dtype), BAND_QUERIES)
-        parts = [partial(attend_by_bands, down, across) for down in bands(P_down.to(X.dtype), rows_at_once(X))]
-        return joined([self.projected(part, X) for part in parts], dim=1)
+            return self.projected(partial(attend_by_axes, *self.axis_probabilities(X)), X)
+        downs, across = self.standing_bands(X)
+        return joined([self.projected(partial(attend_by_bands, down, across), X) for down in downs], dim=1)
 
     @torch.jit.unused
     def projected(self, attention: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
