@@ -203,12 +203,13 @@ def bench(
         list[int] | None, typer.Option(help="Also one layer of the first model on SIDE x SIDE tokens.", min=1)
     ] = None,
     phase: Annotated[str, typer.Option(help="How the phases to measure begin: inference, training, ...")] = "",
+    compile_: Annotated[str, typer.Option("--compile", help="Also compiled, in this mode of torch.compile.")] = "",
     threads: Annotated[int, typer.Option(help="Of a CPU; all cores if 0.", min=0)] = 0,
     rounds: Annotated[int, typer.Option(help="Turns that each network takes.", min=1)] = 5,
     json_: Annotated[Path | None, typer.Option("--json", help="Results; with --side, a plot beside it.")] = None,
 ) -> None:
     """Measure time, memory and work of models beside their yardsticks, which take turns with them."""
-    _told(_bench, models or ["sa_quadratic_cifar"], device, batch, side or [], phase, threads, rounds, json_)
+    _told(_bench, models or ["sa_quadratic_cifar"], device, batch, side or [], phase, compile_, threads, rounds, json_)
 
 
 def _bench(
@@ -217,6 +218,7 @@ def _bench(
     batch: int,
     sides: list[int],
     phase: str,
+    compile_mode: str,
     threads: int,
     rounds: int,
     json_: Path | None,
@@ -226,7 +228,7 @@ def _bench(
     import torch
 
     import sa_zoo  # noqa: F401  registers the names
-    from sa_zoo.analysis import benchmark
+    from sa_zoo.analysis import benchmark, timing
     from sa_zoo.analysis.scaling import plot_growth
     from sa_zoo.models.network import SANet
     from sa_zoo.models.yardsticks import beside, evaluations
@@ -238,23 +240,25 @@ def _bench(
         raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, as {ours}")
     if not any(known.startswith(phase) for known in benchmark.PHASES):
         raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(benchmark.PHASES)}")
+    if compile_mode and compile_mode not in benchmark.COMPILE_MODES:
+        raise ValueError(f"--compile: got {compile_mode!r}, expected one of {', '.join(benchmark.COMPILE_MODES)}")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
-    place = benchmark.device_named(device)
+    place = timing.device_named(device)
     first = timm.create_model(models[0])
     if sides and not isinstance(first, SANet):
         raise ValueError(f"--side: got {models[0]!r} as the first model, expected one of attention")
     if json_:
         json_.parent.mkdir(parents=True, exist_ok=True)
-    conditions = benchmark.conditions(place, rounds)
+    conditions = timing.conditions(place, rounds)
     typer.echo(json.dumps(conditions))
     rows = []
     for name in models:
         networks = beside(timm.create_model(name)) | {"resnet18_cifar": timm.create_model("resnet18_cifar")}
         images = torch.randn(batch, *timm.get_pretrained_cfg(name).input_size, device=place)
         placed = {key: network.to(place) for key, network in networks.items()}
-        rows += benchmark.bench(name, placed, images, rounds, phase)
+        rows += benchmark.bench(name, placed, images, rounds, phase, compile_mode)
         typer.echo(benchmark.table([row for row in rows if row.model == name]) + "\n")
         if json_:
             write_json(json_, benchmark.results(rows, [], conditions))

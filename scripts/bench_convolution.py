@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo import attention_from_conv
-from sa_zoo.analysis.benchmark import in_turns, peak_bytes
+from sa_zoo.analysis.timing import in_turns, peak_bytes
 
 CPU = torch.device("cpu")
 # Channels and side of an image: ResNet18's four stages at 224x224, and a layer of a CIFAR network.

@@ -1,4 +1,4 @@
-"""benchmark.py and scaling.py: what is counted is right; times are looked at, not tested."""
+"""timing.py, benchmark.py and scaling.py: what is counted is right; times are looked at, not tested."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from sa_zoo.analysis import benchmark
+from sa_zoo.analysis import benchmark, timing
 from sa_zoo.cli import app
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 def test_runs_take_turns_and_the_first_round_does_not_count():
     order = []
-    times = benchmark.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, CPU)
+    times = timing.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, CPU)
     assert order == ["a", "b"] * 4
     assert [len(taken) for taken in times.values()] == [3, 3]
 
@@ -37,7 +37,7 @@ def test_the_peak_is_the_most_held_at_a_time():
         torch.empty(3_000_000).add_(1)
         torch.empty(2_000_000).add_(1)
 
-    assert benchmark.peak_bytes(run, CPU) == pytest.approx(12_000_000, rel=1e-3)
+    assert timing.peak_bytes(run, CPU) == pytest.approx(12_000_000, rel=1e-3)
 
 
 def test_rows_say_what_was_run_and_relative_to_what():
@@ -49,11 +49,12 @@ def test_rows_say_what_was_run_and_relative_to_what():
     assert tuple(by_phase) == benchmark.PHASES
     assert [row.network for row in by_phase["inference, bfloat16"]] == ["as built", "explicit, float32"]
     for phase, present in by_phase.items():
-        products = 1 if phase.startswith("inference") else 2  # no gradient of the images
+        inference = phase.startswith("inference")
         for row in present:
-            assert row.gmacs == pytest.approx(products * 3 * 5 * 7 * 11 / 1e9)
+            assert row.gmacs == pytest.approx((1 if inference else 2) * 3 * 5 * 7 * 11 / 1e9)  # no gradient of images
+            assert row.needed == pytest.approx((1 if inference else 3) * 3 * 5 * 7 * 11 / 1e9)
             assert row.milliseconds > 0 and row.batch == 2 and row.ceiling > 0
-    assert all(row.speed == 1.0 and row.memory == 1.0 for row in rows if row.network == "explicit")
+    assert all(row.speed == 1.0 and row.memory == 1.0 for row in rows if row.network.startswith("explicit"))
     assert networks["as built"].attn_drop.p == 0.0 and networks["as built"].training
 
 
@@ -65,6 +66,55 @@ def test_speed_is_the_median_over_rounds_of_how_much_longer_the_yardstick_takes(
     quick, yardstick = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 3, "inference, float32")
     assert quick.speed == 5.0 and yardstick.speed == 1.0
     assert quick.milliseconds == 400.0
+
+
+class Twice(Net):
+    """The same at twice the cost."""
+
+    def forward(self, x):
+        return (super().forward(x) + super().forward(x)) / 2
+
+
+def test_work_is_counted_on_the_leanest_evaluation_of_the_same(monkeypatch):
+    monkeypatch.setattr(benchmark, "ceiling", lambda *_: 1.0)
+    networks = {"as built": Twice(), "folded": Net(), "explicit": Twice(), "another": Twice()}
+    once = 3 * 5 * 7 * 11 / 1e9
+    for phase, needed in (("inference, float32", once), ("training, float32, dropout", 2 * 3 * once)):
+        rows = benchmark.bench("net", networks, torch.randn(2, 3, 5, 7), 1, phase)
+        assert rows
+        for row in rows:
+            alone = 2 * once * (3 if "training" in phase else 1)
+            assert row.needed == pytest.approx(alone if row.network == "another" else needed)
+            assert row.ceiling == pytest.approx(row.needed / (row.milliseconds / 1e3))
+
+
+def test_half_precision_is_that_of_weights_in_inference_and_of_autocast_in_training():
+    seen = []
+
+    class Seeing(Net):
+        def forward(self, x):
+            made = super().forward(x)
+            seen.append((self.training, self.linear.weight.dtype, made.dtype))
+            return made
+
+    benchmark.bench("net", {"as built": Seeing()}, torch.randn(2, 3, 5, 7), 1, "inference, bfloat16")
+    assert seen[-1] == (False, torch.bfloat16, torch.bfloat16)
+    benchmark.bench("net", {"as built": Seeing()}, torch.randn(2, 3, 5, 7), 1, "training, bfloat16")
+    assert seen[-1] == (True, torch.float32, torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.compile itself
+def test_compiled_networks_take_part(monkeypatch):
+    compiled = []
+    original = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda net, **how: compiled.append((net, how["mode"])) or original(net, **how)
+    )
+    networks = {"as built": Net(), "folded": Net(), "explicit": Net()}
+    rows = benchmark.bench("net", networks, torch.randn(2, 3, 5, 7), 1, "inference, float32", "default")
+    assert [row.network for row in rows] == ["as built", "folded", "explicit", "compiled"]
+    network, mode = compiled[0]
+    assert mode == "default" and torch.equal(network.linear.weight, networks["folded"].linear.weight)
 
 
 def test_phases_can_be_chosen():
@@ -113,6 +163,7 @@ def test_bench_says_which_names_there_are():
 
 
 MISTAKES = {
+    "an unknown way to compile": (["--compile", "fast"], "--compile: got 'fast', expected one of default, reduce-over"),
     "a device that is not": (["--device", "abacus"], "--device: got 'abacus', expected one that is at hand"),
     "one without a clock": (["--device", "meta"], "--device: got 'meta', expected cpu or cuda"),
     "layers of a CNN": (["resnet18_cifar", "--side", "3"], "--side: got 'resnet18_cifar' as the first model"),

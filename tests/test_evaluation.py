@@ -21,6 +21,7 @@ TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relativ
 @pytest.fixture(autouse=True)
 def several_portions_and_no_product_too_small(monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
+    monkeypatch.setattr(products, "KEPT", 1)
     monkeypatch.setattr(products, "CALL", 0)
     monkeypatch.setattr(attention_file, "MIXED", H * W * D)
 

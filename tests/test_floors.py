@@ -30,7 +30,7 @@ TOWERS = {
         *("config", "augment", "data", "model", "evaluate", "checkpoint", "progress", "run_folder", "loop", "train"),
     ],
     "publishing": ["cost", "card", "folder", "catalogue", "remote", "hub"],
-    "analysis": ["figures", "benchmark", "scaling"],
+    "analysis": ["figures", "timing", "benchmark", "scaling"],
 }
 
 

@@ -67,8 +67,10 @@ def test_autocast_rules_the_product():
         assert layer(torch.randn(ROWS, K)).dtype == torch.bfloat16
 
 
-def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between(monkeypatch):
+@pytest.mark.parametrize("portions", [2, 3])
+def test_many_portions_give_the_whole_and_its_gradients_and_keep_nothing_between(portions, monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
+    monkeypatch.setattr(products, "KEPT", portions)
     X, weight = tensors((5, 3, K), (N, K), dtype=torch.float64)
     seen = []
     kept = []
@@ -84,7 +86,7 @@ def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between(monk
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         got = products.in_portions(function, X)
     assert seen == [2, 2, 1]
-    assert N not in kept
+    assert (N in kept) == (portions == 3)
     close(got, function(X), [X, weight])
 
 
@@ -102,6 +104,7 @@ def test_portions_without_gradients_give_the_whole(images, monkeypatch):
 
 def test_portions_draw_the_same_dropout_again_for_their_gradients(monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
+    monkeypatch.setattr(products, "KEPT", 1)
     (X,) = tensors((5, 3, K))
     drop = nn.Dropout(0.5)
     y = products.in_portions(lambda some: drop(some) * some, X)

@@ -1,43 +1,42 @@
 """Time, memory and work of networks, as ratios within one run whose measurements take turns.
 
-Absolute times drift from hour to hour; what is to be compared is therefore run in turns, and the median over the rounds
-of its ratio to the yardstick is what counts.
+What counts is the median over the rounds of a network's ratio to the yardstick.
 """
 
 import copy
-import itertools
-import os
-import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
-from torch.profiler import ProfilerActivity, profile
+from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
+
+from sa_zoo.analysis.timing import Run, ceiling, in_turns, peak_bytes
 
 PHASES = (
     "inference, float32",
     "inference, bfloat16",
     "training, float32",
     "training, float32, dropout on probabilities",
+    "training, bfloat16",
 )
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 YARDSTICK = "explicit"  # name of the network that ratios are taken to
+EVALUATIONS = ("as built", "folded", YARDSTICK, "compiled")  # networks that compute the same
 MAPS = 2**32  # bytes of attention maps that are not built any more
-Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Row:
     """One network in one phase.
 
-    milliseconds: median for one image. mib: the most that a step adds to the weights, for one image.
-    gmacs: multiply-adds (1e9) that the step executes for one image; ceiling: their share of what the machine's
-    fastest matrix product does in that time. speed, memory: relative to the yardstick of the phase; None without one.
+    milliseconds: median for one image. mib: the most that a step adds to the weights, for one image; CUDA graphs hold
+    theirs all the time, which does not count. gmacs: multiply-adds (1e9) that the step executes for one image, before
+    compilation; needed: those that the leanest evaluation needs, in training three times as many as in inference.
+    ceiling: share of the needed ones in what the machine's fastest matrix product does in that time. speed, memory:
+    relative to the yardstick of the phase; None without one.
     """
 
     model: str
@@ -47,23 +46,46 @@ class Row:
     milliseconds: float
     mib: float
     gmacs: float
+    needed: float
     ceiling: float
     speed: float | None
     memory: float | None
 
 
-def phases(networks: dict[str, nn.Module]) -> Iterator[tuple[str, dict[str, nn.Module], torch.dtype]]:
-    """What is measured of networks {name: network}: phase, the networks with their names, and their type."""
+@dataclass(frozen=True)
+class Subject:
+    """A network to be measured, in the type of its products; `compiled` is what runs it if that is not itself."""
+
+    network: nn.Module
+    dtype: torch.dtype
+    compiled: Callable[[Tensor], Tensor] | None = None
+
+
+def phases(networks: dict[str, nn.Module], compile_mode: str = "") -> Iterator[tuple[str, dict[str, Subject]]]:
+    """What is measured of networks {name: network}: phases, and in each the subjects by what they are called."""
+
+    def subjects(present: dict[str, nn.Module], dtype: torch.dtype) -> dict[str, Subject]:
+        found = {name: Subject(network, dtype) for name, network in present.items()}
+        best = present.get("folded", present.get("as built"))
+        if compile_mode and best is not None:
+            torch.compiler.reset()  # it gives up compiling what it has compiled several times
+            compiled = torch.compile(best, mode=compile_mode, dynamic=False, fullgraph=True)
+            found["compiled"] = Subject(best, dtype, compiled)
+        return found
+
     evaluated = {name: copy.deepcopy(network).eval() for name, network in networks.items()}
-    yield PHASES[0], evaluated, torch.float32
-    halves = {name: copy.deepcopy(network).bfloat16() for name, network in evaluated.items()}
-    whole = {YARDSTICK: evaluated[YARDSTICK]} if YARDSTICK in evaluated else {}
-    yield PHASES[1], halves | whole, torch.bfloat16
+    yield PHASES[0], subjects(evaluated, torch.float32)
+    halves = {name: copy.deepcopy(network).bfloat16() for name, network in evaluated.items() if name != YARDSTICK}
+    whole = {name: network for name, network in evaluated.items() if name == YARDSTICK}
+    named = {f"{name}, float32": Subject(network, torch.float32) for name, network in whole.items()}
+    yield PHASES[1], subjects(halves, torch.bfloat16) | named
     trained = {name: copy.deepcopy(network).train() for name, network in networks.items() if name != "folded"}
-    yield PHASES[2], trained, torch.float32
-    dropping = {name: network for name, network in trained.items() if _with_dropout(network)}
+    yield PHASES[2], subjects(trained, torch.float32)
+    dropping = {name: copy.deepcopy(network) for name, network in trained.items()}
+    dropping = {name: network for name, network in dropping.items() if _with_dropout(network)}
     if dropping:
-        yield PHASES[3], dropping, torch.float32
+        yield PHASES[3], subjects(dropping, torch.float32)
+    yield PHASES[4], subjects(trained, torch.bfloat16)
 
 
 def _with_dropout(network: nn.Module) -> bool:
@@ -74,7 +96,14 @@ def _with_dropout(network: nn.Module) -> bool:
     return bool(layers)
 
 
-def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: int, phase_prefix: str = "") -> list[Row]:
+def bench(
+    model: str,
+    networks: dict[str, nn.Module],
+    images: Tensor,
+    rounds: int,
+    phase_prefix: str = "",
+    compile_mode: str = "",
+) -> list[Row]:
     """Measure networks beside each other.
 
     Args:
@@ -83,46 +112,63 @@ def bench(model: str, networks: dict[str, nn.Module], images: Tensor, rounds: in
         images: (B, C, H, W), float32.
         rounds: turns taken after one that is not counted.
         phase_prefix: how the names of the phases to measure begin.
+        compile_mode: also measure the network as torch.compile makes it in this mode; not if empty.
     """
-    rows, ceilings = [], {}
-    for phase, present, dtype in phases(networks):
+    rows, ceilings, work = [], {}, _work(networks, images[:1].cpu())
+    for phase, present in phases(networks, compile_mode):
         if not phase.startswith(phase_prefix):
             continue
-        runs = {name: _step(network, images.to(next(network.parameters()).dtype)) for name, network in present.items()}
+        runs = {name: _step(subject, images) for name, subject in present.items()}
         times = in_turns(runs, rounds, images.device)
         peaks = {name: peak_bytes(run, images.device) / len(images) for name, run in runs.items()}
-        for name, run in runs.items():
+        yardstick = next((name for name in present if name.startswith(YARDSTICK)), None)
+        for name, subject in present.items():
             milliseconds = 1e3 * statistics.median(times[name]) / len(images)
-            with FlopCounterMode(display=False) as counted:
-                run()
-            gmacs = counted.get_total_flops() / 2e9 / len(images)
-            own = next(present[name].parameters()).dtype
-            if own not in ceilings:
-                ceilings[own] = ceiling(own, images.device)
+            needed = _needed(name.partition(",")[0], work, subject.network.training)
+            if subject.dtype not in ceilings:
+                ceilings[subject.dtype] = ceiling(subject.dtype, images.device)
             rows.append(
                 Row(
                     model=model,
                     phase=phase,
-                    network=name if own == dtype else f"{name}, float32",
+                    network=name,
                     batch=len(images),
                     milliseconds=milliseconds,
                     mib=peaks[name] / 2**20,
-                    gmacs=gmacs,
-                    ceiling=gmacs / (milliseconds / 1e3) / ceilings[own],
-                    speed=_speed(times, name),
-                    memory=peaks[name] / peaks[YARDSTICK] if YARDSTICK in peaks else None,
+                    gmacs=_gmacs(_step(Subject(subject.network, subject.dtype), images)) / len(images),
+                    needed=needed,
+                    ceiling=needed / (milliseconds / 1e3) / ceilings[subject.dtype],
+                    speed=_speed(times[name], times[yardstick]) if yardstick else None,
+                    memory=peaks[name] / peaks[yardstick] if yardstick else None,
                 )
             )
     return rows
 
 
-def _speed(times: dict[str, list[float]], name: str) -> float | None:
-    if YARDSTICK not in times:
-        return None
-    return statistics.median(other / mine for mine, other in zip(times[name], times[YARDSTICK], strict=True))
+def _speed(mine: list[float], yardstick: list[float]) -> float:
+    return statistics.median(other / own for own, other in zip(mine, yardstick, strict=True))
 
 
-def _inference(network: nn.Module, x: Tensor) -> Run:
+def _gmacs(run: Run) -> float:
+    """Multiply-adds (1e9) that a run executes."""
+    with FlopCounterMode(display=False) as counted:
+        run()
+    return counted.get_total_flops() / 2e9
+
+
+def _work(networks: dict[str, nn.Module], image: Tensor) -> dict[str, float]:
+    """GMACs of inference of one image on a CPU, whose evaluations are the leanest."""
+    copies = {name: copy.deepcopy(network).to(image.device).eval() for name, network in networks.items()}
+    return {name: _gmacs(_inference(network, image)) for name, network in copies.items()}
+
+
+def _needed(name: str, work: dict[str, float], training: bool) -> float:
+    """GMACs of the leanest evaluation of what a network computes, folded only for inference."""
+    same = [work[other] for other in EVALUATIONS if other in work and not (training and other == "folded")]
+    return (min(same) if name in EVALUATIONS else work[name]) * (3 if training else 1)
+
+
+def _inference(network: Callable[[Tensor], Tensor], x: Tensor) -> Run:
     def infer() -> None:
         with torch.inference_mode():
             network(x)
@@ -130,58 +176,23 @@ def _inference(network: nn.Module, x: Tensor) -> Run:
     return infer
 
 
-def _step(network: nn.Module, images: Tensor) -> Run:
-    """Inference, or forward and backward if the network is in training mode."""
+def _step(subject: Subject, images: Tensor) -> Run:
+    """Inference, or forward and backward if the network is in training mode; in half precision under autocast."""
+    network = subject.network
+    called = network if subject.compiled is None else subject.compiled
+    weights = next(network.parameters()).dtype
+    x = images.to(weights)
+    if not network.training:
+        return _inference(called, x)
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
 
     def train() -> None:
         network.zero_grad(set_to_none=True)
-        cross_entropy(network(images), labels).backward()
+        with torch.autocast(images.device.type, subject.dtype, enabled=subject.dtype != weights):
+            logits = called(x)
+        cross_entropy(logits.float(), labels).backward()
 
-    return train if network.training else _inference(network, images)
-
-
-def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each run in each round; a first round warms up and is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            _wait(device)
-            start = time.perf_counter()
-            run()
-            _wait(device)
-            times[name].append(time.perf_counter() - start)
-    return {name: taken[1:] for name, taken in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def peak_bytes(run: Run, device: torch.device) -> int:
-    """The most memory that a run holds at a time beyond what was held before it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    # The profiler's tables only sum allocations up; the peak is in their order.
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(changes), default=0)
-
-
-def ceiling(dtype: torch.dtype, device: torch.device, size: int = 2048) -> float:
-    """GMAC/s of the fastest square matrix product of this machine: torch's own, or a 1x1 convolution."""
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    image, kernel = a.view(16, 1, -1, size).permute(0, 3, 1, 2), b[:, :, None, None]
-    runs = {"product": lambda: linear(a, b), "convolution": lambda: torch.conv2d(image, kernel)}
-    with torch.inference_mode():
-        times = in_turns(runs, 5, device)
-    return size**3 / 1e9 / min(itertools.chain(*times.values()))
+    return train
 
 
 @dataclass(frozen=True)
@@ -227,50 +238,17 @@ def growth_table(rows: list[Growth]) -> str:
     return "\n".join(lines)
 
 
-def device_named(name: str) -> torch.device:
-    """A device whose clock and memory can be read; ValueError for any other one, or one that is not there."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device: got {name!r}, expected one that is at hand: {reason}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
-    return device
-
-
-def conditions(device: torch.device, rounds: int) -> dict[str, object]:
-    """What a figure has to be read with."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "rounds": rounds,
-        "load": round(os.getloadavg()[0], 2),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()
-
-
 def table(rows: list[Row]) -> str:
     """Rows as a Markdown table."""
     lines = [
-        "| model | phase | network | ms an image | MiB an image | GMACs | of the ceiling | speed | memory |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+        "| model | phase | network | ms an image | MiB an image | GMACs | needed | of the ceiling | speed | memory |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         ratios = ["" if ratio is None else f"{ratio:.2f}x" for ratio in (row.speed, row.memory)]
         lines.append(
             f"| {row.model} | {row.phase} | {row.network} | {row.milliseconds:.2f} | {row.mib:.1f} | {row.gmacs:.2f} "
-            f"| {row.ceiling:.0%} | {ratios[0]} | {ratios[1]} |"
+            f"| {row.needed:.2f} | {row.ceiling:.0%} | {ratios[0]} | {ratios[1]} |"
         )
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ other devices and other types keep torch's own products.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ CALL = 2**24
 # Numbers in the images that a layer looks at together (four of 16x16 pixels and 400 channels): what lies between its
 # products, N_h times as many, then stays in a CPU's caches.
 PORTION = 4 * 16 * 16 * 400
+# Portions of which training keeps what lies between: making it again would cost a quarter of a small network's step.
+KEPT = 4
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,9 +69,9 @@ def worth_it(a: Tensor, b: Tensor) -> bool:
 def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
     """function(X, *more), on a CPU of as many images at a time as its caches hold.
 
-    Where gradients are wanted, each portion is evaluated once more for them, so that nothing which the function builds
-    on the way, for attention N_h times as large as X, is kept. In half precision, where products are fast and that
-    would take up to a quarter of the time, all is evaluated at once and kept.
+    Where gradients of more than KEPT portions are wanted, each is evaluated once more for them, so that nothing which
+    the function builds on the way, for attention N_h times as large as X, is kept. In half precision, where products
+    are fast and that would take up to a quarter of the time, all is evaluated at once and kept.
     """
     graph = torch.compiler.is_compiling() or not X.is_cpu
     if graph or (torch.is_grad_enabled() and is_half(X)):
@@ -78,7 +81,9 @@ def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Te
         return function(X, *more)
     portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
     if torch.is_grad_enabled():
-        return joined([checkpoint(function, *portion, use_reentrant=False) for portion in portions], dim=0)
+        if X.numel() > KEPT * PORTION:
+            function = partial(checkpoint, function, use_reentrant=False)
+        return joined([function(*portion) for portion in portions], dim=0)
     return filled(len(X), (function(*portion) for portion in portions))
 
 

@@ -36,6 +36,13 @@ def permutation(n: int, *counters: int) -> np.ndarray:
     return np.argsort(counter_hash(*counters, np.arange(n)), kind="stable")
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """values on a device. A GPU is not waited for: while it works on a step, the host prepares the next ones."""
+    if device.type != "cuda" or not values.is_cpu:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Sets what a step draws beside its images: dropout differs between processes, mixup's share does not."""
     shared = int(counter_hash(STEP, seed, step)[0])
@@ -82,7 +89,7 @@ class Augment:
         if self.config.flip:
             flipped = (counter_hash(FLIP, self.seed, epoch, counters) >> np.uint64(63)).astype(bool)
             columns[flipped] = columns[flipped, ::-1]
-        rows, columns = (torch.from_numpy(x).to(images.device, non_blocking=True) for x in (rows, columns))
+        rows, columns = (sent(torch.from_numpy(x), images.device) for x in (rows, columns))
         batch = torch.arange(len(images), device=images.device)
         padded = F.pad(images, (padding,) * 4)  # black, as the images are not yet normalised
         # index b, h, w broadcast to (B, H, W); the channel axis between them moves to the end

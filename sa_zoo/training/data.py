@@ -23,7 +23,7 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sa_zoo.training.augment import HOLD_OUT, permutation
+from sa_zoo.training.augment import HOLD_OUT, permutation, sent
 from sa_zoo.training.config import DataConfig
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
@@ -43,7 +43,7 @@ class InputFormat:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory, where convolutions are fastest."""
-        mean, std = (torch.tensor(x, device=images.device).view(-1, 1, 1) * 255 for x in (self.mean, self.std))
+        mean, std = (sent(torch.tensor(x), images.device).view(-1, 1, 1) * 255 for x in (self.mean, self.std))
         return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
 
 
@@ -78,7 +78,7 @@ class Split(Dataset):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         where = torch.tensor(indices)
-        there = where.to(self.labels.device)
+        there = sent(where, self.labels.device)
         return self.images[there], self.labels[there], where
 
     def loader(self, batch_size: int) -> DataLoader:

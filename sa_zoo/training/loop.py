@@ -16,7 +16,7 @@ from timm.optim import create_optimizer_v2, list_optimizers
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
-from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
+from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step, sent
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config, OptimConfig
 from sa_zoo.training.data import Split
@@ -136,7 +136,7 @@ class Run:
                 self._set_rate()
                 seed_step(self.config.train.seed, self._steps_done(), accelerator.process_index)
             with accelerator.accumulate(self.prepared):
-                images, labels = images.to(accelerator.device), labels.to(accelerator.device)
+                images, labels = sent(images, accelerator.device), sent(labels, accelerator.device)
                 self._backward(images, labels, indices)
                 if accelerator.sync_gradients and self.config.optim.clip:
                     accelerator.clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
