@@ -114,17 +114,18 @@ def test_portions_draw_the_same_dropout_again_for_their_gradients(monkeypatch):
     assert torch.equal(gradient == 0, dropped)
 
 
-@pytest.mark.parametrize("half", ["type", "autocast"])
-def test_half_precision_is_trained_at_once(half, monkeypatch):
+@pytest.mark.parametrize("half", ["type", "autocast", ""])
+def test_half_precision_keeps_what_lies_between(half, monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * 3 * K)
-    X, seen = torch.randn(5, 3, K, dtype=torch.bfloat16 if half == "type" else torch.float32), []
+    monkeypatch.setattr(products, "KEPT", 1)
+    X, seen = torch.randn(5, 3, K, dtype=torch.bfloat16 if half == "type" else torch.float32, requires_grad=True), []
 
     def function(some: torch.Tensor) -> torch.Tensor:
         seen.append(len(some))
-        return some
+        return some.exp()
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half == "autocast"):
-        products.in_portions(function, X)
-        with torch.no_grad():
-            products.in_portions(function, X)
-    assert seen == [5, 2, 2, 1]
+        y = products.in_portions(function, X)
+    assert seen == [2, 2, 1]
+    y.float().sum().backward()
+    assert sorted(seen) == ([1, 2, 2] if half else [1, 1, 2, 2, 2, 2])
