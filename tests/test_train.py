@@ -80,6 +80,17 @@ def plain(tmp_path_factory):
     return out, fit(tiny_config(), out)
 
 
+def test_a_compiled_run_follows_the_same_curve(plain, tmp_path, monkeypatch):
+    """As `accelerate launch --dynamo_backend ...` asks for; this backend traces all and builds no kernels."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "aot_eager")
+    compiled, original = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **how: compiled.append(how) or original(model, **how))
+    fit(tiny_config(), tmp_path / "run")
+    assert [how["backend"] for how in compiled] == ["aot_eager"]
+    assert_same_curve(plain[0], tmp_path / "run")
+    assert weights(plain[0]).keys() == weights(tmp_path / "run").keys()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run with everything random, not interrupted."""
