@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from sa_zoo.analysis import benchmark, timing
 from sa_zoo.cli import app
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.terms import Quadratic
 
 CPU = torch.device("cpu")
 
@@ -38,6 +40,18 @@ def test_the_peak_is_the_most_held_at_a_time():
         torch.empty(2_000_000).add_(1)
 
     assert timing.peak_bytes(run, CPU) == pytest.approx(12_000_000, rel=1e-3)
+
+
+def test_what_a_run_keeps_for_the_next_one_counts():
+    X = torch.randn(2, 16, 16, 7)
+    layer = Attention(7, 3, (Quadratic,), (16, 16)).eval()
+
+    def run():
+        with torch.inference_mode():
+            layer(X)
+
+    run()
+    assert timing.peak_bytes(run, CPU) >= 3 * X.nbytes  # three heads of all images
 
 
 def test_rows_say_what_was_run_and_relative_to_what():

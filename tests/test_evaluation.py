@@ -1,6 +1,7 @@
 """Every way in which attention is evaluated against its definition: values, gradients, types, changes of weights."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import timm
@@ -78,8 +79,9 @@ def test_large_images_by_rows_and_within_reach_of_the_heads_are_the_definition(t
     assert all(narrow) if term is Quadratic else not any(narrow)
     y, expected = layer(X), explicit(X)
     assert (y - expected).abs().max() < 1e-10
-    with torch.no_grad():
-        assert torch.allclose(layer(X), y, rtol=0.0, atol=1e-12)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.allclose(layer(X), y, rtol=0.0, atol=1e-12)
     direction = torch.randn_like(y)
     gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
     for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
@@ -137,12 +139,50 @@ def test_gradients_see_the_dropout_of_content_that_the_values_saw():
     assert abs(float(slope - (gradient * along).sum())) < 1e-6
 
 
-def test_hooks_of_a_projection_are_heard():
-    for path in ("terms.0.W_qry", "terms.0.W_key"):
-        layer, explicit = layers((Content,))
-        for twin in (layer, explicit):
-            twin.get_submodule(path).register_forward_hook(lambda module, given, made: 3.0 * made)
+PROJECTIONS = [(Content, "terms.0.W_qry"), (Content, "terms.0.W_key"), (Content, "W_val"), (Quadratic, "W_val")]
+
+
+@pytest.mark.parametrize(("term", "path"), PROJECTIONS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_hooks_of_a_projection_are_heard(term, path, mode):
+    layer, explicit = layers((term,))
+    for twin in (layer, explicit):
+        twin.get_submodule(path).register_forward_hook(lambda module, given, made: 3.0 * made)
+    with mode():
         assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # which jvp itself calls
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_transforms_of_torch_go_through(mode):
+    layer = layers((Quadratic,))[0].eval()
+    X = torch.stack([pixels(), 2.0 * pixels()])
+    with mode():
+        assert (torch.func.vmap(layer)(X) - torch.stack([layer(some) for some in X])).abs().max() < 1e-10
+        y, slope = torch.func.jvp(layer, (X[0],), (X[1],))
+        assert (slope - (layer(X[0] + X[1]) - y)).abs().max() < 1e-10  # the layer is affine
+
+
+def test_nothing_is_left_of_what_a_place_held_before():
+    layer = layers((Quadratic,))[0].eval()
+    with torch.inference_mode():
+        expected = layer(pixels())
+        for held in products.ROOM.held.values():
+            held.fill_(float("nan"))
+        assert torch.equal(layer(pixels()), expected)
+
+
+def test_threads_do_not_write_over_each_other():
+    layer = layers((Quadratic,))[0].eval()
+    images = [pixels() + number for number in range(7)]
+
+    def evaluated(X: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return [layer(X) for _ in range(11)][-1]
+
+    expected = [evaluated(X) for X in images]
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        assert all(torch.equal(got, want) for got, want in zip(threads.map(evaluated, images), expected, strict=True))
 
 
 def test_large_maps_are_not_remembered(monkeypatch):
@@ -255,10 +295,12 @@ class Adapter(torch.nn.Module):
         return self.layer(x) + x @ self.change.T
 
 
-def test_an_adapter_of_a_projection_is_heard():
-    for path in ("terms.0.W_qry", "terms.0.W_key", "W_val", "W_out"):
-        layer, explicit = layers((Content,))
-        adapter = Adapter(layer.get_submodule(path))
-        layer.set_submodule(path, adapter)
-        explicit.set_submodule(path, adapter)
+@pytest.mark.parametrize(("term", "path"), [*PROJECTIONS, (Content, "W_out"), (Quadratic, "W_out")])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_an_adapter_of_a_projection_is_heard(term, path, mode):
+    layer, explicit = layers((term,))
+    adapter = Adapter(layer.get_submodule(path))
+    layer.set_submodule(path, adapter)
+    explicit.set_submodule(path, adapter)
+    with mode():
         assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10

@@ -1,5 +1,7 @@
 """products.py: torch's own products by another library, and work in portions, against torch's own."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,42 @@ def test_a_linear_layer_by_convolution_is_torchs(shape, biased):
 def test_a_transposed_weight_gives_the_same():
     x, weight = tensors((ROWS, K), (K, N))
     close(products.linear(x, weight.T), x @ weight, [x, weight])
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_sum_over_heads_is_a_linear_layer_of_heads_side_by_side(num_heads, dtype, biased):
+    heads, weight, bias = tensors((B, num_heads, 13, K), (N, num_heads * K), (N,), dtype=dtype)
+    assert products.by_kernel(heads, weight) == (products.ONEDNN and num_heads > 1 and dtype == torch.float32)
+    given = [weight, bias] if biased else [weight]
+    expected = F.linear(heads.transpose(1, 2).flatten(2), *given)
+    close(products.sum_over_heads(heads, *given), expected, [heads, *given])
+
+
+@pytest.mark.parametrize("images", [products.BFLOAT16_IMAGES - 1, products.BFLOAT16_IMAGES])
+def test_a_sum_over_heads_in_bfloat16_is_within_its_rounding(images):
+    heads, weight, bias = tensors((images, 3, 13, K), (N, 3 * K), (N,))
+    half = [tensor.detach().bfloat16() for tensor in (heads, weight, bias)]
+    assert products.by_kernel(*half[:2]) == (products.ONEDNN and images == products.BFLOAT16_IMAGES)
+    expected = F.linear(half[0].double().transpose(1, 2).flatten(2), half[1].double(), half[2].double())
+    got = products.sum_over_heads(*half)
+    assert got.dtype == torch.bfloat16
+    assert (got - expected).abs().max() < 2 * torch.finfo(torch.bfloat16).eps * expected.abs().max()
+
+
+def test_a_place_is_given_again_in_every_mode_and_each_thread_has_its_own():
+    room = products.Room()
+    with torch.inference_mode():
+        first = room.of("heads", torch.float32, 3, 5)
+    with torch.no_grad():
+        second = room.of("heads", torch.float32, 7).fill_(11.0)
+    assert second.data_ptr() == first.data_ptr() and (first.flatten()[:7] == 11.0).all()
+    assert room.of("heads", torch.float64, 3).data_ptr() != first.data_ptr()
+    assert room.of("mixed", torch.float32, 3).data_ptr() != first.data_ptr()
+    assert room.of("heads", torch.float32, 4, 5).shape == (4, 5)
+    with ThreadPoolExecutor(max_workers=1) as other:
+        assert other.submit(lambda: dict(room.held)).result() == {}
 
 
 @pytest.mark.parametrize("least", [0, 2**24])

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -36,12 +37,20 @@ def _wait(device: torch.device) -> None:
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:
-    """The most memory that a run holds at a time beyond what was held before it."""
+    """The most memory that a run holds at a time beyond what was held before it.
+
+    On a CPU in a thread of its own, so that what earlier runs keep for the next one of their thread is counted.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
         return torch.cuda.max_memory_allocated(device) - before
+    with ThreadPoolExecutor(max_workers=1) as alone:
+        return alone.submit(_peak_of_thread, run).result()
+
+
+def _peak_of_thread(run: Run) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
     # The profiler's tables only sum allocations up; the peak is in their order.

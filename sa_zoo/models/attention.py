@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import threshold
 
 from .positions import wide
-from .products import Linear, images_at_once, in_portions, joined, product, rows_at_once
+from .products import ROOM, Linear, images_at_once, in_portions, joined, product, rows_at_once, sum_over_heads
 
 # Up to so many pixels one product with T x T probabilities beats two small ones with their factors: 8x8 on a CPU, but
 # not 16x16; on an accelerator, by arithmetic, 16x16 too, as between the two much has to be moved.
@@ -114,6 +114,25 @@ def attend_by_bands(down: Band, across: list[Band], X: Tensor) -> Tensor:
     return joined(images, dim=0).flatten(3)
 
 
+def attend_in_place(down: Band, across: list[Band], X: Tensor) -> Tensor:
+    """What `attend_by_bands` gives, without gradients, with heads apart: (B, H, W, D) -> (B, N_h, Q, W, D)
+
+    A few images after another, in memory that the next portion uses again.
+    """
+    P_down, rows = down
+    N_h, Q, _ = P_down.shape
+    B, _, W, D = X.shape
+    images = images_at_once(X, MIXED)
+    heads = ROOM.of("heads", X.dtype, B, N_h, Q, W, D)
+    for some, places in zip(X[:, rows].split(images), heads.split(images), strict=True):
+        mixed = ROOM.of("mixed", X.dtype, len(some), N_h * Q, W * D)
+        torch.matmul(P_down.flatten(0, 1), some.flatten(2), out=mixed)
+        queries = places.split([P.shape[1] for P, _ in across], dim=3)
+        for (P, keys), place in zip(across, queries, strict=True):
+            torch.matmul(P[:, None], mixed.view(-1, N_h, Q, W, D)[:, :, :, keys], out=place)
+    return heads
+
+
 class Memory:
     """The last value of a function of parameters, for as long as they hold the same numbers.
 
@@ -141,7 +160,16 @@ def same(known: list[Tensor], given: list[Tensor]) -> bool:
 
 def plain(layer: nn.Module) -> bool:
     """Whether a projection is its weight and bias and nothing more: no adapter or quantised layer, without hooks."""
-    return type(layer) is nn.Linear and not layer._forward_pre_hooks and not layer._forward_hooks
+    return type(layer) in (nn.Linear, Linear) and not layer._forward_pre_hooks and not layer._forward_hooks
+
+
+def stored(X: Tensor) -> bool:
+    """Whether X has numbers in memory, which the stand-ins of torch.func's transforms and other types may not have."""
+    try:
+        X.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return type(X) in (Tensor, nn.Parameter)
 
 
 class Attention(nn.Module):
@@ -262,7 +290,16 @@ class Attention(nn.Module):
         if torch.compiler.is_compiling() or not X.is_cpu:
             return self.projected(partial(attend_by_axes, *self.axis_probabilities(X)), X)
         downs, across = self.standing_bands(X)
-        return joined([self.projected(partial(attend_by_bands, down, across), X) for down in downs], dim=1)
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not (plain(self.W_val) and stored(X)):
+            return joined([self.projected(partial(attend_by_bands, down, across), X) for down in downs], dim=1)
+
+        def values(down: Band, some: Tensor) -> Tensor:
+            heads = attend_in_place(down, across, some)
+            summed = sum_over_heads(heads.flatten(2, 3), self.W_val.weight, self.W_val.bias)
+            return summed.unflatten(1, heads.shape[2:4])
+
+        # Twice as many images as usual: for each portion oneDNN lays out W_val anew, and places stay in the caches.
+        return joined([in_portions(partial(values, down), X, times=2) for down in downs], dim=1)
 
     @torch.jit.unused
     def projected(self, attention: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:

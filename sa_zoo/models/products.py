@@ -6,6 +6,8 @@ half the time on an AMD EPYC with AVX-512 (`sa-zoo bench` measures both ceilings
 other devices and other types keep torch's own products.
 """
 
+import math
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 ONEDNN = torch.backends.mkldnn.is_available()
 # From so many images on, torch hands 1x1 convolutions to oneDNN on any number of threads.
 IMAGES = 16
+BFLOAT16_IMAGES = 4
 # Multiply-adds beside which the time of a call is nothing.
 CALL = 2**24
 # Numbers in the images that a layer looks at together (four of 16x16 pixels and 400 channels): what lies between its
@@ -40,8 +43,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def by_convolution(x: Tensor, weight: Tensor) -> bool:
     """Whether a product belongs to oneDNN, and its rows make up as many images as that takes."""
     rows = x.numel() // max(x.shape[-1], 1)
-    single = x.dtype == weight.dtype == torch.float32 and not is_half(x)
-    return ONEDNN and x.is_cpu and single and rows > 0 and rows % IMAGES == 0
+    return ONEDNN and x.is_cpu and is_single(x, weight) and rows > 0 and rows % IMAGES == 0
 
 
 class Linear(nn.Linear):
@@ -50,6 +52,24 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)"""
         return linear(x, self.weight, self.bias)
+
+
+def sum_over_heads(heads: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """sum_h heads_h weight_h^T + bias: (B, N_h, T, D), (N, N_h D), (N,) -> (B, T, N)
+
+    A convolution of images of N_h rows with a kernel as high as they are: heads need not be moved together.
+    """
+    num_heads, dim = heads.shape[1], heads.shape[3]
+    if torch.compiler.is_compiling() or not by_kernel(heads, weight):
+        return linear(heads.transpose(1, 2).flatten(2), weight, bias)
+    kernel = weight.unflatten(1, [num_heads, 1, dim]).permute(0, 3, 1, 2)  # (N, D, N_h, 1), channels last
+    return conv2d(heads.permute(0, 3, 1, 2), kernel, bias)[:, :, 0].transpose(1, 2)
+
+
+def by_kernel(heads: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution sums over heads: in bfloat16 those of several images, as it lays out its kernel anew."""
+    half = heads.dtype == weight.dtype == torch.bfloat16 and len(heads) >= BFLOAT16_IMAGES
+    return ONEDNN and heads.is_cpu and heads.shape[1] > 1 and (half or is_single(heads, weight))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -66,8 +86,8 @@ def worth_it(a: Tensor, b: Tensor) -> bool:
     return by_convolution(a, b) and a.shape[-2] * a.shape[-1] * b.shape[-1] > CALL
 
 
-def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
-    """function(X, *more), on a CPU of as many images at a time as its caches hold.
+def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor, times: int = 1) -> Tensor:
+    """function(X, *more), on a CPU of as many images at a time as its caches hold, or `times` as many.
 
     Where gradients of more than KEPT portions are wanted, each is evaluated once more for them, so that nothing which
     the function builds on the way, for attention N_h times as large as X, is kept. Not in half precision, whose
@@ -75,7 +95,7 @@ def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Te
     """
     if torch.compiler.is_compiling() or not X.is_cpu:
         return function(X, *more)
-    images = images_at_once(X, PORTION)
+    images = images_at_once(X, times * PORTION)
     if images >= len(X) and not torch.is_grad_enabled():
         return function(X, *more)
     portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
@@ -96,6 +116,28 @@ def filled(images: int, parts: Iterable[Tensor]) -> Tensor:
     return whole
 
 
+class Room(threading.local):
+    """Memory that results are written to again and again, each thread its own.
+
+    Memory fresh from the system can take as long as the product that is written to it. A few portions are kept for as
+    long as the thread lives, as oneDNN keeps its scratchpad.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def of(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A tensor of that shape, in the place of the one given before under that name."""
+        numbers, key = math.prod(shape), (name, dtype)
+        if key not in self.held or self.held[key].numel() < numbers:
+            with torch.inference_mode(False):  # what is made in this mode cannot be written to outside of it
+                self.held[key] = torch.empty(numbers, dtype=dtype, device="cpu")
+        return self.held[key][:numbers].view(shape)
+
+
+ROOM = Room()
+
+
 def images_at_once(X: Tensor, numbers: int) -> int:
     """Images of a batch (B, ...) that hold so many numbers, at least one."""
     return max(1, numbers // max(1, X[:1].numel()))
@@ -109,6 +151,11 @@ def rows_at_once(X: Tensor) -> int:
 def joined(parts: list[Tensor], dim: int) -> Tensor:
     """The concatenation of parts; the part itself if there is one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def is_single(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is evaluated in float32."""
+    return x.dtype == weight.dtype == torch.float32 and not is_half(x)
 
 
 def is_half(X: Tensor) -> bool:
