@@ -112,13 +112,22 @@ def test_a_converted_model_names_its_network_and_what_the_conversion_changed(run
     assert "`layer4.*`" in card and "alpha 4.5, with content terms" in card and "was 1.2e-02 on" in card
 
 
-def test_a_baseline_measured_on_the_same_data_stands_beside_the_result(run, tmp_path):
+@pytest.mark.parametrize(
+    ("init", "train", "said"),
+    [
+        ("", {"epochs": 7}, "resnet_tiny_cifar, trained for 7 epochs"),
+        ("local-dir:before", {"epochs": 3}, "resnet_tiny_cifar, fine-tuned for 3 epochs"),
+        ("", {}, "resnet_tiny_cifar"),
+    ],
+)
+def test_a_baseline_measured_on_the_same_data_stands_beside_the_result(run, tmp_path, init, train, said):
     other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
-    change(other / "metrics.json", test={**TEST, "top1": 0.8011})
+    change(other / "metrics.json", test={**TEST, "top1": 0.8011}, train=train)
+    (other / "train.toml").write_text(f'[model]\nname = "resnet_tiny_cifar"\ninit = "{init}"\n')
     assert "No baseline was measured" in render_card(run)
     name_baseline(run, other)
     card = render_card(run)
-    assert ["resnet_tiny_cifar", "test", "1009", "80.11 %", "99.11 %", "0.4127"] in rows(card)
+    assert [said, "test", "1009", "80.11 %", "99.11 %", "0.4127"] in rows(card)
     assert "No baseline was measured" not in card
     assert [result.metric_value for result in ModelCard(card).data.eval_results] == [TEST["top1"], TEST["top5"]]
 

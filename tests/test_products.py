@@ -9,7 +9,7 @@ from torch import nn
 
 from sa_zoo.models import products
 
-ROWS, K, N, B = 3 * products.IMAGES, 7, 11, 5
+ROWS, K, N, B = 9 * products.IMAGES, 7, 11, 5
 
 
 def tensors(*shapes: tuple[int, ...], dtype=torch.float32) -> list[torch.Tensor]:
@@ -30,7 +30,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor])
 
 
 @pytest.mark.skipif(not products.ONEDNN, reason="this build of torch has no oneDNN")
-@pytest.mark.parametrize("shape", [(ROWS, K), (3, products.IMAGES, K), (2, 3, 5, products.IMAGES, K)])
+@pytest.mark.parametrize("shape", [(ROWS, K), (9, products.IMAGES, K), (2, 3, 5, products.IMAGES, K)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_linear_layer_by_convolution_is_torchs(shape, biased):
     x, weight, bias = tensors(shape, (N, K), (N,))
@@ -96,6 +96,8 @@ def test_other_types_and_odd_numbers_of_rows_keep_torchs_own_product(dtype):
     assert torch.equal(products.linear(x, weight), F.linear(x, weight))
     x, weight = tensors((ROWS + 1, K), (N, K))
     assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+    (x,) = tensors((products.ROWS - products.IMAGES, K))
+    assert not products.by_convolution(x, weight)
     assert products.linear(x[:0], weight).shape == (0, N)
 
 

@@ -46,6 +46,8 @@ def peak_bytes(run: Run, device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         run()
         return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU]):
+        pass  # its first use has to be in the main thread
     with ThreadPoolExecutor(max_workers=1) as alone:
         return alone.submit(_peak_of_thread, run).result()
 

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 ONEDNN = torch.backends.mkldnn.is_available()
 # From so many images on, torch hands 1x1 convolutions to oneDNN on any number of threads.
 IMAGES = 16
+# From so many rows on it is worth that oneDNN lays out the weight anew in each call.
+ROWS = 128
 BFLOAT16_IMAGES = 4
 # Multiply-adds beside which the time of a call is nothing.
 CALL = 2**24
@@ -41,9 +43,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.jit.unused
 def by_convolution(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product belongs to oneDNN, and its rows make up as many images as that takes."""
+    """Whether a product belongs to oneDNN: its rows are many, and make up as many images as that takes."""
     rows = x.numel() // max(x.shape[-1], 1)
-    return ONEDNN and x.is_cpu and is_single(x, weight) and rows > 0 and rows % IMAGES == 0
+    return ONEDNN and x.is_cpu and is_single(x, weight) and rows >= ROWS and rows % IMAGES == 0
 
 
 class Linear(nn.Linear):

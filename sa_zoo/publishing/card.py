@@ -107,18 +107,22 @@ def name_baseline(folder: Path, baseline: Path) -> Path:
     measured = [(run.get("data"), run.get("data_revision"), run.get("test", {}).get("n")) for run in (mine, other)]
     if measured[0] != measured[1] or measured[0][2] is None:
         raise ValueError(f"got a baseline measured on {measured[1]}, expected {measured[0]} (data, revision, images)")
-    mine["baseline"] = {"model": architecture(baseline), "test": {key: other["test"][key] for key in SCORES}}
+    mine["baseline"] = {
+        "model": architecture(baseline),
+        "fine_tuned": bool(_init(baseline)),
+        "epochs": other.get("train", {}).get("epochs"),
+        "test": {key: other["test"][key] for key in SCORES},
+    }
     return _write(folder / "metrics.json", json.dumps(mine, indent=2) + "\n")
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     """Everything the template may say, by the template's names."""
-    metrics, recipe = _read_json(folder / "metrics.json"), _text(folder / "train.toml")
+    metrics, recipe, init = _read_json(folder / "metrics.json"), _text(folder / "train.toml"), _init(folder)
     name = architecture(folder)
     entry = timm.models.model_entrypoint(name)
     model = timm.create_model(f"local-dir:{folder}" if (folder / "config.json").is_file() else name)
     described = model.pretrained_cfg
-    init = tomllib.loads(recipe).get("model", {}).get("init", "")
     return {
         "name": name,
         "repo_id": _unaddressed(folder),
@@ -181,10 +185,17 @@ def _metadata(facts: Mapping[str, Any]) -> ModelCardData:
 def _results(name: str, metrics: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Rows of the results table: model, split and its scores."""
     measured = [(name, split, metrics[split]) for split in ("test", "validation") if split in metrics]
-    if "baseline" in metrics:
-        measured.append((metrics["baseline"]["model"], "test", metrics["baseline"]["test"]))
+    if baseline := metrics.get("baseline"):
+        trained = "fine-tuned" if baseline.get("fine_tuned") else "trained"
+        epochs = f", {trained} for {baseline['epochs']} epochs" if baseline.get("epochs") else ""
+        measured.append((baseline["model"] + epochs, "test", baseline["test"]))
     for model, split, scores in measured:
         yield {"model": model, "split": split, **{key: scores[key] for key in SCORES}}
+
+
+def _init(folder: Path) -> str:
+    """What a run started from; empty: random weights."""
+    return tomllib.loads(_text(folder / "train.toml")).get("model", {}).get("init", "")
 
 
 def _hub_id(init: str) -> str | None:
