@@ -246,6 +246,8 @@ def _bench(
         torch.set_num_threads(threads)
     torch.manual_seed(0)
     place = timing.device_named(device)
+    if compile_mode:
+        timing.check_compiler(place)
     first = timm.create_model(models[0])
     if sides and not isinstance(first, SANet):
         raise ValueError(f"--side: got {models[0]!r} as the first model, expected one of attention")

@@ -1,6 +1,9 @@
 """timing.py, benchmark.py and scaling.py: what is counted is right; times are looked at, not tested."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -129,6 +132,18 @@ def test_compiled_networks_take_part(monkeypatch):
     assert [row.network for row in rows] == ["as built", "folded", "explicit", "compiled"]
     network, mode = compiled[0]
     assert mode == "default" and torch.equal(network.linear.weight, networks["folded"].linear.weight)
+
+
+def test_a_machine_without_a_compiler_is_told(tmp_path):
+    """In a process of its own: torch remembers which compiler it found."""
+    settings = {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "sa_zoo", "bench", "--compile", "default"],
+        env={**os.environ, **settings, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "error: --compile: expected a compiler that torch.compile can use" in done.stderr
 
 
 def test_phases_can_be_chosen():

@@ -85,6 +85,15 @@ def device_named(name: str) -> torch.device:
     return device
 
 
+def check_compiler(device: torch.device) -> None:
+    """ValueError where torch.compile finds no compiler that builds for a device."""
+    try:
+        torch.compile(torch.neg)(torch.ones(2, device=device))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--compile: expected a compiler that torch.compile can use, got: {reason}") from error
+
+
 def conditions(device: torch.device, rounds: int) -> dict[str, object]:
     """What a figure has to be read with."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
