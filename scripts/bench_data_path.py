@@ -3,7 +3,7 @@
 What loading and augmenting images adds to a training step, for the model, recipe and precision of a config, on random
 images of CIFAR's number and size, on the device that accelerate finds. Three loops take turns: steps with their images,
 steps on a batch that is there already, and images without steps. On a CPU the last one's share of the first is what
-counts; a GPU works while the host prepares, so there it is by how much the first is longer than the second.
+counts; a GPU works while the host prepares, so there it is the share by which the first is longer than the second.
 Compiled: accelerate launch --dynamo_backend inductor scripts/bench_data_path.py ...
 """
 
@@ -68,12 +68,12 @@ def main() -> None:
     }
     times = in_turns(runs, options.rounds, device)
     whole = times["with their images"]
-    longer = statistics.median(1 - bare / full for bare, full in zip(times["on one batch"], whole, strict=True))
+    share = statistics.median(1 - bare / full for bare, full in zip(times["on one batch"], whole, strict=True))
     alone = statistics.median(data / full for data, full in zip(times["images alone"], whole, strict=True))
     print(
         f"{config.model.name}, batch {batch}, {device}, {torch.get_num_threads()} threads: "
-        f"{1e3 * statistics.median(whole) / len(batches):.1f} ms a step, {longer:.1%} longer for its images, "
-        f"which alone take {alone:.1%} (medians of {options.rounds} turns of {len(batches)} steps)"
+        f"{1e3 * statistics.median(whole) / len(batches):.1f} ms a step, of which its images make up {share:.1%}; "
+        f"alone they take {alone:.1%} of it (medians of {options.rounds} turns of {len(batches)} steps)"
     )
 
 

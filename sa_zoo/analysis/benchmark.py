@@ -76,9 +76,10 @@ def phases(networks: dict[str, nn.Module], compile_mode: str = "") -> Iterator[t
     evaluated = {name: copy.deepcopy(network).eval() for name, network in networks.items()}
     yield PHASES[0], subjects(evaluated, torch.float32)
     halves = {name: copy.deepcopy(network).bfloat16() for name, network in evaluated.items() if name != YARDSTICK}
-    whole = {name: network for name, network in evaluated.items() if name == YARDSTICK}
-    named = {f"{name}, float32": Subject(network, torch.float32) for name, network in whole.items()}
-    yield PHASES[1], subjects(halves, torch.bfloat16) | named
+    reduced = subjects(halves, torch.bfloat16)
+    if YARDSTICK in evaluated:
+        reduced[f"{YARDSTICK}, float32"] = Subject(evaluated[YARDSTICK], torch.float32)
+    yield PHASES[1], reduced
     trained = {name: copy.deepcopy(network).train() for name, network in networks.items() if name != "folded"}
     yield PHASES[2], subjects(trained, torch.float32)
     dropping = {name: copy.deepcopy(network) for name, network in trained.items()}

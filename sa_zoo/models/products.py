@@ -22,6 +22,7 @@ ONEDNN = torch.backends.mkldnn.is_available()
 IMAGES = 16
 # From so many rows on it is worth that oneDNN lays out the weight anew in each call.
 ROWS = 128
+# From so many images on that holds for a sum over heads in bfloat16.
 BFLOAT16_IMAGES = 4
 # Multiply-adds beside which the time of a call is nothing.
 CALL = 2**24
