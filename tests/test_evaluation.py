@@ -9,7 +9,7 @@ import torch
 from timm.utils import reparameterize_model
 
 from sa_zoo.models import attention as attention_file
-from sa_zoo.models import products
+from sa_zoo.models import by_axes, products
 from sa_zoo.models.attention import Attention, ExplicitAttention
 from sa_zoo.models.content_terms import Absolute, Content, Relative
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
@@ -24,7 +24,7 @@ def several_portions_and_no_product_too_small(monkeypatch):
     monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
     monkeypatch.setattr(products, "KEPT", 1)
     monkeypatch.setattr(products, "CALL", 0)
-    monkeypatch.setattr(attention_file, "MIXED", H * W * D)
+    monkeypatch.setattr(by_axes, "MIXED", H * W * D)
 
 
 every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
@@ -73,7 +73,7 @@ def test_large_images_by_rows_and_within_reach_of_the_heads_are_the_definition(t
     explicit = ExplicitAttention(D, HEADS, (term,), (height, width), dtype=torch.float64)
     explicit.load_state_dict(layer.state_dict())
     X = torch.randn(2, height, width, D, dtype=torch.float64, requires_grad=True)
-    found = attention_file.bands(layer.axis_probabilities(X)[0], 5)
+    found = by_axes.bands(layer.axis_probabilities(X)[0], 5)
     assert [block.shape[1] for block, _ in found] == [5] * 8 + [3]
     narrow = [keys.stop - keys.start < height for _, keys in found]
     assert all(narrow) if term is Quadratic else not any(narrow)
@@ -110,6 +110,13 @@ def test_bfloat16_is_within_its_rounding(terms):
     allowed = max(2.0 * (reference - expected).abs().max(), torch.finfo(torch.bfloat16).eps * scale)
     assert (auto - expected).abs().max() < allowed
     assert (half - expected).abs().max() < 4 * torch.finfo(torch.bfloat16).eps * scale
+
+
+def test_under_autocast_products_are_torchs(monkeypatch):
+    layer, _ = layers((Quadratic,), torch.float32)
+    monkeypatch.setattr(attention_file, "values_by_axes", lambda *given: pytest.fail("they do not know of autocast"))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(pixels(torch.float32)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)], ids=lambda terms: terms[0].__name__)

@@ -178,8 +178,10 @@ def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(
     names = {path.stem for path in files}
     assert names == {
         "attention",
+        "by_axes",
         "configuration_sa",
         "content_terms",
+        "fused",
         "modeling_sa",
         "network",
         "positions",

@@ -14,6 +14,8 @@ TOWERS = {
         *(
             "positions",
             "products",
+            "by_axes",
+            "fused",
             "terms",
             "content_terms",
             "attention",
@@ -79,6 +81,8 @@ def test_only_the_faces_know_timm_and_transformers(path):
     pure = {
         "positions",
         "products",
+        "by_axes",
+        "fused",
         "terms",
         "attention",
         "network",

@@ -20,9 +20,8 @@ Legend, here and in every file of this folder:
 
 What the terms are decides how a layer is evaluated:
 
-* a sum of one score an axis: the softmax factorises, P[q, k] = P_down[y, y'] P_across[x, x'], and T x T probabilities
-  are never built; on a CPU, what a few rows of pixels attend to is projected by W_val before the next ones are looked
-  at, and keys beyond the reach of all heads are left out;
+* a sum of one score an axis: the softmax factorises, and T x T probabilities are never built (by_axes.py, fused.py); on
+  a CPU, what a few rows of pixels attend to is projected by W_val before the next ones are looked at;
 * positions alone: P is built once for all images;
 * content: P of each image, by scores that need neither queries nor keys (content_terms.py).
 """
@@ -35,17 +34,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import threshold
 
+from .by_axes import BAND_QUERIES, attend_by_axes, attend_by_bands, bands, values_by_axes
+from .fused import can_fuse, fused_values
 from .positions import wide
-from .products import ROOM, Linear, images_at_once, in_portions, joined, product, rows_at_once, sum_over_heads
+from .products import Linear, in_portions, joined, product, rows_at_once
 
 # Up to so many pixels one product with T x T probabilities beats two small ones with their factors: 8x8 on a CPU, but
 # not 16x16; on an accelerator, by arithmetic, 16x16 too, as between the two much has to be moved.
 DENSE_PIXELS = 128
 DENSE_PIXELS_OF_ACCELERATORS = 256
-# Numbers in the images whose rows are mixed before their columns are: what lies between stays in a CPU's caches.
-MIXED = 2 * 16 * 16 * 400
-# Queries along a row that share the keys which they attend to.
-BAND_QUERIES = 16
 # Maps of so many pixels are remembered (N_h T^2 numbers a layer); larger ones are not worth the memory.
 MEMORABLE = 256
 
@@ -67,72 +64,6 @@ def attend(P: Tensor, X: Tensor) -> Tensor:
     return product(P, X.flatten(1, 2)).reshape(X.shape[0], X.shape[1], X.shape[2], channels)
 
 
-def attend_down(P: Tensor, X: Tensor) -> Tensor:
-    """P_h X along the first axis: (N_h, Q, H), (B, H, W, D) -> (B, Q, N_h, W, D)"""
-    N_h, queries, _ = P.shape
-    down = P.to(X.dtype).transpose(0, 1).flatten(0, 1)  # (Q N_h, H): one product for all heads
-    return (down @ X.flatten(2)).unflatten(1, [queries, N_h]).unflatten(3, [X.shape[2], -1])
-
-
-def attend_across(P: Tensor, mixed: Tensor) -> Tensor:
-    """P_h along the second axis: (N_h, Q, W), (B, H, N_h, W, D) -> (B, H, Q, N_h, D)"""
-    return (P.to(mixed.dtype) @ mixed).transpose(2, 3)
-
-
-def attend_by_axes(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
-    """concat_h[P_h X] for P_h = P_down (x) P_across: (N_h, H, H), (N_h, W, W), (B, H, W, D) -> (B, H, W, N_h D)
-
-    Exact, O(T (H + W)) where the explicit form costs O(T^2).
-    """
-    return attend_across(P_across, attend_down(P_down, X)).flatten(3)
-
-
-Band = tuple[Tensor, slice]  # probabilities of some queries, (N_h, Q, K), and the K keys that they are of
-
-
-def bands(P: Tensor, queries: int) -> list[Band]:
-    """Blocks of so many queries, and the keys to which any head gives a probability in them: (N_h, Q, K)
-
-    Exact for any probabilities: what is left out is zero, and `probabilities_from` gives zeros no gradients. Heads of a
-    quadratic encoding are narrow: they reach a few pixels of a row.
-    """
-    found = []
-    for block in P.split(queries, dim=1):
-        attended = block.detach().amax(dim=(0, 1)).nonzero()
-        keys = slice(int(attended[0]), int(attended[-1]) + 1)
-        found.append((block[:, :, keys], keys))
-    return found
-
-
-def attend_by_bands(down: Band, across: list[Band], X: Tensor) -> Tensor:
-    """`attend_by_axes` for the queries of one band `down` and all bands `across`: (B, H, W, D) -> (B, Q, W, N_h D)"""
-    P_down, rows = down
-    images = []
-    for some in X[:, rows].split(images_at_once(X, MIXED)):
-        mixed = attend_down(P_down, some)
-        images.append(joined([attend_across(P, mixed[:, :, :, keys]) for P, keys in across], dim=2))
-    return joined(images, dim=0).flatten(3)
-
-
-def attend_in_place(down: Band, across: list[Band], X: Tensor) -> Tensor:
-    """What `attend_by_bands` gives, without gradients, with heads apart: (B, H, W, D) -> (B, N_h, Q, W, D)
-
-    A few images after another, in memory that the next portion uses again.
-    """
-    P_down, rows = down
-    N_h, Q, _ = P_down.shape
-    B, _, W, D = X.shape
-    images = images_at_once(X, MIXED)
-    heads = ROOM.of("heads", X.dtype, B, N_h, Q, W, D)
-    for some, places in zip(X[:, rows].split(images), heads.split(images), strict=True):
-        mixed = ROOM.of("mixed", X.dtype, len(some), N_h * Q, W * D)
-        torch.matmul(P_down.flatten(0, 1), some.flatten(2), out=mixed)
-        queries = places.split([P.shape[1] for P, _ in across], dim=3)
-        for (P, keys), place in zip(across, queries, strict=True):
-            torch.matmul(P[:, None], mixed.view(-1, N_h, Q, W, D)[:, :, :, keys], out=place)
-    return heads
-
-
 class Memory:
     """The last value of a function of parameters, for as long as they hold the same numbers.
 
@@ -142,11 +73,12 @@ class Memory:
     def __init__(self) -> None:
         self.known: tuple[list[Tensor], Hashable, Any] | None = None
 
-    def recall(self, function: Callable[[], Any], parameters: list[Tensor], occasion: Hashable) -> Any:
-        """function(), which depends on `parameters` and `occasion` alone."""
+    def recall(self, function: Callable[[Tensor], Any], X: Tensor, parameters: list[Tensor]) -> Any:
+        """function(X), which depends on `parameters` and on the height and width of X (B, H, W, D) alone."""
+        occasion = (function.__name__, X.shape[1:3])
         if self.known is not None and self.known[1] == occasion and same(self.known[0], parameters):
             return self.known[2]
-        value = function()
+        value = function(X)
         self.known = ([parameter.detach().clone() for parameter in parameters], occasion, value)
         return value
 
@@ -225,11 +157,13 @@ class Attention(nn.Module):
             down, across = down + more_down, across + more_across
         return probabilities_from(down), probabilities_from(across)
 
+    def factorises(self) -> bool:
+        """Whether P has factors by axes, which dropout on probabilities takes from it."""
+        return self.separable and not (self.training and self.attn_drop.p > 0.0)
+
     def by_axes(self, X: Tensor) -> bool:
-        """Whether X is attended with by the factors of P."""
-        dropping = self.training and self.attn_drop.p > 0.0
-        large = self.large if X.is_cpu else self.large_for_accelerators
-        return self.separable and not dropping and large
+        """Whether torch's products attend with the factors of P to X."""
+        return self.factorises() and (self.large if X.is_cpu else self.large_for_accelerators)
 
     def attended(self, X: Tensor) -> Tensor:
         """concat_h[P_h X] of all images at once: (B, H, W, D) -> (B, H, W, N_h D)"""
@@ -264,19 +198,14 @@ class Attention(nn.Module):
             return self.probabilities(X)
         if X.shape[1] * X.shape[2] > MEMORABLE:
             return self.probabilities(X)
-        return self.memory.recall(lambda: self.probabilities(X), list(self.terms.parameters()), X.shape[1:3])
+        return self.memory.recall(self.probabilities, X, list(self.terms.parameters()))
 
     @torch.jit.unused
-    def standing_bands(self, X: Tensor) -> tuple[list[Band], list[Band]]:
-        """Bands of the factors of `probabilities`, down and across; remembered where nothing is trained."""
-
-        def built() -> tuple[list[Band], list[Band]]:
-            P_down, P_across = self.axis_probabilities(X)
-            return bands(P_down.to(X.dtype), rows_at_once(X)), bands(P_across.to(X.dtype), BAND_QUERIES)
-
+    def standing_factors(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """`axis_probabilities`; remembered where nothing is trained."""
         if torch.is_grad_enabled():
-            return built()
-        return self.memory.recall(built, list(self.terms.parameters()), (X.shape[1:3], X.dtype))
+            return self.axis_probabilities(X)
+        return self.memory.recall(self.axis_probabilities, X, list(self.terms.parameters()))
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
@@ -285,21 +214,24 @@ class Attention(nn.Module):
     @torch.jit.unused
     def evaluated(self, X: Tensor) -> Tensor:
         """sum_h P_h X W_val_h + b_val in the way that suits the device: (B, H, W, D) -> (B, H, W, D)"""
+        bare = self.bare(X)
+        if bare and self.factorises() and can_fuse(X, self.W_val.weight):
+            return fused_values(X, *self.standing_factors(X), self.W_val.weight, self.W_val.bias)
         if not self.by_axes(X):
             return self.projected(self.attention_to(X), X)
         if torch.compiler.is_compiling() or not X.is_cpu:
             return self.projected(partial(attend_by_axes, *self.axis_probabilities(X)), X)
-        downs, across = self.standing_bands(X)
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not (plain(self.W_val) and stored(X)):
-            return joined([self.projected(partial(attend_by_bands, down, across), X) for down in downs], dim=1)
+        P_down, P_across = self.standing_factors(X)
+        if bare:
+            return values_by_axes(P_down, P_across, X, self.W_val.weight, self.W_val.bias)
+        downs, across = bands(P_down, rows_at_once(X)), bands(P_across, BAND_QUERIES)
+        return joined([self.projected(partial(attend_by_bands, down, across), X) for down in downs], dim=1)
 
-        def values(down: Band, some: Tensor) -> Tensor:
-            heads = attend_in_place(down, across, some)
-            summed = sum_over_heads(heads.flatten(2, 3), self.W_val.weight, self.W_val.bias)
-            return summed.unflatten(1, heads.shape[2:4])
-
-        # Twice as many images as usual: for each portion oneDNN lays out W_val anew, and places stay in the caches.
-        return joined([in_portions(partial(values, down), X, times=2) for down in downs], dim=1)
+    @torch.jit.unused
+    def bare(self, X: Tensor) -> bool:
+        """Whether X and W_val are but numbers: nothing is compiled, recorded for gradients or cast on the way."""
+        watched = torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        return not watched and plain(self.W_val) and stored(X)
 
     @torch.jit.unused
     def projected(self, attention: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:

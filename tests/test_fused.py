@@ -1,0 +1,255 @@
+"""fused.py and fused.cpp: attention by axes in compiled code, against loops in float64 and against the definition."""
+
+import copy
+import importlib
+import importlib.util
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sa_zoo.models import attention, fused, products
+from sa_zoo.models.attention import Attention, ExplicitAttention
+from sa_zoo.models.terms import Learned, Quadratic
+
+# Channels by vectors: one, a part of a block, a block and a part of one, several blocks.
+VECTORS = [(1, 3), (3, 1), (5, 7), (7, 5), (11, 2)]
+HEADS = 3
+
+needs_it = pytest.mark.skipif(fused.LIBRARY is None, reason="fused.cpp was not built, or the processor has no AVX-512")
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the processor has no AVX-512")
+@pytest.mark.skipif(platform.system() != "Linux" or not shutil.which("g++"), reason="there is no GNU compiler")
+def test_installing_where_there_is_a_compiler_builds_it():
+    assert fused.LIBRARY is not None
+
+
+def factors(size: int, reach: int) -> torch.Tensor:
+    """(HEADS, size, size) numbers of both signs, zero beyond so many pixels of a centre that each head has its own."""
+    offset = torch.arange(size)[None, None, :] - torch.arange(size)[None, :, None] - torch.arange(HEADS)[:, None, None]
+    return torch.randn(HEADS, size, size) * (offset.abs() <= reach)
+
+
+def given(B: int, H: int, W: int, vectors: tuple[int, int] = (2, 3), reach: int = 99) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    D, N = (number * fused.LANES for number in vectors)
+    return [
+        torch.randn(B, H, W, D),
+        factors(H, reach),
+        factors(W, reach),
+        torch.randn(N, HEADS * D) / D**0.5,
+        torch.randn(N),
+    ]
+
+
+def by_loops(X, P_down, P_across, W_val, b_val) -> np.ndarray:
+    """The sum by its definition, pixel by pixel, in float64."""
+    X, P_down, P_across, W_val = (tensor.double().numpy() for tensor in (X, P_down, P_across, W_val))
+    B, H, W, D = X.shape
+    out = np.zeros((B, H, W, len(W_val)))
+    for h in range(len(P_down)):
+        weights = W_val[:, h * D : (h + 1) * D]
+        for y in range(H):
+            for x in range(W):
+                P = P_down[h, y][:, None] * P_across[h, x][None, :]
+                for image in range(B):
+                    out[image, y, x] += weights @ (P[:, :, None] * X[image]).sum((0, 1))
+    return out if b_val is None else out + b_val.double().numpy()
+
+
+def right(tensors: list[torch.Tensor]) -> None:
+    expected = by_loops(*tensors)
+    got = fused.fused_values(*tensors).double().numpy()
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max(initial=0.0) <= 2e-6 * np.abs(expected).max(initial=0.0)
+
+
+@needs_it
+@pytest.mark.parametrize("vectors", VECTORS)
+@pytest.mark.parametrize("reach", [2, 99])
+def test_it_is_the_sum_over_heads_pixel_by_pixel(vectors, reach):
+    right(given(2, 11, 7, vectors, reach))
+
+
+@needs_it
+@pytest.mark.parametrize(("B", "H", "W"), [(1, 1, 1), (0, 5, 7), (3, 1, 13), (3, 13, 1), (1, 23, 19), (5, 2, 3)])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_sizes_on_any_number_of_threads(B, H, W, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        right(given(B, H, W))
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_it
+@pytest.mark.parametrize("rows", [1, 2, 5, 11])
+def test_tiles_of_any_height(rows, monkeypatch):
+    X, *rest = given(2, 11, 7)
+    monkeypatch.setattr(fused, "TILE", rows * X[0, 0].numel())
+    right([X, *rest])
+
+
+@needs_it
+def test_without_bias_from_views_and_beside_heads_that_attend_to_nothing():
+    X, P_down, P_across, W_val, _ = given(2, 11, 7)
+    P_down[1] = 0.0
+    right([X, P_down, P_across, W_val, None])
+    strided = X.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    transposed = W_val.T.contiguous().T
+    assert not strided.is_contiguous() and not transposed.is_contiguous()
+    right([strided, P_down.mT, P_across.mT, transposed, None])
+
+
+@needs_it
+def test_nothing_is_left_of_what_its_memory_held():
+    tensors = given(2, 11, 7)
+    fused.fused_values(*tensors)
+    for held in products.ROOM.held.values():
+        held.fill_(float("nan"))
+    right(tensors)
+
+
+@needs_it
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_it_writes_to_no_other_memory(threads, monkeypatch):
+    guarded = []
+
+    def of(name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        guarded.append((math.prod(shape), torch.full([math.prod(shape) + 2**20], 7.0, dtype=dtype)))
+        return guarded[-1][1][: guarded[-1][0]].view(shape)
+
+    monkeypatch.setattr(fused.ROOM, "of", of)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for B, H, W in [(5, 11, 7), (1, 2, 19), (3, 23, 1)]:
+            right(given(B, H, W))
+    finally:
+        torch.set_num_threads(before)
+    assert len(guarded) == 6 and all((memory[numbers:] == 7.0).all() for numbers, memory in guarded)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "threads", "height"), [((32, 16, 16), 2, 8), ((1, 16, 16), 3, 5), ((1, 2, 512), 4, 1)]
+)
+def test_tiles_fit_the_caches_and_are_enough_for_the_threads(sizes, threads, height):
+    assert fused.tile_height(torch.empty(*sizes, 400, device="meta"), threads) == height
+
+
+@needs_it
+def test_threads_do_not_write_over_each_other():
+    tensors = [given(2, 11, 7), given(3, 5, 13), given(1, 7, 11)]
+    expected = [fused.fused_values(*some) for some in tensors]
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        for _ in range(5):
+            for got, want in zip(threads.map(lambda some: fused.fused_values(*some), tensors), expected, strict=True):
+                assert torch.equal(got, want)
+
+
+@needs_it
+def test_what_does_not_fit_is_told():
+    X, P_down, P_across, W_val, b_val = given(2, 11, 7)
+    with pytest.raises(ValueError, match=r"multiples of 16, got torch.float32 \(2, 11, 7, 33\)"):
+        fused.fused_values(torch.randn(2, 11, 7, 33), P_down, P_across, W_val, b_val)
+    with pytest.raises(ValueError, match=r"float32 and channels .* got torch.float64"):
+        fused.fused_values(X.double(), P_down, P_across, W_val, b_val)
+    with pytest.raises(
+        ValueError, match=r"expected float32 \[\(3, 11, 11\), \(3, 7, 7\), .* got torch.float32 \(3, 7, 7\)"
+    ):
+        fused.fused_values(X, P_across, P_down, W_val, b_val)
+    with pytest.raises(ValueError, match=r"torch\.float64"):
+        fused.fused_values(X, P_down.double(), P_across, W_val, b_val)
+    with pytest.raises(ValueError, match=r"\(48,\)\] beside .* \(47,\)"):
+        fused.fused_values(X, P_down, P_across, W_val, b_val[1:])
+
+
+@needs_it
+def test_it_counts_what_it_multiplies():
+    tensors = given(2, 11, 7, reach=2)
+    X, P_down, P_across, W_val, _ = tensors
+    with FlopCounterMode(display=False) as counted:
+        fused.fused_values(*tensors)
+    mixing = int((P_down != 0).sum()) * 7 * X.shape[3] + int((P_across != 0).sum()) * 11 * X.shape[3]
+    assert counted.get_total_flops() == 2 * 2 * (mixing + 11 * 7 * W_val.numel())
+
+
+@needs_it
+def test_torch_accepts_it_as_an_operator():
+    torch.library.opcheck(fused.fused_values, tuple(given(2, 5, 7)), test_utils=("test_schema", "test_faketensor"))
+
+
+# Sizes by which torch's own products would go by axes, and would not.
+@needs_it
+@pytest.mark.parametrize(("H", "W"), [(17, 13), (7, 5)])
+@pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
+def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(H, W, terms, monkeypatch):
+    calls = []
+    original = fused.fused_values
+    monkeypatch.setattr(attention, "fused_values", lambda *tensors: calls.append(1) or original(*tensors))
+    torch.manual_seed(0)
+    layer = Attention(32, HEADS, terms, (H, W)).eval()
+    explicit = ExplicitAttention(32, HEADS, terms, (H, W)).eval()
+    explicit.load_state_dict(layer.state_dict())
+    X = torch.randn(2, H, W, 32)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert (layer(X) - explicit(X)).abs().max() < 1e-5
+    assert len(calls) == 2
+    # Not so with gradients, in another type, or under autocast; what is remembered of the one does not serve the other.
+    assert (layer(X) - explicit(X)).abs().max() < 1e-5
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert (layer(X) - explicit(X)).abs().max() < 0.02
+        assert (layer(X) - explicit(X)).abs().max() < 1e-5
+        copy.deepcopy(layer).bfloat16()(X.bfloat16())
+        assert (copy.deepcopy(layer).double()(X.double()) - explicit.double()(X.double())).abs().max() < 1e-10
+    assert len(calls) == 3
+
+
+@needs_it
+def test_dropout_on_probabilities_does_not_go_by_axes():
+    layer = Attention(32, HEADS, (Quadratic,), (17, 13), attn_drop=0.5)
+    X = torch.randn(2, 17, 13, 32)
+    with torch.no_grad():
+        assert not torch.equal(layer(X), layer(X))
+
+
+@needs_it
+def test_a_build_that_cannot_be_loaded_is_told_and_done_without(tmp_path, monkeypatch):
+    damaged = tmp_path / "_fused.abi3.so"
+    damaged.write_bytes(b"not a library")
+    monkeypatch.setattr(fused, "find_spec", lambda name: importlib.util.spec_from_file_location(name, damaged))
+    with pytest.warns(UserWarning, match=r"the slower way: .*_fused\.abi3\.so"):
+        assert fused._loaded() is None
+
+
+@needs_it
+def test_a_copy_of_the_files_in_another_package_leaves_it_alone(tmp_path, monkeypatch):
+    package = tmp_path / "copied_for_fused"
+    package.mkdir()
+    for name in ("fused.py", "products.py"):
+        shutil.copy(Path(fused.__file__).parent / name, package)
+    monkeypatch.syspath_prepend(tmp_path)
+    copied = importlib.import_module("copied_for_fused.fused")
+    X, P_down, P_across, W_val, b_val = given(2, 5, 7)
+    assert copied.LIBRARY is None and not copied.can_fuse(X, W_val)
+    right([X, P_down, P_across, W_val, b_val])
+
+
+def test_torchs_variable_turns_it_off():
+    code = "from sa_zoo.models import fused; print(fused.LIBRARY)"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "None"
