@@ -253,3 +253,38 @@ def test_torchs_variable_turns_it_off():
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "None"
+
+
+@needs_it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_compiled_graph_calls_it_for_any_number_of_images(mode):
+    layer = Attention(32, HEADS, (Quadratic,), (17, 13)).eval()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _) -> torch.fx.GraphModule:
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    with mode():
+        for images in (2, 3, 5):
+            X = torch.randn(images, 17, 13, 32)
+            assert (compiled(X) - layer(X)).abs().max() < 1e-6
+    assert len(graphs) == 1 and any("fused_values" in target for target in graphs[0])
+    compiled(X).sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@needs_it
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_exported_and_traced_graphs_do_without_it_and_take_any_number_of_images():
+    layer = Attention(32, HEADS, (Quadratic,), (17, 13)).eval()
+    few, many = torch.randn(2, 17, 13, 32), torch.randn(5, 17, 13, 32)
+    with torch.no_grad():
+        exported = torch.export.export(layer, (few,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        traced = torch.jit.trace(layer, few)
+        assert "fused_values" not in str(exported.graph) + str(traced.inlined_graph)
+        for other in (exported.module(), traced):
+            assert (other(many) - layer(many)).abs().max() < 1e-6

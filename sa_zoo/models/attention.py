@@ -203,13 +203,14 @@ class Attention(nn.Module):
     @torch.jit.unused
     def standing_factors(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """`axis_probabilities`; remembered where nothing is trained."""
-        if torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return self.axis_probabilities(X)
         return self.memory.recall(self.axis_probabilities, X, list(self.terms.parameters()))
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        return self.W_out(self.W_val(self.attended(X)) if torch.jit.is_scripting() else self.evaluated(X))
+        plainly = torch.jit.is_scripting() or torch.jit.is_tracing()  # for graphs of any number of images
+        return self.W_out(self.W_val(self.attended(X)) if plainly else self.evaluated(X))
 
     @torch.jit.unused
     def evaluated(self, X: Tensor) -> Tensor:
@@ -229,9 +230,12 @@ class Attention(nn.Module):
 
     @torch.jit.unused
     def bare(self, X: Tensor) -> bool:
-        """Whether X and W_val are but numbers: nothing is compiled, recorded for gradients or cast on the way."""
-        watched = torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-        return not watched and plain(self.W_val) and stored(X)
+        """Whether X and W_val are but numbers: nothing is exported, recorded for gradients or cast on the way."""
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not plain(self.W_val):
+            return False
+        if torch.compiler.is_compiling():
+            return not torch.compiler.is_exporting()
+        return stored(X)
 
     @torch.jit.unused
     def projected(self, attention: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
