@@ -281,10 +281,10 @@ def test_a_compiled_graph_calls_it_for_any_number_of_images(mode):
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 def test_exported_and_traced_graphs_do_without_it_and_take_any_number_of_images():
     layer = Attention(32, HEADS, (Quadratic,), (17, 13)).eval()
-    few, many = torch.randn(2, 17, 13, 32), torch.randn(5, 17, 13, 32)
+    some, others = torch.randn(16, 17, 13, 32), torch.randn(5, 17, 13, 32)
     with torch.no_grad():
-        exported = torch.export.export(layer, (few,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        traced = torch.jit.trace(layer, few)
+        exported = torch.export.export(layer, (some,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        traced = torch.jit.trace(layer, some)
         assert "fused_values" not in str(exported.graph) + str(traced.inlined_graph)
         for other in (exported.module(), traced):
-            assert (other(many) - layer(many)).abs().max() < 1e-6
+            assert (other(others) - layer(others)).abs().max() < 1e-6

@@ -35,7 +35,9 @@ KEPT = 4
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias: (..., K), (N, K), (N,) -> (..., N)"""
-    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not by_convolution(x, weight):
+    if torch.jit.is_scripting() or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        return torch_linear(x, weight, bias)
+    if not by_convolution(x, weight):
         return torch_linear(x, weight, bias)
     images = x.reshape(IMAGES, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)  # (16, K, 1, rows / 16), channels last
     product = conv2d(images, weight[:, :, None, None], bias)
