@@ -72,8 +72,8 @@ def test_rows_say_what_was_run_and_relative_to_what():
 
 def test_speed_is_the_median_over_rounds_of_how_much_longer_the_yardstick_takes(monkeypatch):
     taken = {"as built": [1.0, 2.0, 4.0], "explicit": [7.0, 10.0, 12.0]}
-    monkeypatch.setattr(benchmark, "ceiling", lambda *_: 1.0)
-    monkeypatch.setattr(benchmark, "in_turns", lambda *_: taken)
+    monkeypatch.setattr(benchmark, "products", lambda *_: (1.0, [lambda: None]))
+    monkeypatch.setattr(benchmark, "in_turns", lambda runs, *_: {name: taken.get(name, [1.0]) for name in runs})
     networks = {"as built": Net(), "explicit": Net()}
     quick, yardstick = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 3, "inference, float32")
     assert quick.speed == 5.0 and yardstick.speed == 1.0
@@ -88,7 +88,13 @@ class Twice(Net):
 
 
 def test_work_is_counted_on_the_leanest_evaluation_of_the_same(monkeypatch):
-    monkeypatch.setattr(benchmark, "ceiling", lambda *_: 1.0)
+    monkeypatch.setattr(benchmark, "products", lambda *_: (3.0, [lambda: "slow", lambda: "fast"]))
+
+    def in_turns(runs, *_):
+        seconds = {"slow": [7.0, 7.0], "fast": [2.0, 1.0]}
+        return {name: [5.0, 5.0] if isinstance(name, str) else seconds[run()] for name, run in runs.items()}
+
+    monkeypatch.setattr(benchmark, "in_turns", in_turns)
     networks = {"as built": Twice(), "folded": Net(), "explicit": Twice(), "another": Twice()}
     once = 3 * 5 * 7 * 11 / 1e9
     for phase, needed in (("inference, float32", once), ("training, float32, dropout", 2 * 3 * once)):
@@ -97,7 +103,7 @@ def test_work_is_counted_on_the_leanest_evaluation_of_the_same(monkeypatch):
         for row in rows:
             alone = 2 * once * (3 if "training" in phase else 1)
             assert row.needed == pytest.approx(alone if row.network == "another" else needed)
-            assert row.ceiling == pytest.approx(row.needed / (row.milliseconds / 1e3))
+            assert row.ceiling == pytest.approx(row.needed / 2.5 / 3.0)  # of 2 images, which take 5 seconds
 
 
 def test_half_precision_is_that_of_weights_in_inference_and_of_autocast_in_training():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.analysis.timing import Run, ceiling, in_turns, peak_bytes
+from sa_zoo.analysis.timing import Run, in_turns, peak_bytes, products
 
 PHASES = (
     "inference, float32",
@@ -115,19 +115,17 @@ def bench(
         phase_prefix: how the names of the phases to measure begin.
         compile_mode: also measure the network as torch.compile makes it in this mode; not if empty.
     """
-    rows, ceilings, work = [], {}, _work(networks, images[:1].cpu())
+    rows, work = [], _work(networks, images[:1].cpu())
     for phase, present in phases(networks, compile_mode):
         if not phase.startswith(phase_prefix):
             continue
         runs = {name: _step(subject, images) for name, subject in present.items()}
-        times = in_turns(runs, rounds, images.device)
+        times, ceilings = _times(runs, {subject.dtype for subject in present.values()}, rounds, images.device)
         peaks = {name: peak_bytes(run, images.device) / len(images) for name, run in runs.items()}
         yardstick = next((name for name in present if name.startswith(YARDSTICK)), None)
         for name, subject in present.items():
             milliseconds = 1e3 * statistics.median(times[name]) / len(images)
             needed = _needed(name.partition(",")[0], work, subject.network.training)
-            if subject.dtype not in ceilings:
-                ceilings[subject.dtype] = ceiling(subject.dtype, images.device)
             rows.append(
                 Row(
                     model=model,
@@ -144,6 +142,19 @@ def bench(
                 )
             )
     return rows
+
+
+def _times(
+    runs: dict[str, Run], dtypes: set[torch.dtype], rounds: int, device: torch.device
+) -> tuple[dict[str, list[float]], dict[torch.dtype, float]]:
+    """Seconds of each run in each round, and GMAC/s of the fastest matrix product, which takes turns with them."""
+    work, ways = {}, {}
+    for dtype in dtypes:
+        work[dtype], runs_of_it = products(dtype, device)
+        ways |= {(dtype, number): run for number, run in enumerate(runs_of_it)}
+    times = in_turns(runs | ways, rounds, device)
+    ceilings = {dtype: work[dtype] / min(min(times[way]) for way in ways if way[0] is dtype) for dtype in dtypes}
+    return times, ceilings
 
 
 def _speed(mine: list[float], yardstick: list[float]) -> float:

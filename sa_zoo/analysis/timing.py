@@ -7,8 +7,9 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 Run = Callable[[], object]
 
 
-def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def in_turns(runs: dict[Hashable, Run], rounds: int, device: torch.device) -> dict[Hashable, list[float]]:
     """Seconds of each run in each round; a first round warms up and is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[Hashable, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
             _wait(device)
@@ -61,15 +62,15 @@ def _peak_of_thread(run: Run) -> int:
     return max(itertools.accumulate(changes), default=0)
 
 
-def ceiling(dtype: torch.dtype, device: torch.device) -> float:
-    """GMAC/s of the fastest square matrix product of this machine: torch's own, or a 1x1 convolution."""
-    size = 2048 if device.type == "cpu" else 8192  # enough to keep it busy
+def products(dtype: torch.dtype, device: torch.device) -> tuple[float, list[Run]]:
+    """GMACs of a square matrix product that keeps the device busy, and the ways it is done: one is the fastest there.
+
+    torch's own product, and a 1x1 convolution.
+    """
+    size = 2048 if device.type == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     image, kernel = a.view(16, 1, -1, size).permute(0, 3, 1, 2), b[:, :, None, None]
-    runs = {"product": lambda: linear(a, b), "convolution": lambda: torch.conv2d(image, kernel)}
-    with torch.inference_mode():
-        times = in_turns(runs, 5, device)
-    return size**3 / 1e9 / min(itertools.chain(*times.values()))
+    return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
 
 
 def device_named(name: str) -> torch.device:
