@@ -45,20 +45,26 @@ Span part(int whole, int count, int index) {
   return {static_cast<int>(Index(whole) * index / count), static_cast<int>(Index(whole) * (index + 1) / count)};
 }
 
-// out (+)= a b for M rows of a and V vectors of b, over the columns of a and the rows of b that k names.
+// out (+)= a b for M rows of a and V vectors of b, over the columns of a and the rows of b that k names. Unrolled, as
+// sums that are reached by an index would be in memory.
 template <int M, int V, bool ADD>
 void block(Rows<const float> a, Rows<const float> b, Rows<float> out, Span k) {
   Vector sum[M][V] = {};
   const float* row = b.first + k.first * b.stride;
   for (int i = k.first; i < k.last; ++i, row += b.stride) {
     Vector right[V];
+#pragma GCC unroll VECTORS
     for (int v = 0; v < V; ++v) right[v] = *reinterpret_cast<const Vector*>(row + v * LANES);
+#pragma GCC unroll ROWS
     for (int m = 0; m < M; ++m) {
       const float left = a.first[m * a.stride + i];
+#pragma GCC unroll VECTORS
       for (int v = 0; v < V; ++v) sum[m][v] += left * right[v];
     }
   }
+#pragma GCC unroll ROWS
   for (int m = 0; m < M; ++m)
+#pragma GCC unroll VECTORS
     for (int v = 0; v < V; ++v) {
       Vector* place = reinterpret_cast<Vector*>(out.first + m * out.stride + v * LANES);
       *place = ADD ? *place + sum[m][v] : sum[m][v];
@@ -103,10 +109,13 @@ struct Layer {
 };
 
 void pack(const Layer& layer, int h, Span columns) {
-  float* place = layer.weights(h, columns);
-  for (int n = 0; n < columns.length(); ++n) {
-    const float* from = layer.W_val + Index(layer.D) * (Index(columns.first + n) * layer.N_h + h);
-    for (int c = 0; c < layer.D; ++c) place[Index(c) * columns.length() + n] = from[c];
+  const int width = columns.length();
+  for (int first = 0; first < layer.D; first += LANES) {  // a line of each row at a time
+    float* place = layer.weights(h, columns) + Index(first) * width;
+    for (int n = 0; n < width; ++n) {
+      const float* from = layer.W_val + Index(layer.D) * (Index(columns.first + n) * layer.N_h + h) + first;
+      for (int c = 0; c < LANES; ++c) place[c * width + n] = from[c];
+    }
   }
 }
 
