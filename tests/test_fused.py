@@ -94,6 +94,19 @@ def test_any_sizes_on_any_number_of_threads(B, H, W, threads):
 
 
 @needs_it
+def test_an_image_comes_out_the_same_in_any_batch_on_any_number_of_threads():
+    X, *rest = given(5, 11, 7)
+    expected = fused.fused_values(X, *rest)
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3, 7):
+        torch.set_num_threads(threads)
+        try:
+            assert torch.equal(torch.cat([fused.fused_values(image[None], *rest) for image in X]), expected)
+        finally:
+            torch.set_num_threads(before)
+
+
+@needs_it
 @pytest.mark.parametrize("rows", [1, 2, 5, 11])
 def test_tiles_of_any_height(rows, monkeypatch):
     X, *rest = given(2, 11, 7)

@@ -1,11 +1,11 @@
-// out = sum_h P_h X W_val_h^T + b_val for P_h = P_down_h (x) P_across_h, a few rows of pixels at a time; fused.py calls it.
+// out = sum_h P_h X W_val_h^T + b_val for P_h = P_down_h (x) P_across_h, a few rows of pixels at a time; for fused.py.
 //
 //     X          (B, H, W, D)        P_down    (N_h, H, H)
 //     out        (B, H, W, N)        P_across  (N_h, W, W)
 //     W_val      (N, N_h D)          b_val     (N), or null
 //
-// The (T, N_h D) tensor of what the heads attend to never exists: what one head attends to in a tile of a few rows stays
-// in a core's own cache, and is projected there before the next head is looked at.
+// The (T, N_h D) tensor of what the heads attend to never exists: what one head attends to in a tile of a few rows is
+// kept in a core's own cache, and is projected there before the next head is looked at.
 //
 // Every product is made of blocks of up to ROWS rows and VECTORS vectors, whose sums are held in registers: 25 of the
 // 32 that AVX-512 has, and 5 for a row of the right factor (after Goto, van de Geijn, "Anatomy of High-Performance
@@ -190,8 +190,8 @@ std::ptrdiff_t sa_zoo_room(int height, int W, int D) { return Room::numbers(heig
 
 // packed: memory for as many numbers as W_val has. rooms: for threads * sa_zoo_room(height, W, D).
 void sa_zoo_fused_values(const float* X, const float* P_down, const float* P_across, const float* W_val,
-                           const float* b_val, float* out, float* packed, float* rooms, int B, int H, int W, int D,
-                           int N, int N_h, int height, int threads) {
+                         const float* b_val, float* out, float* packed, float* rooms, int B, int H, int W, int D, int N,
+                         int N_h, int height, int threads) {
   const Layer layer{X, P_down, P_across, W_val, b_val, out, packed, H, W, D, N, N_h};
   const int panels = layer.panels(), tiles = parts(H, height);
 #pragma omp parallel num_threads(threads)

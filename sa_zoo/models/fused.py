@@ -59,6 +59,8 @@ def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_v
 
     (B, H, W, D), (N_h, H, H), (N_h, W, W), (N, N_h D), (N,) -> (B, H, W, N)
 
+    An image comes out the same to the bit in any batch and on any number of threads.
+
     Raises:
         ValueError: other shapes or types, or `can_fuse` says no.
     """
