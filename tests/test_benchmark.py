@@ -106,6 +106,19 @@ def test_work_is_counted_on_the_leanest_evaluation_of_the_same(monkeypatch):
             assert row.ceiling == pytest.approx(row.needed / 2.5 / 3.0)  # of 2 images, which take 5 seconds
 
 
+class Sharing(Net):
+    """With work that is done once for all images."""
+
+    def forward(self, x):
+        return super().forward(x) + (self.linear.weight.T @ self.linear.weight).sum()
+
+
+def test_work_for_all_images_is_shared_among_them():
+    networks = {"as built": Sharing(), "explicit": Sharing()}
+    rows = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 1, "inference, float32")
+    assert all(row.needed == pytest.approx((3 * 5 * 7 * 11 + 7 * 11 * 7 / 5) / 1e9) for row in rows)
+
+
 def test_half_precision_is_that_of_weights_in_inference_and_of_autocast_in_training():
     seen = []
 

@@ -26,6 +26,7 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-
 YARDSTICK = "explicit"  # name of the network that ratios are taken to
 EVALUATIONS = ("as built", "folded", YARDSTICK, "compiled")  # networks that compute the same
 MAPS = 2**32  # bytes of attention maps that are not built any more
+COUNTED = 16  # images of which work is counted: some of it is done once for all of them
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def bench(
         phase_prefix: how the names of the phases to measure begin.
         compile_mode: also measure the network as torch.compile makes it in this mode; not if empty.
     """
-    rows, work = [], _work(networks, images[:1].cpu())
+    rows, work = [], _work(networks, images[:COUNTED].cpu())
     for phase, present in phases(networks, compile_mode):
         if not phase.startswith(phase_prefix):
             continue
@@ -168,10 +169,10 @@ def _gmacs(run: Run) -> float:
     return counted.get_total_flops() / 2e9
 
 
-def _work(networks: dict[str, nn.Module], image: Tensor) -> dict[str, float]:
-    """GMACs of inference of one image on a CPU, whose evaluations are the leanest."""
-    copies = {name: copy.deepcopy(network).to(image.device).eval() for name, network in networks.items()}
-    return {name: _gmacs(_inference(network, image)) for name, network in copies.items()}
+def _work(networks: dict[str, nn.Module], images: Tensor) -> dict[str, float]:
+    """GMACs of inference for one of the images on a CPU, whose evaluations are the leanest."""
+    copies = {name: copy.deepcopy(network).to(images.device).eval() for name, network in networks.items()}
+    return {name: _gmacs(_inference(network, images)) / len(images) for name, network in copies.items()}
 
 
 def _needed(name: str, work: dict[str, float], training: bool) -> float:
