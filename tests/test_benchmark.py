@@ -116,7 +116,8 @@ class Sharing(Net):
 def test_work_for_all_images_is_shared_among_them():
     networks = {"as built": Sharing(), "explicit": Sharing()}
     rows = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 1, "inference, float32")
-    assert all(row.needed == pytest.approx((3 * 5 * 7 * 11 + 7 * 11 * 7 / 5) / 1e9) for row in rows)
+    pixels = 3 * 5 * 7
+    assert all(row.needed == pytest.approx((pixels * 11 + pixels * 11 * pixels / 5) / 1e9) for row in rows)
 
 
 def test_half_precision_is_that_of_weights_in_inference_and_of_autocast_in_training():
