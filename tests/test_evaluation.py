@@ -170,6 +170,17 @@ def test_transforms_of_torch_go_through(mode):
         assert (slope - (layer(X[0] + X[1]) - y)).abs().max() < 1e-10  # the layer is affine
 
 
+@every_term
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_traced_layers_take_any_number_of_images(terms):
+    layer = layers(terms, torch.float32)[0].eval()
+    X = pixels(torch.float32)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, X)
+        for images in (X[:3], torch.cat([X, X])):
+            assert (traced(images) - layer(images)).abs().max() < 1e-6
+
+
 def test_nothing_is_left_of_what_a_place_held_before():
     layer = layers((Quadratic,))[0].eval()
     with torch.inference_mode():

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,16 @@ def given(B: int, H: int, W: int, vectors: tuple[int, int] = (2, 3), reach: int 
     ]
 
 
+@contextmanager
+def threads_of_torch(number: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def by_loops(X, P_down, P_across, W_val, b_val) -> np.ndarray:
     """The sum by its definition, pixel by pixel, in float64."""
     X, P_down, P_across, W_val = (tensor.double().numpy() for tensor in (X, P_down, P_across, W_val))
@@ -85,25 +96,17 @@ def test_it_is_the_sum_over_heads_pixel_by_pixel(vectors, reach):
 @pytest.mark.parametrize(("B", "H", "W"), [(1, 1, 1), (0, 5, 7), (3, 1, 13), (3, 13, 1), (1, 23, 19), (5, 2, 3)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_sizes_on_any_number_of_threads(B, H, W, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         right(given(B, H, W))
-    finally:
-        torch.set_num_threads(before)
 
 
 @needs_it
 def test_an_image_comes_out_the_same_in_any_batch_on_any_number_of_threads():
     X, *rest = given(5, 11, 7)
     expected = fused.fused_values(X, *rest)
-    before = torch.get_num_threads()
     for threads in (1, 2, 3, 7):
-        torch.set_num_threads(threads)
-        try:
+        with threads_of_torch(threads):
             assert torch.equal(torch.cat([fused.fused_values(image[None], *rest) for image in X]), expected)
-        finally:
-            torch.set_num_threads(before)
 
 
 @needs_it
@@ -144,13 +147,9 @@ def test_it_writes_to_no_other_memory(threads, monkeypatch):
         return guarded[-1][1][: guarded[-1][0]].view(shape)
 
     monkeypatch.setattr(fused.ROOM, "of", of)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         for B, H, W in [(5, 11, 7), (1, 2, 19), (3, 23, 1)]:
             right(given(B, H, W))
-    finally:
-        torch.set_num_threads(before)
     assert len(guarded) == 6 and all((memory[numbers:] == 7.0).all() for numbers, memory in guarded)
 
 

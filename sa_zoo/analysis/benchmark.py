@@ -152,9 +152,9 @@ def _times(
     work, ways = {}, {}
     for dtype in dtypes:
         work[dtype], runs_of_it = products(dtype, device)
-        ways |= {(dtype, number): run for number, run in enumerate(runs_of_it)}
-    times = in_turns(runs | ways, rounds, device)
-    ceilings = {dtype: work[dtype] / min(min(times[way]) for way in ways if way[0] is dtype) for dtype in dtypes}
+        ways[dtype] = {f"{dtype}, {number}": run for number, run in enumerate(runs_of_it)}
+    times = in_turns(runs | {name: run for named in ways.values() for name, run in named.items()}, rounds, device)
+    ceilings = {dtype: work[dtype] / min(min(times[name]) for name in ways[dtype]) for dtype in dtypes}
     return times, ceilings
 
 

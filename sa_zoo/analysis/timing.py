@@ -7,7 +7,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 Run = Callable[[], object]
 
 
-def in_turns(runs: dict[Hashable, Run], rounds: int, device: torch.device) -> dict[Hashable, list[float]]:
+def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of each run in each round; a first round warms up and is not counted."""
-    times: dict[Hashable, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
             _wait(device)

@@ -11,7 +11,6 @@
 // 32 that AVX-512 has, and 5 for a row of the right factor (after Goto, van de Geijn, "Anatomy of High-Performance
 // Matrix Multiplication", TOMS 2008). D and N have to be multiples of LANES.
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -101,6 +100,9 @@ struct Layer {
   const float *X, *P_down, *P_across, *W_val, *b_val;
   float *out, *packed;
   int H, W, D, N, N_h;
+  std::vector<Span> across;  // of each head and block of queries in a row, what P_across reaches
+
+  int blocks_across() const { return parts(W, ROWS); }
 
   int panels() const { return parts(N / LANES, VECTORS); }
   Span panel(int index) const { return part(N / LANES, panels(), index) * LANES; }
@@ -121,34 +123,29 @@ void pack(const Layer& layer, int h, Span columns) {
 
 // What a core needs for a tile of `height` rows.
 struct Room {
-  float* down;               // (height, W, VECTORS * LANES): some channels after P_down
-  float* heads;              // (height, W, D): what one head attends to
-  std::vector<Span> reached;  // of its queries, block by block, down and across
+  float* down;   // (height, W, VECTORS * LANES): some channels after P_down
+  float* heads;  // (height, W, D): what one head attends to
 
   static Index numbers(int height, int W, int D) { return Index(height) * W * (VECTORS * LANES + D); }
   Room(float* memory, int height, int W) : down(memory), heads(memory + Index(height) * W * VECTORS * LANES) {}
 };
 
 // heads = P_h X for the queries of some rows.
-void attend(const Layer& layer, const float* X, Span rows, int h, Room& room) {
+void attend(const Layer& layer, const float* X, Span rows, int h, const Room& room) {
   const int H = layer.H, W = layer.W, D = layer.D, Q = rows.length();
   const Rows<const float> P_down{layer.P_down + (Index(h) * H + rows.first) * H, H};
   const Rows<const float> P_across{layer.P_across + Index(h) * W * W, W};
-  const int blocks_down = parts(Q, ROWS), blocks_across = parts(W, ROWS), groups = parts(D / LANES, VECTORS);
-  room.reached.clear();
-  for (int i = 0; i < blocks_down; ++i) room.reached.push_back(reach(P_down, part(Q, blocks_down, i), H));
-  for (int i = 0; i < blocks_across; ++i) room.reached.push_back(reach(P_across, part(W, blocks_across, i), W));
-
+  const int blocks_down = parts(Q, ROWS), blocks_across = layer.blocks_across(), groups = parts(D / LANES, VECTORS);
   for (int group = 0; group < groups; ++group) {
     const Span channels = part(D / LANES, groups, group) * LANES;
     const int width = channels.length();
     for (int i = 0; i < blocks_down; ++i) {
-      const Span q = part(Q, blocks_down, i);
+      const Span q = part(Q, blocks_down, i), reached = reach(P_down, q, H);
       for (int x = 0; x < W; ++x)
         block_of<false>(q.length(), width)({P_down.first + q.first * P_down.stride, H},
                                            {X + Index(x) * D + channels.first, Index(W) * D},
                                            {room.down + (Index(q.first) * W + x) * width, Index(W) * width},
-                                           room.reached[i]);
+                                           reached);
     }
     for (int i = 0; i < blocks_across; ++i) {
       const Span q = part(W, blocks_across, i);
@@ -156,12 +153,12 @@ void attend(const Layer& layer, const float* X, Span rows, int h, Room& room) {
         block_of<false>(q.length(), width)({P_across.first + q.first * P_across.stride, W},
                                            {room.down + Index(y) * W * width, width},
                                            {room.heads + (Index(y) * W + q.first) * D + channels.first, D},
-                                           room.reached[blocks_down + i]);
+                                           layer.across[h * blocks_across + i]);
     }
   }
 }
 
-void tile(const Layer& layer, Index image, Span rows, Room& room) {
+void tile(const Layer& layer, Index image, Span rows, const Room& room) {
   const int pixels = rows.length() * layer.W, D = layer.D, N = layer.N, blocks = parts(pixels, ROWS);
   const float* X = layer.X + image * layer.H * layer.W * D;
   float* out = layer.out + (image * layer.H + rows.first) * layer.W * N;
@@ -192,7 +189,10 @@ std::ptrdiff_t sa_zoo_room(int height, int W, int D) { return Room::numbers(heig
 void sa_zoo_fused_values(const float* X, const float* P_down, const float* P_across, const float* W_val,
                          const float* b_val, float* out, float* packed, float* rooms, int B, int H, int W, int D, int N,
                          int N_h, int height, int threads) {
-  const Layer layer{X, P_down, P_across, W_val, b_val, out, packed, H, W, D, N, N_h};
+  Layer layer{X, P_down, P_across, W_val, b_val, out, packed, H, W, D, N, N_h, {}};
+  for (int h = 0; h < N_h; ++h)
+    for (int i = 0; i < layer.blocks_across(); ++i)
+      layer.across.push_back(reach({P_across + Index(h) * W * W, W}, part(W, layer.blocks_across(), i), W));
   const int panels = layer.panels(), tiles = parts(H, height);
 #pragma omp parallel num_threads(threads)
   {
@@ -204,7 +204,7 @@ void sa_zoo_fused_values(const float* X, const float* P_down, const float* P_acr
       memory = rooms;
       rooms += Room::numbers(height, W, D);
     }
-    Room room(memory, height, W);
+    const Room room(memory, height, W);
 #pragma omp for schedule(dynamic)
     for (Index i = 0; i < Index(B) * tiles; ++i)
       tile(layer, i / tiles, part(H, tiles, static_cast<int>(i % tiles)), room);

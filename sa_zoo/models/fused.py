@@ -67,7 +67,7 @@ def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_v
     (B, H, W, D), N_h, N = X.shape, P_down.shape[0], W_val.shape[0]
     expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), *([] if b_val is None else [(N,)])]
     given = [P_down, P_across, W_val, *([] if b_val is None else [b_val])]
-    if LIBRARY is None or not can_fuse(X, W_val):
+    if not can_fuse(X, W_val):
         raise ValueError(
             f"expected an AVX-512 processor, float32 and channels in multiples of {LANES}, "
             f"got {X.dtype} {tuple(X.shape)} and {W_val.dtype} {tuple(W_val.shape)}"

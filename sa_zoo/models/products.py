@@ -35,9 +35,7 @@ KEPT = 4
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias: (..., K), (N, K), (N,) -> (..., N)"""
-    if torch.jit.is_scripting() or torch.jit.is_tracing() or torch.compiler.is_compiling():
-        return torch_linear(x, weight, bias)
-    if not by_convolution(x, weight):
+    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not by_convolution(x, weight):
         return torch_linear(x, weight, bias)
     images = x.reshape(IMAGES, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)  # (16, K, 1, rows / 16), channels last
     product = conv2d(images, weight[:, :, None, None], bias)
@@ -47,6 +45,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @torch.jit.unused
 def by_convolution(x: Tensor, weight: Tensor) -> bool:
     """Whether a product belongs to oneDNN: its rows are many, and make up as many images as that takes."""
+    if torch.jit.is_tracing():  # the graph would be of so many rows only
+        return False
     rows = x.numel() // max(x.shape[-1], 1)
     return ONEDNN and x.is_cpu and is_single(x, weight) and rows >= ROWS and rows % IMAGES == 0
 
@@ -65,7 +65,7 @@ def sum_over_heads(heads: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     A convolution of images of N_h rows with a kernel as high as they are: heads need not be moved together.
     """
     num_heads, dim = heads.shape[1], heads.shape[3]
-    if torch.compiler.is_compiling() or not by_kernel(heads, weight):
+    if not by_kernel(heads, weight):
         return linear(heads.transpose(1, 2).flatten(2), weight, bias)
     kernel = weight.unflatten(1, [num_heads, 1, dim]).permute(0, 3, 1, 2)  # (N, D, N_h, 1), channels last
     return conv2d(heads.permute(0, 3, 1, 2), kernel, bias)[:, :, 0].transpose(1, 2)
