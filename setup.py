@@ -7,8 +7,8 @@ setup(
         # A library that knows nothing of Python. It is not linked with OpenMP: what it needs of it, it finds in torch,
         # whose threads it shares.
         Extension(
-            name="sa_zoo.models._fused",
-            sources=["sa_zoo/models/fused.cpp"],
+            name="sa_zoo.kernels._fused",
+            sources=["sa_zoo/kernels/fused.cpp"],
             language="c++",
             extra_compile_args=["-std=c++17", "-O3", "-mavx512f", "-fopenmp"],
             py_limited_api=True,  # one file for all versions of Python

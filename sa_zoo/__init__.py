@@ -4,11 +4,12 @@ Importing it registers the models with timm, `timm.create_model("sa_quadratic_ci
 with transformers, `AutoModelForImageClassification.from_pretrained(...)`.
 """
 
-from .models import timm_backbones, timm_models
-from .models.certificate import certificate
-from .models.conversion import attention_from_conv, conv_from_attention
-from .models.network_conversion import convert
-from .models.registration import register_with_transformers
+from .convolution import timm_backbones
+from .convolution.certificate import certificate
+from .convolution.layer_conversion import attention_from_conv, conv_from_attention
+from .convolution.network_conversion import convert
+from .interchange.registration import register_with_transformers
+from .models import timm_models
 
 __version__ = "0.1.0"
 __all__ = [

@@ -57,7 +57,7 @@ def _train(config: Path, out: Path, overrides: list[str], resume: bool) -> None:
 def _finish_folder(folder: Path) -> None:
     """Make a folder that timm loads one that transformers loads too, with its card and the card's figures."""
     from sa_zoo.analysis.figures import draw_figures
-    from sa_zoo.models.export import export_for_transformers
+    from sa_zoo.interchange.transformers_export import export_for_transformers
     from sa_zoo.publishing.card import write_card
 
     export_for_transformers(folder)
@@ -109,7 +109,7 @@ def convert_reference(
 
 
 def _convert_reference(checkpoint: Path, model: str, out: Path) -> None:
-    from sa_zoo.models.reference import convert_reference
+    from sa_zoo.interchange.paper_checkpoint import convert_reference
 
     convert_reference(checkpoint, model, out)
     _finish_folder(out)
@@ -129,7 +129,7 @@ def convert(
 
 
 def _convert(source: str, out: Path, layers: str, alpha: float, content: bool, data: str) -> None:
-    from sa_zoo.models.converted_folder import convert_to_folder
+    from sa_zoo.interchange.converted_cnn import convert_to_folder
     from sa_zoo.training.checkpoint import write_json
     from sa_zoo.training.config import DataConfig
     from sa_zoo.training.evaluate import evaluate_source
@@ -230,8 +230,8 @@ def _bench(
     import sa_zoo  # noqa: F401  registers the names
     from sa_zoo.analysis import benchmark, timing
     from sa_zoo.analysis.scaling import plot_growth
+    from sa_zoo.analysis.yardsticks import beside, evaluations
     from sa_zoo.models.network import SANet
-    from sa_zoo.models.yardsticks import beside, evaluations
     from sa_zoo.training.checkpoint import write_json
 
     unknown = [name for name in models if not timm.is_model(name)]

@@ -16,7 +16,7 @@ import timm
 import torch
 from torch import nn
 
-from sa_zoo.models.network_conversion import convert
+from sa_zoo.convolution.network_conversion import convert
 
 ARCHITECTURES = (
     "resnet18",

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sa_zoo.kernels.by_axes import attend_by_axes
 from sa_zoo.models import positions
 from sa_zoo.models.attention import Attention, attend, probabilities_from
-from sa_zoo.models.by_axes import attend_by_axes
 from sa_zoo.models.content_terms import Absolute, Content, Relative
 from sa_zoo.models.network import Block, SANet
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic

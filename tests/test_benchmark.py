@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sa_zoo.analysis import benchmark, timing
 from sa_zoo.cli import app
-from sa_zoo.models import products
+from sa_zoo.kernels import products
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from random_layers import layers, without_onednn
 from torch import nn
 
-from sa_zoo.models.certificate import certificate
-from sa_zoo.models.conversion import attention_from_conv
-from sa_zoo.models.theorem import rounding_alpha
+from sa_zoo.convolution.certificate import certificate
+from sa_zoo.convolution.layer_conversion import attention_from_conv
+from sa_zoo.convolution.theorem import rounding_alpha
 
 # Half of the layers in the range where heads still see their neighbours, the others from dull to one-hot.
 ALPHAS = st.one_of(st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf")))

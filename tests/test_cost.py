@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.publishing.cost import cost_of
+from sa_zoo.cost import cost_of
 
 
 class Network(nn.Module):

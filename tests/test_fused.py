@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.models import attention, fused, products
+from sa_zoo.kernels import fused, products
+from sa_zoo.models import attention
 from sa_zoo.models.attention import Attention, ExplicitAttention
 from sa_zoo.models.terms import Learned, Quadratic
 
@@ -261,7 +262,7 @@ def test_a_copy_of_the_files_in_another_package_leaves_it_alone(tmp_path, monkey
 
 
 def test_torchs_variable_turns_it_off():
-    code = "from sa_zoo.models import fused; print(fused.LIBRARY)"
+    code = "from sa_zoo.kernels import fused; print(fused.LIBRARY)"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "None"

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from model_folders import make_run
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.models.export import export_for_transformers
+from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing import remote
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.hub import publish

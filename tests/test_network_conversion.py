@@ -10,10 +10,10 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 from torchvision.models import squeezenet1_1
 
-from sa_zoo.models.content import ContentAttention
-from sa_zoo.models.convolution import ConvolutionalAttention, HardAttention
-from sa_zoo.models.network_conversion import convert, swap_convolutions
-from sa_zoo.models.soft import SoftAttention
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.network_conversion import convert, swap_convolutions
+from sa_zoo.convolution.soft import SoftAttention
 
 
 class Tiny(nn.Module):

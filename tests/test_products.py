@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sa_zoo.models import products
+from sa_zoo.kernels import products
 
 ROWS, K, N, B = 9 * products.IMAGES, 7, 11, 5
 

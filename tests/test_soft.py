@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from random_layers import layers, without_onednn
 from torch import nn
 
-from sa_zoo.models.conversion import attention_from_conv
-from sa_zoo.models.soft import SoftAttention
-from sa_zoo.models.theorem import seen_offsets, window
+from sa_zoo.convolution.layer_conversion import attention_from_conv
+from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.theorem import seen_offsets, window
 
 
 def soft(conv, alpha, moved=0.0):

@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 from timm.layers import set_layer_config
 from timm.models._hub import save_config_for_hf
 
-from sa_zoo.models.content import ContentAttention
-from sa_zoo.models.convolution import ConvolutionalAttention
-from sa_zoo.models.soft import SoftAttention
-from sa_zoo.models.timm_backbones import CNNS, checkpoint_filter_fn
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.timm_backbones import CNNS, checkpoint_filter_fn
 
 SMALL = ["resnet_tiny_cifar", "mobilenetv3_small_100", "convnext_atto"]
 

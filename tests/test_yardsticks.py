@@ -5,10 +5,10 @@ import timm
 import torch
 from torch import nn
 
+from sa_zoo.analysis.yardsticks import beside, evaluations, with_convolutions
+from sa_zoo.kernels.products import Linear
 from sa_zoo.models.attention import Attention, ExplicitAttention
 from sa_zoo.models.network import ExplicitBlock
-from sa_zoo.models.products import Linear
-from sa_zoo.models.yardsticks import beside, evaluations, with_convolutions
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "img_size": (16, 20), "num_classes": 11}
 

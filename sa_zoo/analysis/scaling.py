@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from .benchmark import Growth
+from sa_zoo.analysis.benchmark import Growth
 
 
 def plot_growth(rows: list[Growth], path: Path) -> None:

@@ -34,10 +34,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import threshold
 
-from .by_axes import BAND_QUERIES, attend_by_axes, attend_by_bands, bands, values_by_axes
-from .fused import can_fuse, fused_values
+from sa_zoo.kernels.by_axes import BAND_QUERIES, attend_by_axes, attend_by_bands, bands, values_by_axes
+from sa_zoo.kernels.fused import can_fuse, fused_values
+from sa_zoo.kernels.products import Linear, in_portions, joined, product, rows_at_once
+
 from .positions import wide
-from .products import Linear, in_portions, joined, product, rows_at_once
 
 # Up to so many pixels one product with T x T probabilities beats two small ones with their factors: 8x8 on a CPU, but
 # not 16x16; on an accelerator, by arithmetic, 16x16 too, as between the two much has to be moved.

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sa_zoo.kernels.products import linear, product
+
 from .positions import add_by_displacement, displacement_scores, resized_grid
-from .products import linear, product
 from .terms import RelativeTables
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
+from sa_zoo.kernels.products import Linear, in_portions
+
 from .attention import Attention, ExplicitAttention
-from .products import Linear, in_portions
 
 _logger = logging.getLogger(__name__)
 

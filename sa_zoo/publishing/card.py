@@ -18,7 +18,7 @@ import jinja2
 import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sa_zoo.publishing.cost import cost_of
+from sa_zoo.cost import cost_of
 
 SCORES = ("n", "top1", "top5", "loss")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -1,0 +1,107 @@
+"""How far a layer can be from its convolution, from its parameters alone. Symbols: theorem.py.
+
+For |x| <= M, and Conv the convolution whose kernel slices are the layer's value matrices,
+
+    |MHSA(x) - Conv(x)|_o <= 2 M sum_h (1 - P_h[q, target_h]) |W_val_h[:, o]|_1 + rounding_o
+
+The first term is exact arithmetic: a probability vector and a one-hot one differ by 2 (1 - P[target]) in sum of
+absolute values, and `missed_attention` bounds 1 - P[target] on any image, of any size, with any padding. The second
+is the usual worst case of sums of products in any order (Higham, Accuracy and Stability of Numerical Algorithms,
+Section 3.1) for both layers. It supposes that float16 and bfloat16 are summed in float32 and rounded where tensors
+are stored, and does not cover TensorFloat-32 or Winograd convolutions, which round in other ways.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.theorem import head_shifts, missed_attention
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Bounds on |MHSA(x) - Conv(x)| for each of the D_out output channels, float64."""
+
+    attention: Tensor  # what heads give to other keys than their target
+    rounding: Tensor  # floating point, of the layer and of the convolution
+
+    @property
+    def bound(self) -> Tensor:
+        return self.attention + self.rounding
+
+    @property
+    def worst(self) -> float:
+        """The bound for all channels."""
+        return float(self.bound.max())
+
+
+def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0) -> Certificate:
+    """The bound for images of a size, in the type of the layer's weights.
+
+    Args:
+        layer: what attention_from_conv returns, without `patch`; its alpha and Delta may have been trained.
+        image: (*image), height and width say.
+        magnitude: M, the largest absolute value in the layer's input.
+
+    Raises ValueError for a layer whose gate is open: what it does depends on the data.
+    """
+    if isinstance(layer, ContentAttention) and layer.gate.detach().any():
+        raise ValueError("layer: got one whose gate is open, expected one that does not look at content")
+    kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
+    bias = torch.zeros(len(kernel)) if layer.b_out is None else layer.b_out.detach().cpu().double().abs()
+    norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
+    target = head_shifts(layer.kernel_size, layer.dilation, layer.centre).double()
+    missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
+    largest = magnitude * norms.sum(dim=1) + bias  # no partial sum of products exceeds it
+    return Certificate(
+        attention=2 * magnitude * (norms @ missed),
+        rounding=largest * (_convolution_rounding(layer, kernel[0].numel()) + _layer_rounding(layer, image)),
+    )
+
+
+def _units(layer: ConvolutionalAttention) -> tuple[float, float]:
+    """Unit roundoffs of sums, and of tensors stored in the weights' type if that is narrower (else zero)."""
+    stored = torch.finfo(layer.W_val().dtype).eps / 2
+    summed = min(stored, torch.finfo(torch.float32).eps / 2)
+    return summed, stored if stored > summed else 0.0
+
+
+def _of_sum(terms: int, unit: float) -> float:
+    """gamma_n = n u / (1 - n u): relative error of a sum of n products, in terms of the sum of absolute values."""
+    return terms * unit / (1 - terms * unit)
+
+
+def _convolution_rounding(layer: ConvolutionalAttention, products: int) -> float:
+    summed, stored = _units(layer)
+    return _of_sum(products + 1, summed) + stored
+
+
+def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
+    """Of the evaluation that the layer uses, and in SoftAttention of both, as borders are evaluated by axes."""
+    heads = len(layer.alpha)
+    inner = layer.in_channels // layer.groups
+    if isinstance(layer, HardAttention):
+        return _convolution_rounding(layer, heads * inner)
+    summed, stored = _units(layer)
+    Delta, alpha = layer.Delta.detach().cpu().double(), layer.alpha.detach().cpu().double()
+    offset = (Delta - Delta.round()).square().amax(dim=1)
+    # A score's relative error of four roundings, as an error of exp(score), averaged over keys: E[alpha d^2] < 3/4
+    # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has it too.
+    score = float((8 * (alpha * offset + 0.75)).max())
+    keys = layer.key_sizes(list(image))
+    probability = sum((score + 6) * summed + _of_sum(size, summed) + stored for size in keys)
+    by_axes = probability + sum(_of_sum(size, summed) + stored for size in keys)
+    if isinstance(layer, ContentAttention):
+        by_axes = probability + _of_sum(math.prod(keys), summed) + 2 * stored
+    mixed = by_axes + _of_sum(heads * inner + 1, summed) + stored
+    if not isinstance(layer, SoftAttention):
+        return mixed
+    seen = math.prod(layer.count)
+    composed = probability + _of_sum(heads, summed) + stored + _of_sum(seen * inner + 1, summed) + stored
+    return mixed + composed

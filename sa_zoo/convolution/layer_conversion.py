@@ -1,0 +1,242 @@
+"""Layers converted: nn.Conv1d, nn.Conv2d or nn.Conv3d -> multi-head self-attention -> convolution. Symbols: theorem.py.
+
+Knows timm only for its convolutions that pad as TensorFlow does.
+"""
+
+import copy
+import math
+
+import torch
+from timm.layers.conv2d_same import Conv2dSame, Conv2dSameExport
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.padding import Padding, SamePadding
+from sa_zoo.convolution.patches import PatchAttention, patch_kernel, pixel_kernel
+from sa_zoo.convolution.slices import Slices, low_rank_slices
+from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, seen_offsets, window
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TENSORFLOW_CONVOLUTIONS = (Conv2dSame, Conv2dSameExport)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def why_not(layer: nn.Module, content: bool = False) -> str:
+    """Why this layer cannot be expressed as multi-head self-attention, with a content term or not; empty if it can."""
+    if isinstance(layer, TRANSPOSED):
+        return "its stride puts queries between keys, and each place between has a kernel of its own"
+    if not isinstance(layer, tuple(CONVOLUTIONS.values())):
+        return f"{type(layer).__name__} is no convolution"
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+        return "it has no weights before its first image"
+    if is_parametrized(layer):
+        return "its kernel is computed anew on every call; remove the parametrization first"
+    if layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks:
+        return "it has hooks, which would be lost; remove them first"
+    plain = CONVOLUTIONS[layer.weight.ndim - 2]
+    same_call = type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
+    if not same_call and type(layer) not in TENSORFLOW_CONVOLUTIONS:
+        return f"{type(layer).__name__} computes more than a convolution with its weight"
+    if content and any(middle > size for middle, size in zip(_centre(layer), _extent(layer), strict=True)):
+        return "its padding puts queries beyond all keys, where there is no content"
+    return ""
+
+
+def _extent(conv: nn.Module) -> list[int]:
+    """From the first to the last key of a window, an item an axis."""
+    return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
+
+
+def _amounts(conv: nn.Module) -> list[tuple[int, int]]:
+    """Padding (before, after) each axis, by the padding argument of nn.Conv."""
+    if conv.padding == "same":
+        return [(size // 2, size - size // 2) for size in _extent(conv)]
+    if conv.padding == "valid":
+        return [(0, 0)] * len(conv.kernel_size)
+    return [(amount, amount) for amount in conv.padding]
+
+
+def _centre(conv: nn.Module) -> list[int]:
+    """The key that the first query stands on, an item an axis."""
+    if type(conv) in TENSORFLOW_CONVOLUTIONS:  # whose padding follows the image; the middle of the window does not
+        return [size // 2 for size in _extent(conv)]
+    return [before for before, _ in _amounts(conv)]
+
+
+def attention_from_conv(
+    conv: nn.Module,
+    alpha: float = 46.0,
+    content: bool = False,
+    head_dim: int | None = None,
+    patch: int | None = None,
+) -> nn.Module:
+    """Multi-head self-attention that is this convolution, up to certificate.py's bound; the original is left alone.
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or timm's Conv2dSame.
+        alpha: sharpness of all heads. From about 39, whatever the type, the layer runs as its convolution and Delta
+            and alpha are fixed; 46 is the paper's. Below, they are parameters.
+        content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
+        head_dim: D_h. None: D_out, with which Theorem 1 is exact; less: the best W_val_h W_out_h of that rank.
+        patch: P, attend among patches of P pixels a side, with fewer heads.
+
+    Raises ValueError for what cannot be expressed, with the reason.
+    """
+    if reason := why_not(conv, content):
+        raise ValueError(f"conv: got {conv}, expected a convolution that attention can express: {reason}")
+    conv = copy.deepcopy(conv)
+    if patch is not None:
+        return _patch_attention(conv, alpha, content, head_dim, patch)
+    return attention_in_place(conv, alpha, content, head_dim)
+
+
+def attention_in_place(
+    conv: nn.Module, alpha: float, content: bool, head_dim: int | None = None
+) -> ConvolutionalAttention:
+    """As attention_from_conv, for a convolution that is given up: the attention takes over its tensors."""
+    if not alpha > 0:
+        raise ValueError(f"alpha: got {alpha}, expected a positive number")
+    if content and math.isinf(alpha):
+        raise ValueError("alpha: got inf with content=True, expected a finite one: one-hot heads see no content")
+    if type(conv) in TENSORFLOW_CONVOLUTIONS:
+        pad = SamePadding(_extent(conv), conv.stride)
+    else:
+        pad = Padding(_amounts(conv), conv.padding_mode)
+    offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
+    exact = is_exact(offset, alphas)
+    evaluation = ContentAttention if content else HardAttention if exact else SoftAttention
+    weight = conv.weight.detach()
+    attention = evaluation(
+        Slices(weight) if head_dim is None else low_rank_slices(weight, conv.groups, head_dim),
+        None if conv.bias is None else conv.bias.detach(),
+        pad,
+        conv.stride,
+        conv.dilation,
+        _centre(conv),
+        conv.groups if head_dim is None else 1,
+        alphas.to(weight),
+    )
+    for parameter in attention.parameters():
+        parameter.requires_grad_(conv.weight.requires_grad)
+    return attention.train(conv.training)
+
+
+def _patch_attention(conv: nn.Module, alpha: float, content: bool, head_dim: int | None, patch: int) -> nn.Module:
+    extent = _extent(conv)
+    if type(conv) in TENSORFLOW_CONVOLUTIONS or any(size % 2 for size in extent) or max(conv.stride) > 1:
+        raise ValueError(f"patch: got {conv}, expected stride 1 and an odd kernel, so that patches stay where they are")
+    if _amounts(conv) != [(size // 2, size // 2) for size in extent] or conv.padding_mode != "zeros":
+        raise ValueError(f"patch: got {conv}, expected zero padding that keeps the image's size")
+    if patch < 1:
+        raise ValueError(f"patch: got {patch}, expected a positive number of pixels")
+    kernel = patch_kernel(conv.weight.detach(), conv.dilation, patch)
+    heads = list(kernel.shape[2:])
+    pixels = patch ** len(heads)
+    among_patches = CONVOLUTIONS[len(heads)](
+        conv.in_channels * pixels,
+        conv.out_channels * pixels,
+        heads,
+        padding=[size // 2 for size in heads],
+        groups=conv.groups,
+        bias=conv.bias is not None,
+        device="meta",
+    )
+    among_patches.weight = nn.Parameter(kernel, requires_grad=conv.weight.requires_grad)
+    if conv.bias is not None:
+        among_patches.bias = nn.Parameter(conv.bias.detach().repeat_interleave(pixels))
+    attention = attention_in_place(among_patches.train(conv.training), alpha, content, head_dim)
+    return PatchAttention(attention, conv.kernel_size, conv.dilation, patch)
+
+
+def conv_from_attention(attention: nn.Module) -> nn.Module:
+    """The convolution that the layer is, bit for bit, if it is one; the nearest one if its alpha is finite."""
+    return nearest_convolution(attention)[0]
+
+
+def nearest_convolution(attention: nn.Module) -> tuple[nn.Module, float]:
+    """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's own.
+
+    Returns:
+        The convolution, and the largest difference that it makes to an output away from the border, for |x| <= 1:
+        what the layer's kernel holds beside the convolution's. Zero for a layer that runs as a convolution.
+
+    Raises ValueError where the output depends on content, or the layer is no attention of this package.
+    """
+    if isinstance(attention, PatchAttention):
+        return _pixel_convolution(attention)
+    if not isinstance(attention, ConvolutionalAttention):
+        raise ValueError(f"attention: got {type(attention).__name__}, expected what attention_from_conv returns")
+    if isinstance(attention, ContentAttention) and attention.gate.detach().any():
+        raise ValueError("attention: got a layer whose gate is open, expected one that does not look at content")
+    with torch.no_grad():
+        kernel, distance = attention.W_val(), 0.0
+        if not isinstance(attention, HardAttention):
+            kernel, distance = _nearest_kernel(attention)
+    return _convolution(attention, kernel), distance
+
+
+def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
+    """Kernel (D_out, D_in / groups, *K) of the nearest convolution, and its distance; float64 inside."""
+    Delta, alpha = attention.Delta.double(), attention.alpha.double()
+    taps = head_shifts(attention.kernel_size, attention.dilation, attention.centre).to(Delta)
+    on_taps, everywhere = torch.ones(len(alpha), len(alpha)).to(Delta), torch.ones(len(alpha), 1).to(Delta)
+    precision = torch.finfo(torch.float64).eps
+    for axis in range(Delta.shape[1]):
+        first, _, _ = window(seen := seen_offsets(Delta[:, axis], alpha, precision))
+        offsets = torch.arange(first, max(last for _, last in seen) + 1).to(Delta)
+        scores = -alpha[:, None] * (offsets - Delta[:, axis, None]).square()
+        at_taps = -alpha[:, None] * (taps[:, axis] - Delta[:, axis, None]).square()
+        on_taps = on_taps * (at_taps - scores.logsumexp(dim=1, keepdim=True)).exp()
+        everywhere = (everywhere[:, :, None] * scores.softmax(dim=1)[:, None, :]).flatten(1)
+    slices = attention.W_val().double().flatten(2)
+    kernel, whole = slices @ on_taps, slices @ everywhere
+    # What is not on a tap: the whole in absolute value, less its part on taps, which `kernel` is.
+    beside = (whole.abs().sum(dim=(1, 2)) - kernel.abs().sum(dim=(1, 2))).clamp(min=0)
+    return kernel.to(attention.W_val()).unflatten(-1, attention.kernel_size), float(beside.max())
+
+
+def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> nn.Module:
+    """A convolution with this layer's geometry and bias."""
+    arguments = {
+        "in_channels": attention.in_channels,
+        "out_channels": attention.out_channels,
+        "kernel_size": attention.kernel_size,
+        "stride": attention.stride,
+        "dilation": attention.dilation,
+        "groups": attention.groups,
+        "bias": attention.b_out is not None,
+        "device": "meta",
+    }
+    if isinstance(attention.pad, SamePadding):
+        conv = Conv2dSame(**arguments)
+    else:
+        padding = attention.pad.before if attention.pad.before == attention.pad.after else "same"
+        mode = "zeros" if attention.pad.mode == "constant" else attention.pad.mode
+        conv = CONVOLUTIONS[len(attention.kernel_size)](**arguments, padding=padding, padding_mode=mode)
+    conv.weight = nn.Parameter(kernel.detach().clone())
+    if attention.b_out is not None:
+        conv.bias = nn.Parameter(attention.b_out.detach().clone())
+    return conv.train(attention.training)
+
+
+def _pixel_convolution(folded: PatchAttention) -> tuple[nn.Module, float]:
+    among_patches, distance = nearest_convolution(folded.attention)
+    kernel = pixel_kernel(among_patches.weight.detach(), folded.kernel_size, folded.dilation, folded.patch)
+    pixels = folded.patch ** len(folded.kernel_size)
+    conv = CONVOLUTIONS[len(folded.kernel_size)](
+        kernel.shape[1] * among_patches.groups,
+        kernel.shape[0],
+        folded.kernel_size,
+        dilation=folded.dilation,
+        padding=[step * (size - 1) // 2 for step, size in zip(folded.dilation, folded.kernel_size, strict=True)],
+        groups=among_patches.groups,
+        bias=among_patches.bias is not None,
+        device="meta",
+    )
+    conv.weight = nn.Parameter(kernel)
+    if among_patches.bias is not None:
+        conv.bias = nn.Parameter(among_patches.bias.detach()[::pixels].clone())
+    return conv.train(folded.training), distance

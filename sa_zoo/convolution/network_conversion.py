@@ -1,0 +1,199 @@
+"""Networks converted: the chosen convolutions of any network replaced by multi-head self-attention, and a report."""
+
+import copy
+import difflib
+import fnmatch
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sa_zoo.convolution.certificate import certificate
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.layer_conversion import attention_from_conv, attention_in_place, why_not
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One converted layer, for the image that was measured with."""
+
+    name: str
+    heads: int
+    shifts: list[list[int]]  # the distinct Delta along each axis
+    alpha: float
+    parameters: int
+    macs: int  # multiply-adds of the attention
+    conv_macs: int  # and of the convolution
+    bound: float  # on the difference of outputs, by certificate.py, for the largest input seen
+    measured: float  # that difference
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `convert` did. `logits`: largest difference of the networks' outputs, relative to the largest output."""
+
+    layers: list[LayerReport]
+    skipped: dict[str, str]  # layer: why
+    image: list[int]  # (channels, *image) of what was measured with
+    logits: float
+
+    def table(self) -> str:
+        """The report as a Markdown table and a line or two."""
+        rows = [
+            f"| {row.name} | {row.heads} | {' x '.join(map(_range, row.shifts))} | {row.alpha:g} | {row.parameters:,} "
+            f"| {row.macs / 1e6:,.1f} | {row.conv_macs / 1e6:,.1f} | {row.bound:.1e} | {row.measured:.1e} |"
+            for row in self.layers
+        ]
+        head = "| layer | heads | shifts | alpha | parameters | MMACs | as convolution | bound | measured |"
+        skipped = [f"Left as it was: {name}, as {reason}." for name, reason in self.skipped.items()]
+        total = f"Largest difference of the outputs, relative to the largest output: {self.logits:.1e}."
+        return "\n".join([head, "|---" * 9 + "|", *rows, "", *skipped, total, ""])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def _range(shifts: list[int]) -> str:
+    return str(shifts[0]) if len(shifts) == 1 else f"{shifts[0]}..{shifts[-1]}"
+
+
+def convert(
+    network: nn.Module, layers: str = "*", alpha: float = 46.0, content: bool = False, example: Tensor | None = None
+) -> tuple[nn.Module, Report]:
+    """A copy of any network with the chosen convolutions as multi-head self-attention, and what that changed.
+
+    Args:
+        layers: names of layers, with the wildcards of shells; several patterns with commas between them.
+        alpha, content: as attention_from_conv's.
+        example: images to measure with, (B, channels, *image); noise of the size that the network expects if None.
+
+    Raises ValueError where no layer is chosen, or none that is can be expressed.
+    """
+    if example is None:
+        example = _noise(network)
+    converted = copy.deepcopy(network).eval()
+    convolutions, skipped = _chosen(converted, layers, content)
+    attentions = {name: attention_from_conv(conv, alpha, content) for name, conv in convolutions.items()}
+    measured: dict[str, tuple[list[int], float, float]] = {}
+    hooks = [
+        conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
+        for name, conv in convolutions.items()
+    ]
+    with torch.no_grad():
+        before = list(_tensors(converted(example)))
+        for hook in hooks:
+            hook.remove()
+        for name, conv in convolutions.items():
+            _replace(converted, conv, attentions[name])
+        after = list(_tensors(converted(example)))
+    for name, module in network.named_modules():
+        if name in attentions:
+            attentions[name].train(module.training)
+        converted.get_submodule(name).training = module.training
+    rows = [_row(name, attentions[name], *measured[name]) for name in attentions if name in measured]
+    return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
+
+
+def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
+    """Replace, in place, the chosen convolutions that can be expressed. Arguments and errors as `convert`'s."""
+    convolutions, _ = _chosen(network, layers, content)
+    for conv in convolutions.values():
+        _replace(network, conv, attention_in_place(conv, alpha, content))
+
+
+def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Convolutions to convert, by name, and why others that were chosen are not."""
+    uses = Counter(id(weight) for module in network.modules() for weight in module.parameters(recurse=False))
+    named = {name: module for name, module in network.named_modules() if isinstance(module, nn.modules.conv._ConvNd)}
+    chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))]
+    if not chosen:
+        near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
+        raise ValueError(f"layers: got {layers!r}, expected names of convolutions, such as {', '.join(near)}")
+    skipped = {name: reason for name in chosen if (reason := why_not(named[name], content))}
+    skipped |= {name: "its weight is another layer's too" for name in chosen if uses[id(named[name].weight)] > 1}
+    if len(skipped) == len(chosen):
+        reasons = "; ".join(sorted(set(skipped.values())))
+        raise ValueError(f"layers: got {layers!r}, expected layers that attention can express: {reasons}")
+    return {name: named[name] for name in chosen if name not in skipped}, skipped
+
+
+def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
+    """Put attention wherever the convolution is used."""
+    for module in list(network.modules()):
+        for name, child in list(module._modules.items()):  # named_children would name a layer used twice once
+            if child is conv:
+                setattr(module, name, attention)
+    network.no_weight_decay = MethodType(undecayed, network)
+
+
+def undecayed(network: nn.Module) -> set[str]:
+    """Parameters that weight decay would harm: positions, sharpness, gates, and the network's own, by timm's rule."""
+    own = getattr(type(network), "no_weight_decay", lambda _: set())(network)
+    last = ("Delta", "alpha", "gate")
+    return set(own) | {name for name, _ in network.named_parameters() if name.rpartition(".")[2] in last}
+
+
+def _noise(network: nn.Module) -> Tensor:
+    size = getattr(network, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
+    weight = next(network.parameters())
+    noise = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
+    return noise.to(weight.device, weight.dtype)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors in what a network returns."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for part in output.values():
+            yield from _tensors(part)
+    elif isinstance(output, (tuple, list)):
+        for part in output:
+            yield from _tensors(part)
+
+
+def _difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest difference of corresponding tensors, relative to the largest value of each."""
+    smallest = torch.finfo(torch.float32).tiny
+    pairs = zip(before, after, strict=True)
+    return max(
+        (float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in pairs), default=0.0
+    )
+
+
+def _compare(
+    name: str,
+    attention: ConvolutionalAttention,
+    measured: dict[str, tuple[list[int], float, float]],
+    conv: nn.Module,
+    inputs: tuple[Tensor],
+    output: Tensor,
+) -> None:
+    """Forward hook of a convolution: keep the image's size, the largest input, and the attention's difference."""
+    x = inputs[0]
+    seen = (list(x.shape[2:]), float(x.abs().max()), float((attention(x) - output).abs().max()))
+    measured[name] = max(seen, measured.get(name, seen), key=lambda call: call[2])
+
+
+def _row(
+    name: str, attention: ConvolutionalAttention, image: list[int], magnitude: float, measured: float
+) -> LayerReport:
+    queries = attention.queries(attention.key_sizes(image))
+    return LayerReport(
+        name=name,
+        heads=len(attention.alpha),
+        shifts=[sorted({round(shift) for shift in axis}) for axis in attention.Delta.T.tolist()],
+        alpha=float(attention.alpha.detach().min()),
+        parameters=sum(parameter.numel() for parameter in attention.parameters()),
+        macs=attention.macs(image),
+        conv_macs=attention.W_val().numel() * math.prod(queries),
+        bound=certificate(attention, image, magnitude).worst,
+        measured=measured,
+    )

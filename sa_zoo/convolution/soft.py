@@ -1,0 +1,250 @@
+"""Convolutional attention of finite alpha, all of it trainable: SoftAttention. Symbols: theorem.py.
+
+Far from the border every query sees the same neighbourhood, so that sum_h P_h[q, .] W_val_h is one kernel, a little
+wider than the convolution's, and the layer is a convolution with it. Near the border the softmax shares itself out to
+fewer keys. With U_h for the P_h that knows no border (cut off at it, and not normalised again), each a product of
+factors along the axes,
+
+    prod_a P_h^a = prod_a U_h^a + sum_a (prod_{b < a} U_h^b) (P_h^a - U_h^a) (prod_{b > a} P_h^b)
+
+where P_h^a = U_h^a but for a few queries and the outermost heads: one convolution, and a thin frame an axis.
+Where images are small and channels many, evaluating all queries by the factors of P_h costs less than the wider
+kernel; that is decided by counting multiply-adds.
+"""
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, attended, convolve, mix_heads
+from sa_zoo.convolution.padding import Keys
+from sa_zoo.convolution.theorem import axis_scores, seen_offsets, window
+from sa_zoo.models.positions import wide
+
+# Probabilities below this part of a type's precision count as zero: else their products are denormal numbers, with
+# which processors are a hundred times slower.
+NEGLIGIBLE = 1e-4
+
+
+def attend_by_axes(P: list[Tensor], X: Tensor, first: int) -> Tensor:
+    """P_h X with P_h = prod_axes P[axis]: n of (N_h, Q, N), and (B, D_in, *N) -> (B, D_in, N_h, *Q)
+
+    The axes are contracted in turn, `first` before all others: best the one that leaves the fewest queries.
+    """
+    heads = X.unsqueeze(2)
+    for turn in range(len(P)):
+        axis = (first + turn) % len(P)
+        heads = heads.movedim(3 + axis, -1)
+        heads = torch.einsum("hqk,bch...k->bch...q", P[axis].to(X.dtype), heads).movedim(-1, 3 + axis)
+    return heads
+
+
+class SoftAttention(ConvolutionalAttention):
+    """The layer at finite alpha. Delta (N_h, n) and alpha (N_h,) are parameters.
+
+    `settle` finds the composed kernel's size and the outermost heads from Delta and alpha; it runs when they are set
+    or loaded and on every train() and eval(), so that a kernel follows its heads at the latest an epoch later.
+    """
+
+    # A multiply-add of the evaluation by axes takes about this many times that of a convolution: it comes in small
+    # matrix products whose results go through memory (float32, forward and backward, on an EPYC core).
+    axes_cost: Final[int] = 3
+    # And this many times that of the product with P_h itself, one large matrix: the cheaper one for few pixels.
+    turn_cost: Final[int] = 6
+    outer: list[list[int]]
+
+    @torch.jit.ignore
+    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+        self.Delta = nn.Parameter(Delta)
+        self.alpha = nn.Parameter(alpha)
+        self.settle()
+
+    @torch.jit.ignore
+    def settle(self) -> None:
+        """Fit to the present Delta and alpha what forward takes as fixed, a list each with an item an axis:
+
+        `first`, `step`, `count` of the composed kernel, and `outer`, the heads that look beyond the border.
+        """
+        if self.Delta.is_meta:
+            return
+        precision = torch.finfo(wide(self.alpha).dtype).eps
+        self.negligible = NEGLIGIBLE * precision
+        seen = [seen_offsets(Delta, self.alpha, precision) for Delta in self.Delta.unbind(dim=1)]
+        self.first, self.step, self.count = (list(items) for items in zip(*map(window, seen), strict=True))
+        self.outer = [
+            [head for head, (first, last) in enumerate(pairs) if centre + first < 0 or centre + last > extent]
+            for pairs, centre, extent in zip(seen, self.centre, self.extent, strict=True)
+        ]
+
+    @torch.jit.ignore
+    def train(self, mode: bool = True) -> "SoftAttention":
+        self.settle()
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *args) -> None:
+        super()._load_from_state_dict(*args)
+        self.settle()
+
+    def window_scores(self, axis: int) -> Tensor:
+        """Scores within the composed kernel along one axis: (N_h, count)"""
+        offsets = torch.arange(self.count[axis], device=self.alpha.device) * self.step[axis] + self.first[axis]
+        origin = torch.zeros(1, device=self.alpha.device, dtype=wide(self.alpha).dtype)
+        return axis_scores(self.Delta[:, axis], self.alpha, origin, offsets.to(origin.dtype)).squeeze(1)
+
+    def share(self, scores: Tensor) -> Tensor:
+        """P: the softmax over the last axis, but for what is negligible."""
+        return F.threshold(torch.softmax(scores, dim=-1), self.negligible, 0.0)
+
+    def factors(self, axis: int, keys: Keys) -> tuple[Tensor, Tensor]:
+        """P_h and U_h along one axis, of the keys stored: (N_h, Q, stored) both"""
+        device = keys.stored.device
+        queries = torch.arange(self.queries(keys.sizes)[axis], device=device)
+        scores = self.axis_scores(axis, queries, torch.arange(keys.sizes[axis], device=device))
+        whole = self.window_scores(axis).logsumexp(dim=-1)[:, None, None]
+        P, U = self.share(scores), F.threshold(torch.exp(scores - whole), self.negligible, 0.0)
+        begin, size = keys.before[axis], keys.stored.shape[2 + axis]
+        return P.narrow(2, begin, size), U.narrow(2, begin, size)
+
+    def composed_kernel(self) -> Tensor:
+        """sum_h U_h[q, .] W_val_h for any query q: (D_out, D_in / groups, *count)"""
+        slices = self.W_val()
+        U = self.share(self.window_scores(0))
+        for axis in range(1, len(self.count)):
+            U = (U[:, :, None] * self.share(self.window_scores(axis))[:, None, :]).flatten(1)
+        # slices @ U as a 1x1 convolution whose channels, the heads, lie last in memory: a processor's libraries take
+        # several times as long for the product of a matrix so slim.
+        heads_last = wide(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)  # (D_out, N_h, 1, D_in / groups)
+        kernel = F.conv2d(heads_last, U.T[:, :, None, None])
+        return kernel.permute(0, 2, 3, 1).squeeze(1).to(slices.dtype).unflatten(-1, self.count)
+
+    def by_axes(self, keys: Keys) -> Tensor:
+        """The layer by the factors of P_h: (B, D_out, *Q)"""
+        P: list[Tensor] = []
+        for axis in range(len(keys.sizes)):
+            P.append(self.factors(axis, keys)[0])
+        if self.at_once(keys.sizes):
+            whole = P[0]
+            for factor in P[1:]:
+                whole = (whole[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3, 4).flatten(1, 2)
+            return self.mix(attended(whole, keys.stored).unflatten(-1, self.queries(keys.sizes)))
+        return self.mix(attend_by_axes(P, keys.stored, 0))
+
+    def composed(self, keys: Keys) -> Tensor:
+        """The layer as a convolution and what borders add to it: (B, D_out, *Q)"""
+        counts = self.queries(keys.sizes)
+        low, high = [0] * len(counts), [0] * len(counts)  # how far beyond the first and the last key windows reach
+        for axis in range(len(counts)):
+            low[axis] = -(self.centre[axis] + self.first[axis])
+            width = self.step[axis] * (self.count[axis] - 1)
+            high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
+        out = self.borderless(keys, low, high)
+        if max(low) > 0 or max(high) > 0:
+            P, U = [out] * 0, [out] * 0
+            for axis in range(len(counts)):
+                factors = self.factors(axis, keys)
+                P.append(factors[0])
+                U.append(factors[1])
+            for axis in range(len(counts)):
+                queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
+                if queries.shape[0] > 0 and len(self.outer[axis]) > 0:
+                    out.index_add_(2 + axis, queries, self.beyond(keys.stored, P, U, axis, queries, numbers))
+        return out
+
+    def borderless(self, keys: Keys, low: list[int], high: list[int]) -> Tensor:
+        """b_out + sum_h U_h X W_val_h, with `low` and `high` keys of value zero beyond all others: (B, D_out, *Q)"""
+        x, amounts, even = keys.stored, [0] * 0, True
+        padding = [0] * len(low)
+        for axis in range(len(low) - 1, -1, -1):
+            padding[axis] = keys.before[axis] + low[axis]
+            after = keys.sizes[axis] - keys.before[axis] - x.shape[2 + axis] + high[axis]
+            even = even and padding[axis] >= 0 and padding[axis] == after
+            amounts += [padding[axis], after]
+        if not even:
+            x, padding = F.pad(x, amounts), self.zeros
+        return convolve(x, self.composed_kernel(), self.b_out, self.stride, padding, self.step, self.groups)
+
+    def at_border(self, keys: Keys, axis: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """Numbers of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them.
+
+        Keys are counted from the first one stored, and those not stored are left out.
+        """
+        count, size, stride = self.queries(keys.sizes)[axis], keys.sizes[axis], self.stride[axis]
+        first = min(count, max(0, (low + stride - 1) // stride))
+        last = max(first, min(count, count - (high + stride - 1) // stride))
+        near = stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1 if first > 0 else 0
+        far = stride * last - low if last < count else size
+        stored = keys.stored.shape[2 + axis]
+        near = min(stored, max(0, near - keys.before[axis]))
+        far = min(stored, max(near, far - keys.before[axis]))
+        queries = torch.arange(count, device=keys.stored.device)
+        numbers = torch.arange(stored, device=keys.stored.device)
+        return torch.cat([queries[:first], queries[last:]]), torch.cat([numbers[:near], numbers[far:]])
+
+    def beyond(
+        self, x: Tensor, P: list[Tensor], U: list[Tensor], axis: int, queries: Tensor, numbers: Tensor
+    ) -> Tensor:
+        """What the lack of keys beyond the border adds to `queries` (C,) along `axis`, which see the keys `numbers`.
+
+        Term a = `axis` of the sum in this file's docstring: (B, D_out, *Q), with C for Q along `axis`.
+        """
+        heads = torch.tensor(self.outer[axis], device=x.device)
+        factors: list[Tensor] = []
+        for other in range(len(P)):
+            if other == axis:
+                added = (P[axis] - U[axis]).index_select(1, queries).index_select(2, numbers)
+                factors.append(added.index_select(0, heads))
+            else:
+                factors.append((P[other] if other > axis else U[other]).index_select(0, heads))
+        slices = self.W_val().flatten(2).index_select(2, heads)
+        heads_beyond = attend_by_axes(factors, x.index_select(2 + axis, numbers), axis)
+        return mix_heads(heads_beyond, slices, None, self.groups)
+
+    def contractions(self, sizes: list[int]) -> int:
+        """Multiply-adds a head and channel of contracting N = `sizes` in turn."""
+        left, contracted = 1, 0
+        for size in sizes:
+            left *= size
+        for axis, count in enumerate(self.queries(sizes)):
+            left = left // sizes[axis] * count
+            contracted += left * sizes[axis]
+        return contracted
+
+    def at_once(self, sizes: list[int]) -> bool:
+        """Whether the product with P_h itself takes less time than those with its factors in turn."""
+        pairs = 1
+        for axis, count in enumerate(self.queries(sizes)):
+            pairs *= count * sizes[axis]
+        return pairs < self.turn_cost * self.contractions(sizes)
+
+    def by_axes_macs(self, sizes: list[int]) -> int:
+        """Multiply-adds of one image with N = `sizes` by axes."""
+        pixels = 1
+        for count in self.queries(sizes):
+            pixels *= count
+        inner = self.in_channels // self.groups
+        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + pixels * inner * self.out_channels)
+
+    def composed_macs(self, sizes: list[int]) -> int:
+        """Multiply-adds of one image with N = `sizes` by a composed kernel, and of composing it; borders left out."""
+        pixels, seen = 1, 1
+        for axis, count in enumerate(self.queries(sizes)):
+            pixels *= count
+            seen *= self.count[axis]
+        return (pixels + self.Delta.shape[0]) * seen * (self.in_channels // self.groups) * self.out_channels
+
+    def cheaper_by_axes(self, sizes: list[int]) -> bool:
+        return self.axes_cost * self.by_axes_macs(sizes) < self.composed_macs(sizes)
+
+    @torch.jit.ignore
+    def macs(self, image: list[int]) -> int:
+        sizes = self.key_sizes(image)
+        return self.by_axes_macs(sizes) if self.cheaper_by_axes(sizes) else self.composed_macs(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D_in, *image) -> (B, D_out, *Q)"""
+        keys = self.pad.keys(x)
+        if self.cheaper_by_axes(keys.sizes):
+            return self.by_axes(keys)
+        return self.composed(keys)

@@ -1,0 +1,204 @@
+"""timm's face of the conv-equivalent backbones: CNNs of timm with their convolutions as multi-head self-attention.
+
+Each is its CNN's own class, built by timm's own function, with layers swapped; so all of timm's contract is the CNN's.
+Arguments that all of them take besides the CNN's, for `timm.create_model` and for a config's model.args:
+
+    alpha     sharpness of the heads; 46, the paper's, runs as the CNN does; 1 to 5 trains Delta and alpha
+    layers    names of the layers to swap, with wildcards, commas between patterns; all convolutions by default
+    content   True adds content terms behind gates that start at zero
+
+`pretrained=True` takes the CNN's weights from timm's repository and converts them on the way in; so does any file with
+the CNN's weights, while one with weights of the backbone loads as it is.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from timm.models import (
+    VGG,
+    PretrainedCfg,
+    adapt_input_conv,
+    build_model_with_cfg,
+    convnext_atto,
+    efficientnet_b0,
+    generate_default_cfgs,
+    get_pretrained_cfg,
+    list_models,
+    mobilenetv3_small_100,
+    model_entrypoint,
+    register_model,
+    register_notrace_module,
+    resnet18,
+    resnet34,
+    resnet50,
+    vgg11_bn,
+)
+from timm.models.vgg import _filter_fn as from_torchvision_vgg
+from torch import Tensor, nn
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.network_conversion import swap_convolutions
+from sa_zoo.convolution.padding import SamePadding
+from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.models.timm_models import resnet18_cifar, resnet_tiny_cifar
+
+# What these do depends on sizes that torch.fx knows only by name: it shall call them, not trace into them.
+for module in (SoftAttention, ContentAttention, SamePadding):
+    register_notrace_module(module)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights of the CNN as weights of the backbone; what the CNN does not have (Delta, alpha, ...) is the model's own.
+
+    A stem for another number of input channels is adapted as timm does.
+    """
+    converted = from_torchvision_vgg(state_dict) if isinstance(model, VGG) else dict(state_dict)
+    own = model.state_dict()
+    first = (model.pretrained_cfg.get("first_conv") or "").removesuffix(".W_val")
+    for name, module in model.named_modules():
+        if not isinstance(module, ConvolutionalAttention):
+            continue
+        if f"{name}.weight" in converted:
+            converted[f"{name}.W_val.weight"] = converted.pop(f"{name}.weight")
+            if f"{name}.bias" in converted:
+                converted[f"{name}.b_out"] = converted.pop(f"{name}.bias")
+            converted |= {key: own[key] for key in own if key.startswith(f"{name}.") and key not in converted}
+        kernel = converted.get(f"{name}.W_val.weight")
+        if name == first and kernel is not None and kernel.shape[1] != module.in_channels:
+            converted[f"{name}.W_val.weight"] = adapt_input_conv(module.in_channels, kernel, kernel.shape[1])
+    return converted
+
+
+def backbone_cfg(cfg: PretrainedCfg) -> PretrainedCfg:
+    """The configuration of a CNN, its weights included, as that of its backbone."""
+    return dataclasses.replace(
+        cfg,
+        architecture=None,
+        tag=None,
+        first_conv=f"{cfg.first_conv}.W_val" if cfg.first_conv else None,
+        description=f"{cfg.architecture} with its convolutions as multi-head self-attention",
+        paper_ids="arXiv:1911.03584",
+        paper_name="On the Relationship between Self-Attention and Convolutional Layers",
+    )
+
+
+CNNS = (
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet18_cifar,
+    resnet_tiny_cifar,
+    vgg11_bn,
+    mobilenetv3_small_100,
+    efficientnet_b0,
+    convnext_atto,
+)
+
+
+def _with_tags(cnn: str) -> list[str]:
+    """The CNN's names, one for each of its weights, the default ones first: which timm makes the backbone's default."""
+    default = get_pretrained_cfg(cnn).tag or ""
+    return sorted(list_models(cnn, include_tags=True), key=lambda name: name.partition(".")[2] != default)
+
+
+default_cfgs = generate_default_cfgs(
+    {f"mhsa_{name}": backbone_cfg(get_pretrained_cfg(name)) for cnn in CNNS for name in _with_tags(cnn.__name__)}
+    | {"mhsa_network": dataclasses.replace(backbone_cfg(get_pretrained_cfg("resnet18")), hf_hub_id=None, url=None)}
+)
+
+
+def _create(
+    variant: str,
+    cnn: Callable[..., nn.Module],
+    pretrained: bool,
+    alpha: float = 46.0,
+    layers: str = "*",
+    content: bool = False,
+    feature_levels: int = 5,
+    **kwargs: Any,
+) -> nn.Module:
+    """The CNN of timm's function `cnn` with layers swapped, as timm's other models are built."""
+
+    def swapped(**arguments: Any) -> nn.Module:
+        network = cnn(pretrained=False, **arguments)
+        swap_convolutions(network, layers, alpha, content)
+        return network
+
+    network = build_model_with_cfg(
+        swapped,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"feature_cls": "getter", "out_indices": tuple(range(feature_levels))},
+        **kwargs,
+    )
+    if pretrained:
+        # Else transformers (5.23) sets the batch norms of any timm backbone that it loads back to their initial values.
+        for module in network.modules():
+            module._is_hf_initialized = True
+    return network
+
+
+@register_model
+def mhsa_resnet18(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ResNet18 (He et al. 2016) as multi-head self-attention."""
+    return _create("mhsa_resnet18", resnet18, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_resnet34(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ResNet34 (He et al. 2016) as multi-head self-attention."""
+    return _create("mhsa_resnet34", resnet34, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_resnet50(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ResNet50 (He et al. 2016) as multi-head self-attention."""
+    return _create("mhsa_resnet50", resnet50, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The paper's baseline, resnet18_cifar, as multi-head self-attention."""
+    return _create("mhsa_resnet18_cifar", resnet18_cifar, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_resnet_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """resnet_tiny_cifar as multi-head self-attention: for two CPU cores."""
+    return _create("mhsa_resnet_tiny_cifar", resnet_tiny_cifar, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_vgg11_bn(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VGG11 with batch norm (Simonyan and Zisserman 2015) as multi-head self-attention."""
+    return _create("mhsa_vgg11_bn", vgg11_bn, pretrained, feature_levels=6, **kwargs)
+
+
+@register_model
+def mhsa_mobilenetv3_small_100(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """MobileNetV3 small (Howard et al. 2019) as multi-head self-attention: depthwise heads among them."""
+    return _create("mhsa_mobilenetv3_small_100", mobilenetv3_small_100, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_efficientnet_b0(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """EfficientNet B0 (Tan and Le 2019) as multi-head self-attention: depthwise heads among them."""
+    return _create("mhsa_efficientnet_b0", efficientnet_b0, pretrained, **kwargs)
+
+
+@register_model
+def mhsa_convnext_atto(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ConvNeXt atto (Liu et al. 2022) as multi-head self-attention: 49 depthwise heads a block."""
+    return _create("mhsa_convnext_atto", convnext_atto, pretrained, feature_levels=4, **kwargs)
+
+
+@register_model
+def mhsa_network(pretrained: bool = False, cnn: str = "resnet18", **kwargs: Any) -> nn.Module:
+    """Any CNN of timm by name as multi-head self-attention: what a converted network without a name of its own is."""
+    if not isinstance(kwargs.get("pretrained_cfg"), dict):
+        cfg = backbone_cfg(get_pretrained_cfg(cnn))
+        kwargs["pretrained_cfg"] = dataclasses.replace(cfg, architecture="mhsa_network").to_dict()
+    return _create("mhsa_network", model_entrypoint(cnn), pretrained, **kwargs)

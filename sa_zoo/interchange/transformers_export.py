@@ -1,0 +1,97 @@
+"""Makes a folder that timm loads one that transformers loads too, with this package or as remote code without it."""
+
+import json
+import math
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import timm
+from timm.data import resolve_model_data_config
+from torch import nn
+from transformers import CLIPImageProcessor
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.image_utils import PILImageResampling
+
+from sa_zoo.models.configuration_sa import SAConfig
+from sa_zoo.models.modeling_sa import TERMS, SAForImageClassification
+from sa_zoo.models.network import SANet
+
+
+def export_for_transformers(folder: Path) -> None:
+    """Write beside a network's weights what transformers wants: config.json for both libraries,
+    preprocessor_config.json and the model's code. The weights stay as they are.
+
+    Folders of other models are left alone: transformers reads any folder of timm through its wrapper. A second
+    export changes nothing.
+
+    Raises:
+        FileNotFoundError: where there is no config.json.
+        ValueError: for a network without pooling, a crop other than in the centre, or a wrong number of labels.
+    """
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    network = timm.create_model(f"local-dir:{folder}")
+    if not isinstance(network, SANet):
+        return
+    if written.get("model_type") == SAConfig.model_type:
+        config = SAConfig.from_pretrained(folder)
+    else:
+        config = config_from_timm(network, written["pretrained_cfg"])
+    with TemporaryDirectory(prefix=".export-", dir=folder) as new:
+        custom_object_save(SAForImageClassification, new)
+        image_processor_from_timm(network).save_pretrained(new)
+        config.save_pretrained(new)
+        # config.json comes last: it points to the other files.
+        for path in sorted(Path(new).iterdir(), key=lambda path: path.name == "config.json"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            path.replace(folder / path.name)
+
+
+def config_from_timm(network: SANet, pretrained_cfg: dict) -> SAConfig:
+    """The configuration of a network that timm has built; `pretrained_cfg` as in its config.json."""
+    if network.global_pool != "avg":
+        raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg': transformers' face pools")
+    names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
+    if len(names) != network.num_classes:
+        raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
+    block = network.blocks[0]
+    terms = tuple(type(term) for term in block.attn.terms)
+    height, width = network.img_size
+    return SAConfig(
+        attention_type=next(name for name, classes in TERMS.items() if classes == terms),
+        hidden_size=network.embed_dim,
+        num_hidden_layers=len(network.blocks),
+        num_attention_heads=block.attn.W_val.in_features // network.embed_dim,
+        intermediate_size=block.fc1.out_features,
+        image_size=height if height == width else [height, width],
+        patch_size=network.patch_size,
+        num_channels=network.in_chans,
+        architecture=network.pretrained_cfg["architecture"],
+        architectures=[SAForImageClassification.__name__],
+        pretrained_cfg=pretrained_cfg,
+        id2label=dict(enumerate(names)),
+        label2id={name: index for index, name in enumerate(names)},
+    )
+
+
+def image_processor_from_timm(network: nn.Module) -> CLIPImageProcessor:
+    """The processor that does what timm's evaluation transform does: resize, crop in the centre, normalise.
+
+    An image of the network's own size comes out equal to rounding. Others are resized as tensors here and as PIL
+    images by timm, which differs by about a grey level; `AutoImageProcessor.from_pretrained(..., backend="pil")`
+    resizes as timm does. For a network of non-square images the whole image is squeezed into shape.
+    """
+    data = resolve_model_data_config(network)
+    if data["crop_mode"] != "center":
+        raise ValueError(f"crop_mode: got {data['crop_mode']!r}, expected 'center'")
+    channels, height, width = data["input_size"]
+    size = {"height": height, "width": width}
+    return CLIPImageProcessor(
+        size={"shortest_edge": math.floor(height / data["crop_pct"])} if height == width else size,
+        crop_size=size,
+        resample=PILImageResampling[data["interpolation"].upper()],
+        image_mean=list(data["mean"]),
+        image_std=list(data["std"]),
+        do_convert_rgb=channels == 3,
+    )

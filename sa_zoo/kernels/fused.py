@@ -1,0 +1,100 @@
+"""Attention by axes and its projection in one pass, by compiled code: fused.cpp.
+
+Built when the package is installed, if there is a compiler, for processors with AVX-512 (ATEN_CPU_CAPABILITY=avx2, a
+variable of torch, leaves it unused). `can_fuse` says for what; everything else goes by by_axes.py.
+"""
+
+import ctypes
+import warnings
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from sa_zoo.kernels.products import ROOM, is_single
+
+# What fused.cpp takes its channels in multiples of.
+LANES = 16
+# Numbers that a head attends to in a tile (128 pixels of 400 channels): a fifth of a core's own cache.
+TILE = 128 * 400
+# Of the operator: copies of this file, as remote code for transformers, have one of their own.
+NAMESPACE = __package__.replace(".", "_")
+
+
+def _loaded() -> ctypes.CDLL | None:
+    """The compiled code, where it was built and the processor can run it."""
+    found = find_spec(f"{__package__}._fused")
+    if found is None or found.origin is None or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return None
+    try:
+        library = ctypes.CDLL(found.origin)
+    except OSError as error:  # its OpenMP is torch's, which a build of torch can be without
+        warnings.warn(f"attention by axes goes the slower way: {error}", stacklevel=2)
+        return None
+    library.sa_zoo_room.argtypes, library.sa_zoo_room.restype = [ctypes.c_int] * 3, ctypes.c_ssize_t
+    library.sa_zoo_fused_values.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int] * 8
+    library.sa_zoo_fused_values.restype = None
+    return library
+
+
+LIBRARY = _loaded()
+
+
+def can_fuse(X: Tensor, W_val: Tensor) -> bool:
+    """Whether `fused_values` takes X (B, H, W, D) and W_val (N, N_h D), neither under autocast nor for gradients."""
+    by_lanes = X.shape[-1] % LANES == 0 and W_val.shape[0] % LANES == 0
+    return LIBRARY is not None and X.is_cpu and W_val.is_cpu and is_single(X, W_val) and by_lanes
+
+
+def tile_height(X: Tensor, threads: int) -> int:
+    """Rows of the images (B, H, W, D) in a tile: what the caches hold, or fewer, so that each thread gets a tile."""
+    B, H, W, D = X.shape
+    return max(1, min(H, TILE // (W * D), B * H // threads))
+
+
+@torch.library.custom_op(f"{NAMESPACE}::fused_values", mutates_args=(), device_types="cpu")
+def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor | None) -> Tensor:
+    """sum_h P_h X W_val_h^T + b_val for P_h = P_down_h (x) P_across_h, in float32.
+
+    (B, H, W, D), (N_h, H, H), (N_h, W, W), (N, N_h D), (N,) -> (B, H, W, N)
+
+    An image comes out the same to the bit in any batch and on any number of threads.
+
+    Raises:
+        ValueError: other shapes or types, or `can_fuse` says no.
+    """
+    (B, H, W, D), N_h, N = X.shape, P_down.shape[0], W_val.shape[0]
+    expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), *([] if b_val is None else [(N,)])]
+    given = [P_down, P_across, W_val, *([] if b_val is None else [b_val])]
+    if not can_fuse(X, W_val):
+        raise ValueError(
+            f"expected an AVX-512 processor, float32 and channels in multiples of {LANES}, "
+            f"got {X.dtype} {tuple(X.shape)} and {W_val.dtype} {tuple(W_val.shape)}"
+        )
+    if [tuple(tensor.shape) for tensor in given] != expected or any(t.dtype != X.dtype or not t.is_cpu for t in given):
+        shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in given)
+        raise ValueError(f"expected float32 {expected} beside X {tuple(X.shape)}, got {shapes}")
+    given = [tensor.contiguous() for tensor in (X, *given)]
+    threads = torch.get_num_threads()
+    height = tile_height(X, threads)
+    out = X.new_empty(B, H, W, N)
+    packed = ROOM.of("packed", X.dtype, W_val.numel())
+    rooms = ROOM.of("rooms", X.dtype, threads * LIBRARY.sa_zoo_room(height, W, D))
+    places = [tensor.data_ptr() for tensor in given] + ([None] if b_val is None else [])
+    places += [tensor.data_ptr() for tensor in (out, packed, rooms)]
+    LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
+    return out
+
+
+@fused_values.register_fake
+def _(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor | None) -> Tensor:
+    return X.new_empty(*X.shape[:3], W_val.shape[0])
+
+
+@register_flop_formula(getattr(torch.ops, NAMESPACE).fused_values, get_raw=True)
+def _flops(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, *_, **__) -> int:
+    """Two for each multiplication by a probability that is not zero, or by a weight."""
+    B, H, W, D = X.shape
+    mixing = int(P_down.count_nonzero()) * W * D + int(P_across.count_nonzero()) * H * D
+    return 2 * B * (mixing + H * W * W_val.numel())

@@ -1,0 +1,118 @@
+"""The networks' configuration for transformers, which is also the one that timm reads: one config.json for both.
+
+The keys of timm are derived from the fields whenever a configuration is written and dropped when one is read, so that
+neither can contradict the other. This file is also published beside weights, as remote code.
+"""
+
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+# Where transformers finds the classes in a folder that holds copies of these files.
+AUTO_MAP = {
+    "AutoConfig": "configuration_sa.SAConfig",
+    "AutoModel": "modeling_sa.SAModel",
+    "AutoModelForImageClassification": "modeling_sa.SAForImageClassification",
+    "AutoBackbone": "modeling_sa.SABackbone",
+}
+DERIVED = (
+    "num_classes",
+    "num_features",
+    "global_pool",
+    "label_names",
+    "label_descriptions",
+    "model_args",
+    "stage_names",
+)
+
+
+@strict
+class SAConfig(BackboneConfigMixin, PreTrainedConfig):
+    """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); the defaults are SA-quadratic for CIFAR.
+
+    Args:
+        attention_type: which score terms the attention adds up; the name of a timm variant between `sa_` and `_cifar`.
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
+            feed-forward layers. Every head sees all D channels.
+        image_size, patch_size, num_channels: of the images, in pixels (one number, or height and width) and channels.
+        hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
+            attn_drop_rate, drop_rate and drop_path_rate.
+        architecture: timm's name of the variant; the one that `attention_type` names if not given.
+        pretrained_cfg: what timm knows about the weights: mean, std, interpolation, crop_pct, licence, paper. Its
+            entries that follow from other fields are replaced when it is written.
+        image_processor_type: the class that reads preprocessor_config.json.
+        out_features, out_indices: stages that a backbone returns. "stem" and index 0 are the embedding, "stageN" and
+            index N what leaves the Nth block.
+    """
+
+    model_type = "sa_net"
+
+    attention_type: Literal["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute"] = "quadratic"
+    hidden_size: int = 400
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 9
+    intermediate_size: int = 512
+    image_size: int | list[int] | tuple[int, int] = 32
+    patch_size: int = 2
+    num_channels: int = 3
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    classifier_dropout: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    architecture: str | None = None
+    pretrained_cfg: dict[str, Any] | None = None
+    image_processor_type: str = "CLIPImageProcessor"
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for key in DERIVED:
+            kwargs.pop(key, None)
+        if self.architecture is None:
+            self.architecture = f"sa_{self.attention_type}_cifar"
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+        super().__post_init__(**kwargs)
+
+    @property
+    def stage_names(self) -> list[str]:
+        return ["stem", *(f"stage{index}" for index in range(1, self.num_hidden_layers + 1))]
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        """`image_size` as (height, width), in pixels."""
+        height, width = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        return height, width
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, the keys that timm reads, and where the code is."""
+        # num_classes stays out of model_args: transformers' wrapper of timm passes its own number of labels as well.
+        labels = sorted((int(index), label) for index, label in self.id2label.items())
+        derived = {
+            "num_classes": self.num_labels,
+            "num_features": self.hidden_size,
+            "global_pool": "avg",
+            "label_names": [label for _, label in labels],
+            "model_args": {
+                "img_size": self.image_size,
+                "in_chans": self.num_channels,
+                "patch_size": self.patch_size,
+                "embed_dim": self.hidden_size,
+                "depth": self.num_hidden_layers,
+                "num_heads": self.num_attention_heads,
+                "hidden_dim": self.intermediate_size,
+            },
+            "pretrained_cfg": {
+                "first_conv": "patch_embed",
+                "classifier": "head",
+                **(self.pretrained_cfg or {}),
+                "num_classes": self.num_labels,
+                "input_size": [self.num_channels, *self.height_and_width],
+                "pool_size": [side // self.patch_size for side in self.height_and_width],
+                "fixed_input_size": not self.attention_type.startswith("quadratic"),
+            },
+        }
+        return super().to_dict() | derived | {"auto_map": dict(AUTO_MAP)}

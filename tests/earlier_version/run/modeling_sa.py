@@ -1,0 +1,213 @@
+"""transformers' face of the paper's networks: a base model, an image classifier and a backbone over the same blocks.
+
+The modules have the names that they have in timm's face, at the top level, so that one file of weights fits both
+libraries as it is. Hidden states are (B, T, D), as transformers has them. This file is also published beside weights,
+as remote code.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutput,
+    BaseModelOutputWithPooling,
+    ImageClassifierOutput,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import Attention, attend
+from .configuration_sa import SAConfig
+from .content_terms import Absolute, Content, Relative
+from .network import Block, checked_size, set_grid
+from .terms import GeneralizedQuadratic, Learned, Quadratic
+
+TERMS = {
+    "quadratic": (Quadratic,),
+    "quadratic_gen": (GeneralizedQuadratic,),
+    "learned": (Learned,),
+    "content": (Content,),
+    "eq8": (Relative,),
+    "absolute": (Absolute,),
+}
+
+
+class SAAttention(Attention):
+    """Attention that hands out its probabilities when asked to."""
+
+    def forward(self, X: Tensor, output_attentions: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(B, H, W, D) -> (B, H, W, D), and the probabilities (B, N_h, T, T) if they are wanted.
+
+        Handing them out means building them: it costs O(T^2) where the evaluation by axes costs O(T (H + W)).
+        """
+        if not output_attentions:
+            return super().forward(X), None
+        P = self.attn_drop(self.probabilities(X))
+        P = P.expand(X.shape[0], -1, -1, -1)  # maps by position alone are the same for all images
+        return self.W_out(self.W_val(attend(P, X))), P
+
+
+class SABlock(GradientCheckpointingLayer, Block):
+    """A block on (B, T, D)."""
+
+    attention_class = SAAttention
+
+    def __init__(self, config: SAConfig, index: int) -> None:
+        height, width = checked_size(config.height_and_width, config.patch_size)
+        super().__init__(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.intermediate_size,
+            TERMS[config.attention_type],
+            (height // config.patch_size, width // config.patch_size),
+            proj_drop=config.hidden_dropout_prob,
+            attn_drop=config.attention_probs_dropout_prob,
+            drop_path=config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1),
+        )
+
+    def forward(self, hidden_states: Tensor, grid: tuple[int, int], output_attentions: bool = False) -> Tensor:
+        """(B, T, D) -> (B, T, D), with T = H * W and (H, W) the grid."""
+        X = hidden_states.unflatten(1, grid)
+        attended, _ = self.attn(X, output_attentions)
+        return self.after_attention(X, attended).flatten(1, 2)
+
+
+class SAPreTrainedModel(PreTrainedModel):
+    """What the three models share: embedding and blocks."""
+
+    config: SAConfig
+    config_class = SAConfig
+    base_model_prefix = ""  # no wrapper, so that no key of a state dict is ever renamed
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
+    _input_embed_layer = "patch_embed"
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": SABlock, "attentions": OutputRecorder(SAAttention, index=1)}  # noqa: RUF012
+
+    def __init__(self, config: SAConfig) -> None:
+        super().__init__(config)
+        self.patch_embed = nn.Conv2d(
+            config.num_channels, config.hidden_size, config.patch_size, stride=config.patch_size
+        )
+        self.blocks = nn.ModuleList(SABlock(config, index) for index in range(config.num_hidden_layers))
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As timm's face draws them: by each module's own `reset_parameters`, around what has been loaded."""
+        if not hasattr(module, "reset_parameters"):
+            return
+        parameters = list(module.parameters(recurse=False))
+        loaded = [(p, p.clone()) for p in parameters if getattr(p, "_is_hf_initialized", False)]
+        module.reset_parameters()
+        for parameter, value in loaded:
+            parameter.copy_(value)
+
+    def grid(self, pixel_values: Tensor) -> tuple[int, int]:
+        """(H, W), in tokens, of images (B, C, P H, P W)."""
+        height, width = checked_size(tuple(pixel_values.shape[2:]), self.config.patch_size)
+        fixed = any(hasattr(term, "set_grid") for term in self.blocks[0].attn.terms)
+        if fixed and (height, width) != self.config.height_and_width:
+            expected = "x".join(map(str, self.config.height_and_width))
+            raise ValueError(
+                f"pixel_values: got images of {height}x{width}, expected {expected}; set_input_size takes others"
+            )
+        return height // self.config.patch_size, width // self.config.patch_size
+
+    @capture_outputs
+    def encode(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:
+        """Images (B, C, P H, P W) -> tokens (B, T, D), row by row."""
+        if pixel_values is None:
+            raise ValueError(f"pixel_values: got None, expected images (B, {self.config.num_channels}, H, W)")
+        grid = self.grid(pixel_values)
+        output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        x = self.patch_embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, D, H, W)
+        hidden_states = x.flatten(2).transpose(1, 2).contiguous()  # (B, T, D)
+        for block in self.blocks:
+            hidden_states = block(hidden_states, grid, output_attentions)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+    def set_input_size(self, image_size: int | tuple[int, int]) -> None:
+        """Take images of another size: learned encodings are interpolated (into new parameters)."""
+        height, width = checked_size(image_size, self.config.patch_size)
+        self.config.image_size = height if height == width else [height, width]
+        set_grid(self.blocks, (height // self.config.patch_size, width // self.config.patch_size))
+
+
+class SAModel(SAPreTrainedModel):
+    """Tokens of the last block, and their mean."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  transformers' own declaration
+
+    def __init__(self, config: SAConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """Images (B, C, P H, P W) -> tokens (B, T, D) and their mean (B, D)."""
+        outputs = self.encode(pixel_values, return_dict=True, **kwargs)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=outputs.last_hidden_state.mean(dim=1),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class SAForImageClassification(SAPreTrainedModel):
+    """The networks of the paper: mean over tokens, then a linear map."""
+
+    def __init__(self, config: SAConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.head_drop = nn.Dropout(config.classifier_dropout)
+        self.head = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> ImageClassifierOutput:
+        """Images (B, C, P H, P W) -> logits (B, num_labels), and the loss if labels are given.
+
+        labels: (B,) class numbers or, by `config.problem_type`, (B, num_labels) or (B,) floating-point numbers.
+        """
+        outputs = self.encode(pixel_values, return_dict=True, **kwargs)
+        logits = self.head(self.head_drop(outputs.last_hidden_state.mean(dim=1)))
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class SABackbone(BackboneMixin, SAPreTrainedModel):
+    """Feature maps of chosen stages; index 0 is the embedding and index N what leaves the Nth block."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  transformers' own declaration
+
+    def __init__(self, config: SAConfig) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.post_init()
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
+        """Images (B, C, P H, P W) -> a map (B, D, H, W) a chosen stage."""
+        outputs = self.encode(pixel_values, return_dict=True, **kwargs)
+        grid = self.grid(pixel_values)
+        feature_maps = tuple(
+            hidden_states.transpose(1, 2).unflatten(2, grid)
+            for stage, hidden_states in zip(self.stage_names, outputs.hidden_states, strict=True)
+            if stage in self.out_features
+        )
+        return BackboneOutput(
+            feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )

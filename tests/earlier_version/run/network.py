@@ -1,0 +1,228 @@
+"""The paper's network (Section 4): 2x2 space-to-depth and a linear map, blocks of attention, mean over pixels.
+
+Pure torch: the faces of timm and of transformers are built over it. Everything between the embedding and the head
+has the layout (B, H, W, D).
+"""
+
+import copy
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from .attention import Attention, ExplicitAttention
+from .products import Linear, in_portions
+
+_logger = logging.getLogger(__name__)
+
+
+class Block(nn.Module):
+    """Post-norm block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x))."""
+
+    attention_class: type[Attention] = Attention
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        hidden_dim: int,
+        terms: Sequence[type[nn.Module]],
+        grid: tuple[int, int],
+        proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
+        self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        self.fc1 = Linear(dim, hidden_dim, **dd)
+        self.act = nn.GELU()
+        self.fc2 = Linear(hidden_dim, dim, **dd)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        self.drop = nn.Dropout(proj_drop)
+        self.drop_path = StochasticDepth(drop_path, mode="row")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        return self.after_attention(x, self.attn(x))
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the block, from its input and what attention made of it: (B, H, W, D), twice -> (B, H, W, D)"""
+        return self.rest(x, attended) if torch.jit.is_scripting() else self.rest_in_portions(x, attended)
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        """`after_attention` of all images at once."""
+        x = self.norm1(x + self.drop_path(self.drop(attended)))
+        fed = self.fc2(self.act(self.fc1(x)))
+        return self.norm2(x + self.drop_path(self.drop(fed)))
+
+    @torch.jit.unused
+    def rest_in_portions(self, x: Tensor, attended: Tensor) -> Tensor:
+        """`after_attention` of as many images at a time as suits the device."""
+        return in_portions(self.rest, x, attended)
+
+
+class ExplicitBlock(Block):
+    """The block with nothing evaluated in portions."""
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """(B, H, W, D), twice -> (B, H, W, D)"""
+        return self.rest(x, attended)
+
+
+class SANet(nn.Module):
+    """Self-attention network for images; the defaults are the paper's CIFAR models.
+
+    Args:
+        terms: classes of score terms (attention.py); all blocks add up the same kinds.
+        patch_size: side of a square of pixels that becomes one token, P.
+        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
+        global_pool: "avg" or "" (none: the head is applied to every pixel).
+        drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
+            pair, on the attention probabilities, and of whole residual branches (the last block's rate).
+
+    Raises:
+        ValueError: for an unknown `global_pool`, or an `img_size` that `patch_size` does not divide.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[type[nn.Module]],
+        img_size: int | tuple[int, int] = 32,
+        in_chans: int = 3,
+        num_classes: int = 10,
+        global_pool: str = "avg",
+        patch_size: int = 2,
+        embed_dim: int = 400,
+        depth: int = 6,
+        num_heads: int = 9,
+        hidden_dim: int = 512,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.img_size = checked_size(img_size, patch_size)
+        self.global_pool = checked_pool(global_pool)
+        # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
+        self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
+        grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
+        self.blocks = nn.Sequential(
+            *(
+                Block(
+                    embed_dim,
+                    num_heads,
+                    hidden_dim,
+                    terms,
+                    grid,
+                    proj_drop=proj_drop_rate,
+                    attn_drop=attn_drop_rate,
+                    drop_path=drop_path_rate * index / max(depth - 1, 1),
+                    **dd,
+                )
+                for index in range(depth)
+            )
+        )
+        self.fixed_img_size = any(hasattr(term, "set_grid") for term in self.blocks[0].attn.terms)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
+        # One assertion an axis: torch.fx cannot trace `and`, and TorchScript knows no message but a literal.
+        if self.fixed_img_size:
+            torch._assert(x.shape[2] == self.img_size[0], "image height: expected the model's; call set_input_size")
+            torch._assert(x.shape[3] == self.img_size[1], "image width: expected the model's; call set_input_size")
+        else:
+            torch._assert(x.shape[2] % self.patch_size == 0, "image height: expected a multiple of the patch size")
+            torch._assert(x.shape[3] % self.patch_size == 0, "image width: expected a multiple of the patch size")
+        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()  # else every product copies it
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
+        return self.blocks(self.embed(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens (B, H, W, D) -> logits (B, num_classes), or (B, D) with pre_logits; unpooled if global_pool is ''."""
+        if self.global_pool == "avg":
+            x = x.mean(dim=(1, 2))  # (B, D)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, C, P H, P W) -> logits (B, num_classes)"""
+        return self.forward_head(self.forward_features(x))
+
+    @torch.jit.ignore
+    def attention_maps(self, x: Tensor) -> list[Tensor]:
+        """The probabilities that each block attends with.
+
+        Args:
+            x: images (B, C, P H, P W).
+
+        Returns:
+            A tensor a block, (N_h, T, T) where attention is by position alone, else (B, N_h, T, T), indexed
+            [..., q, k] with pixels in row-major order; float32 or wider, each row sums to 1.
+        """
+        x, maps = self.embed(x), []
+        for block in self.blocks:
+            maps.append(block.attn.probabilities(x))
+            x = block(x)
+        return maps
+
+    @torch.jit.ignore
+    def explicit(self) -> "SANet":
+        """A copy evaluated by the definition, as the paper's code is: for counting costs and measuring speed."""
+        twin = copy.deepcopy(self)
+        plain = {Block: ExplicitBlock, Attention: ExplicitAttention, Linear: nn.Linear}
+        for module in twin.modules():  # the same parts, of which only the evaluation differs
+            module.__class__ = plain.get(type(module), type(module))
+        return twin
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Take images of another size: learned encodings are interpolated (into new parameters)."""
+        old, self.img_size = self.img_size, checked_size(img_size, self.patch_size)
+        if self.fixed_img_size and old != self.img_size:
+            _logger.warning("learned encodings: interpolated from images of %s to %s", old, self.img_size)
+            set_grid(self.blocks, (self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size))
+
+    @torch.jit.ignore
+    def init_weights(self) -> None:
+        """Draw all parameters anew: PyTorch's own initialisation, and the paper's for Delta and spread."""
+        for module in self.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+
+def set_grid(blocks: Iterable[Block], grid: tuple[int, int]) -> None:
+    """Interpolate the learned encodings of `blocks` to a grid of (H, W) pixels."""
+    for block in blocks:
+        for term in block.attn.terms:
+            if hasattr(term, "set_grid"):
+                term.set_grid(grid)
+
+
+def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:
+    """(height, width) of an image that patches of `patch_size` tile."""
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if height % patch_size or width % patch_size or min(height, width) < patch_size:
+        raise ValueError(f"img_size: got {height}x{width}, expected positive multiples of the patch size {patch_size}")
+    return height, width
+
+
+def checked_pool(global_pool: str) -> str:
+    if global_pool not in ("avg", ""):
+        raise ValueError(f"global_pool: got {global_pool!r}, expected 'avg' or '' (no pooling)")
+    return global_pool

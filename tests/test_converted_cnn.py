@@ -1,0 +1,75 @@
+"""converted_folder.py: a trained CNN in, a folder of its backbone out."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models._hub import save_config_for_hf
+
+from sa_zoo.interchange.converted_cnn import convert_to_folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder of a CNN, as a training run leaves it, and its network."""
+
+    def make(name, **arguments):
+        torch.manual_seed(0)
+        network = timm.create_model(name, **arguments).eval()
+        folder = tmp_path / name
+        folder.mkdir()
+        weights = {
+            key: torch.rand_like(value) if value.ndim == 1 else value for key, value in network.state_dict().items()
+        }
+        network.load_state_dict(weights)
+        save_file({key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors")
+        save_config_for_hf(network, str(folder / "config.json"))
+        return network, folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone"), [("resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"), ("test_resnet", "mhsa_network")]
+)
+@pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*", "content": True}])
+def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, tmp_path):
+    network, source = run(name, num_classes=7)
+    report = convert_to_folder(str(source), tmp_path / "converted", **arguments)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'converted'}", pretrained=True).eval()
+    x = torch.randn(2, *network.pretrained_cfg["input_size"])
+    difference = (loaded(x) - network(x)).abs().max() / network(x).abs().max()
+    assert difference <= (0.3 if arguments else 0)
+    written = {path.name: path for path in (tmp_path / "converted").iterdir()}
+    assert set(written) == {"model.safetensors", "config.json", "report.md", "report.json", "metrics.json"}
+    config = json.loads(written["config.json"].read_text())
+    assert config["architecture"] == backbone and "num_classes" not in config["model_args"]
+    assert config["model_args"]["alpha"] == arguments.get("alpha", 46.0)
+    assert json.loads(written["report.json"].read_text())["logits"] == report.logits
+    assert written["report.md"].read_text() == report.table()
+    metrics = json.loads(written["metrics.json"].read_text())
+    assert metrics["model"] == backbone and metrics["conversion"]["logits"] == report.logits
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
+    _, source = run("resnet_tiny_cifar")
+    config = json.loads((source / "config.json").read_text())
+    for name in (None, "somebody/cnn"):
+        config["pretrained_cfg"]["hf_hub_id"] = name
+        (source / "config.json").write_text(json.dumps(config))
+        convert_to_folder(str(source), tmp_path / f"of-{name is None}")
+        assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())["base_model"] == (name or "")
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(run, tmp_path):
+    _, source = run("resnet_tiny_cifar")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        convert_to_folder(str(source), source)
+    with pytest.raises(ValueError, match="alpha: got inf"):
+        convert_to_folder(str(source), tmp_path / "converted", alpha=float("inf"))
+    with pytest.raises(ValueError, match="layers: got 'nothing'"):
+        convert_to_folder(str(source), tmp_path / "converted", layers="nothing")
+    assert [path.name for path in tmp_path.iterdir()] == ["resnet_tiny_cifar"]

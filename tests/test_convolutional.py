@@ -1,0 +1,185 @@
+"""convolution.py, theorem.py, padding.py: the layer by its definition and in the hard limit."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from numpy_convolution import attention, padded, probabilities
+from random_layers import layers
+from timm.layers.conv2d_same import Conv2dSame
+from torch import nn
+
+from sa_zoo.convolution.convolutional import HardAttention
+from sa_zoo.convolution.layer_conversion import attention_from_conv
+from sa_zoo.convolution.theorem import axis_scores, head_shifts, missed_attention, one_hot_alpha, rounding_alpha
+
+INFINITY = float("inf")
+
+
+def by_numpy(layer, conv, x):
+    """The layer's output by the loop over queries and keys; numeric padding alone."""
+    keys = padded(x.numpy(), [(amount, amount) for amount in conv.padding], conv.padding_mode)
+    weight = conv.weight.detach().numpy()
+    dense = np.zeros((conv.out_channels, conv.in_channels, *conv.kernel_size))  # groups as blocks
+    rows, columns = conv.out_channels // conv.groups, conv.in_channels // conv.groups
+    for group in range(conv.groups):
+        block = slice(group * rows, group * rows + rows)
+        dense[block, group * columns : group * columns + columns] = weight[block]
+    heads = [dense[(slice(None), slice(None), *tap)].T for tap in np.ndindex(*conv.kernel_size)]
+    bias = np.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().numpy()
+    Delta, alpha = layer.Delta.detach().numpy(), layer.alpha.detach().numpy()
+    queries = layer(x).shape[2:]
+    return attention(keys, queries, Delta, alpha, heads, bias, np.array(conv.stride), np.array(conv.padding))
+
+
+def test_heads_are_kernel_pixels_in_row_major_order():
+    assert head_shifts([2, 3], [5, 1], [3, 1]).tolist() == [[-3, -1], [-3, 0], [-3, 1], [2, -1], [2, 0], [2, 1]]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(layers())
+def test_the_hard_limit_and_the_explicit_softmax_are_the_convolution(drawn):
+    x = drawn.inputs(batch=2)
+    expected = drawn.conv(x)
+    for alpha in (46.0, INFINITY):
+        layer = attention_from_conv(drawn.conv, alpha)
+        assert isinstance(layer, HardAttention)
+        assert torch.equal(layer(x), expected)
+        assert torch.allclose(layer.explicit(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("conv", "image"),
+    [
+        (nn.Conv1d(2, 3, 3, stride=2, padding=1, dilation=2), [11]),
+        (nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(1, 2), padding_mode="replicate"), [5, 3]),
+        (nn.Conv2d(4, 6, 3, groups=2, bias=False, padding_mode="circular", padding=1), [5, 4]),
+        (nn.Conv2d(3, 3, (1, 3), groups=3, padding_mode="reflect", padding=(0, 2)), [2, 5]),
+        (nn.Conv3d(2, 3, (2, 1, 3), stride=(1, 2, 1), padding=(1, 0, 1)), [3, 2, 2]),
+    ],
+)
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_the_layer_is_what_the_paper_defines(conv, image, alpha):
+    layer = attention_from_conv(conv.double(), alpha)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        layer.Delta.add_(torch.randn_like(layer.Delta))
+        layer.alpha.mul_(torch.rand_like(layer.alpha) + 0.5)
+        layer.settle()
+        x = torch.randn(2, conv.in_channels, *image, dtype=torch.float64)
+        expected = by_numpy(layer, conv, x)
+        assert np.abs(layer.explicit(x).numpy() - expected).max() < 1e-12
+        assert np.abs(layer(x).numpy() - expected).max() < 1e-12
+
+
+def test_attention_maps_are_those_of_the_paper_and_of_the_evaluation():
+    conv = nn.Conv2d(2, 5, 3, stride=2, padding=1).double()
+    layer = attention_from_conv(conv, 1.3)
+    x = torch.randn(3, 2, 7, 5, dtype=torch.float64)
+    P = layer.probabilities(x)
+    expected = probabilities((9, 7), (4, 3), layer.Delta.detach().numpy(), layer.alpha.detach().numpy(), 2, 1)
+    assert P.shape == (9, 12, 63)
+    assert np.abs(P.detach().numpy() - expected).max() < 1e-14
+    assert torch.allclose(P.sum(dim=-1), torch.ones(9, 12, dtype=torch.float64))
+    one_hot = attention_from_conv(conv, INFINITY).probabilities(x)
+    assert set(one_hot.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("kernel_size", [(3, 2), (4, 5)])
+def test_padding_by_name(kernel_size, padding, mode):
+    conv = nn.Conv2d(2, 3, kernel_size, padding=padding, dilation=(1, 2), padding_mode=mode).double()
+    x = torch.randn(2, 2, 11, 13, dtype=torch.float64)
+    assert torch.equal(attention_from_conv(conv)(x), conv(x))
+    soft = attention_from_conv(conv, 3.0)
+    assert torch.allclose(soft(x), soft.explicit(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
+@pytest.mark.parametrize(("kernel_size", "stride", "dilation"), [(3, 2, 1), (5, 3, 1), (2, 1, 2), (1, 2, 1)])
+def test_tensorflows_padding_follows_the_image(image, kernel_size, stride, dilation):
+    conv = Conv2dSame(2, 3, kernel_size, stride=stride, dilation=dilation).double()
+    x = torch.randn(2, 2, *image, dtype=torch.float64)
+    for alpha in (46.0, 3.0):
+        layer = attention_from_conv(conv, alpha)
+        assert torch.allclose(layer(x), layer.explicit(x), atol=1e-12)
+    assert torch.equal(attention_from_conv(conv)(x), conv(x))
+
+
+def test_hard_heads_on_the_image_alone_pad_by_replication():
+    """Without padded keys a head that looks outside falls on the nearest pixel, as in padding_mode="replicate"."""
+    conv = nn.Conv1d(2, 3, 3, padding=1, padding_mode="replicate").double()
+    x = torch.randn(1, 2, 7, dtype=torch.float64)
+    pixels = torch.arange(7.0, dtype=torch.float64)
+    scores = axis_scores(torch.tensor([-1.0, 0.0, 1.0]), torch.full((3,), 300.0), pixels, pixels)
+    heads = torch.einsum("hqk,bck->bchq", scores.softmax(dim=-1), x)
+    assert torch.allclose(attention_from_conv(conv).mix(heads), conv(x), atol=1e-12)
+
+
+def test_what_a_head_misses_is_its_softmax_on_a_wide_grid():
+    alpha, offset = torch.tensor([0.2, 1.7, 9.0]), torch.tensor([[0.0, 0.3], [-0.4, 0.0], [0.1, 0.2]])
+    missed = missed_attention(offset, alpha)
+    grid = np.arange(-40, 41)
+    for head in range(3):
+        factors = [np.exp(-alpha[head].item() * (grid - f) ** 2) for f in offset[head].tolist()]
+        at_target = np.prod([factor[40] / factor.sum() for factor in factors])
+        assert missed[head].item() == pytest.approx(1 - at_target, rel=1e-6)
+    assert missed_attention(torch.zeros(1, 2), torch.tensor([0.0])).item() == 1.0
+    assert missed_attention(torch.zeros(1, 2), torch.tensor([INFINITY])).item() == 0.0
+
+
+def test_the_papers_alpha_of_46_is_beyond_rounding_and_short_of_one_hot():
+    """What "alpha >= 46 in float32" is: more than enough for sums, not enough for exact zeros."""
+    needed = {
+        dtype: rounding_alpha(dtype, 2) for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    }
+    assert [round(alpha) for alpha in needed.values()] == [38, 18, 9, 7]
+    assert max(needed.values()) < 46 < one_hot_alpha(torch.float32) < one_hot_alpha(torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        beside = torch.tensor([0.0, -46.0], dtype=dtype).softmax(0)
+        assert beside[0] == 1 and 0 < beside[1] < 1.1e-20
+        limit = one_hot_alpha(dtype)
+        assert torch.tensor([0.0, -math.ceil(limit)], dtype=dtype).softmax(0)[1] == 0
+        assert torch.tensor([0.0, -math.floor(limit)], dtype=dtype).softmax(0)[1] > 0
+    for dtype, alpha in needed.items():
+        half = torch.finfo(dtype).eps / 2
+        assert missed_attention(torch.zeros(1, 2), torch.tensor([alpha * 1.01])).item() < half
+        assert missed_attention(torch.zeros(1, 2), torch.tensor([alpha * 0.99])).item() > half
+
+
+def test_weights_of_a_softer_layer_are_refused_in_the_hard_limit():
+    conv = nn.Conv2d(2, 3, 3)
+    hard, soft = attention_from_conv(conv), attention_from_conv(conv, 4.0)
+    with pytest.raises(RuntimeError, match=r"alpha: got heads that miss their targets by 6\.9e-02"):
+        hard.load_state_dict(soft.state_dict())
+    moved = hard.state_dict()
+    moved["Delta"] = moved["Delta"] + 0.5
+    with pytest.raises(RuntimeError, match="expected exact ones"):
+        hard.load_state_dict(moved)
+    hard.load_state_dict(attention_from_conv(conv, INFINITY).state_dict())
+    assert hard.alpha.isinf().all()
+
+
+def test_the_hard_limit_has_the_convolutions_parameters_and_gradients():
+    conv = nn.Conv2d(3, 5, 3, padding=1, groups=1)
+    layer = attention_from_conv(conv)
+    x = torch.randn(2, 3, 7, 5)
+    conv(x).square().sum().backward()
+    layer(x).square().sum().backward()
+    assert [name for name, _ in layer.named_parameters()] == ["b_out", "W_val.weight"]
+    assert torch.equal(layer.W_val.weight.grad, conv.weight.grad)
+    assert torch.equal(layer.b_out.grad, conv.bias.grad)
+    assert sorted(layer.state_dict()) == ["Delta", "W_val.weight", "alpha", "b_out"]
+
+
+def test_networks_can_look_at_the_layer_as_at_a_convolution():
+    conv = nn.Conv2d(4, 6, (3, 1), stride=2, groups=2)
+    layer = attention_from_conv(conv)
+    assert torch.equal(layer.weight, conv.weight) and torch.equal(layer.bias, conv.bias)
+    assert (layer.in_channels, layer.out_channels, layer.groups) == (4, 6, 2)
+    assert tuple(layer.kernel_size) == conv.kernel_size and tuple(layer.stride) == conv.stride
+    assert attention_from_conv(nn.Conv2d(4, 6, 1, bias=False)).bias is None

@@ -1,0 +1,190 @@
+"""conversion.py, slices.py, patches.py: from a convolution to attention and back."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import CONVOLUTIONS, layers
+from timm.layers import StdConv2d
+from timm.layers.conv2d_same import Conv2dSame
+from torch import nn
+
+from sa_zoo.convolution.layer_conversion import attention_from_conv, conv_from_attention, nearest_convolution
+from sa_zoo.convolution.patches import PatchAttention, fold_patches, unfold_patches
+from sa_zoo.convolution.slices import low_rank_slices
+from sa_zoo.convolution.soft import SoftAttention
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
+    conv = drawn.conv.to(dtype)
+    again, distance = nearest_convolution(attention_from_conv(conv))
+    assert distance == 0.0
+    assert type(again) is type(conv)
+    assert repr(again) == repr(conv)
+    assert torch.equal(again.weight, conv.weight)
+    assert conv.bias is None or torch.equal(again.bias, conv.bias)
+    assert attention_from_conv(again).state_dict().keys() == attention_from_conv(conv).state_dict().keys()
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_padding_by_name_and_tensorflows_come_back_as_the_same_function():
+    x = torch.randn(1, 2, 7, 8)
+    for conv in (nn.Conv2d(2, 3, (4, 3), padding="same"), nn.Conv2d(2, 3, 3, padding="valid"), Conv2dSame(2, 3, 3, 2)):
+        again = conv_from_attention(attention_from_conv(conv))
+        assert isinstance(again, type(conv))
+        assert torch.equal(again(x), conv(x))
+
+
+def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_kernel():
+    """The effective kernel, from the answer to an impulse, cut to the convolution's taps; the rest is the distance."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, (3, 2), padding=(2, 1), dilation=(2, 1)).double()  # 41 x 42 queries for 41 x 41 pixels
+    layer = attention_from_conv(conv, 1.4)
+    with torch.no_grad():
+        layer.Delta += 0.3 * torch.randn_like(layer.Delta)
+        layer.alpha *= torch.rand_like(layer.alpha) + 0.7
+    layer.settle()
+    kernel = torch.zeros(3, 2, 41, 41, dtype=torch.float64)
+    image = torch.zeros(1, 2, 41, 41, dtype=torch.float64)
+    with torch.no_grad():
+        for channel in range(2):
+            image.zero_()[0, channel, 20, 20] = 1
+            answer = (layer(image) - layer.b_out[:, None, None])[0]
+            # Query q stands on pixel q and sees the impulse at delta = 20 - q.
+            kernel[:, channel] = answer[:, :41, :41].flip(1, 2)
+    expected = kernel[:, :, 18:23:2, 19:21]
+    nearest, distance = nearest_convolution(layer)
+    assert torch.allclose(nearest.weight, expected, atol=1e-10)
+    rest = kernel.abs().sum(dim=(1, 2, 3)) - expected.abs().sum(dim=(1, 2, 3))
+    assert distance == pytest.approx(rest.max().item(), rel=1e-9)
+    assert torch.equal(conv_from_attention(layer).weight, nearest.weight)
+    assert torch.equal(nearest.bias, conv.bias)
+
+
+def test_the_sharper_the_heads_the_nearer_the_convolution():
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    found = [nearest_convolution(attention_from_conv(conv, alpha)) for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+    distances = [distance for _, distance in found]
+    assert distances == sorted(distances, reverse=True)
+    errors = [(near.weight - conv.weight).abs().max().item() for near, _ in found]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-7
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_low_rank_value_matrices_are_the_best_of_their_rank(groups):
+    conv = nn.Conv2d(6, 4, 3, groups=groups).double()
+    dense = np.zeros((9, 4, 6))
+    weight = conv.weight.detach().numpy().reshape(4, 6 // groups, 9)
+    for group in range(groups):
+        rows, columns = slice(4 // groups * group, 4 // groups * (group + 1)), 6 // groups
+        dense[:, rows, columns * group : columns * (group + 1)] = np.moveaxis(weight[rows], 2, 0)
+    for rank in (1, 2, 3):
+        slices = low_rank_slices(conv.weight.detach(), groups, rank)
+        assert slices.weight.shape == (9, rank, 6) and slices.W_out.shape == (4, 9, rank)
+        tail = np.linalg.svd(dense, compute_uv=False)[:, rank:]
+        assert slices.error == pytest.approx(np.linalg.norm(tail) / np.linalg.norm(dense), rel=1e-9)
+        lost = slices().detach().numpy().reshape(4, 6, 9) - np.moveaxis(dense, 0, 2)
+        assert np.linalg.norm(lost) == pytest.approx(np.linalg.norm(tail), rel=1e-9)
+
+
+def test_head_dim_of_the_slices_rank_loses_nothing_and_the_usual_one_most():
+    """Theorem 1 asks for D_h = D_out; D_out / N_h, the usual choice, is no convolution any more."""
+    conv = nn.Conv2d(19, 18, 3).double()
+    x = torch.randn(1, 19, 7, 5, dtype=torch.float64)
+    full = attention_from_conv(conv, head_dim=18)
+    assert full.W_val.error == 0 and torch.allclose(full(x), conv(x), atol=1e-12)
+    usual = attention_from_conv(conv, head_dim=18 // 9)
+    assert usual.W_val.error > 0.7
+    assert torch.equal(conv_from_attention(usual)(x), usual(x))
+    rank_two = nn.Conv2d(19, 18, 3).double()
+    with torch.no_grad():
+        rank_two.weight.copy_(torch.einsum("orkl,irkl->oikl", torch.randn(18, 2, 3, 3), torch.randn(19, 2, 3, 3)))
+    exact = attention_from_conv(rank_two, head_dim=2)
+    assert exact.W_val.error < 1e-6
+    assert torch.allclose(exact(x), rank_two(x), atol=1e-4)
+    with pytest.raises(ValueError, match="head_dim: got 19, expected 1 to 18"):
+        attention_from_conv(conv, head_dim=19)
+
+
+def test_folding_patches_and_back():
+    x = torch.arange(2 * 3 * 6 * 4.0).view(2, 3, 6, 4)
+    folded = fold_patches(x, 2)
+    assert folded.shape == (2, 12, 3, 2)
+    assert torch.equal(folded, nn.functional.pixel_unshuffle(x, 2))
+    assert torch.equal(unfold_patches(folded, 2), x)
+    assert torch.equal(
+        unfold_patches(fold_patches(torch.arange(30.0).view(1, 2, 15), 3), 3).flatten(), torch.arange(30.0)
+    )
+
+
+@pytest.mark.parametrize("patch", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("kernel_size", "dilation", "groups"),
+    [([3], [2], 1), ([5, 3], [1, 1], 2), ([7, 1], [1, 3], 1), ([3, 1, 3], [1, 1, 2], 1)],
+)
+def test_attention_among_patches_is_the_convolution_with_fewer_heads(kernel_size, dilation, groups, patch):
+    conv = CONVOLUTIONS[len(kernel_size)](
+        2 * groups, 3 * groups, kernel_size, padding="same", dilation=dilation, groups=groups, dtype=torch.float64
+    )
+    x = torch.randn(2, 2 * groups, *[2 * patch] * len(kernel_size), dtype=torch.float64)
+    layer = attention_from_conv(conv, patch=patch)
+    assert isinstance(layer, PatchAttention)
+    heads = [2 * -(-step * (size - 1) // (2 * patch)) + 1 for size, step in zip(kernel_size, dilation, strict=True)]
+    assert len(layer.attention.alpha) == np.prod(heads)
+    assert torch.allclose(layer(x), conv(x), atol=1e-12)
+    again = conv_from_attention(layer)
+    assert torch.equal(again.weight, conv.weight) and torch.equal(again.bias, conv.bias)
+    assert torch.equal(again(x), conv(x))
+
+
+def test_what_patches_cannot_hold_is_refused():
+    for conv, reason in (
+        (nn.Conv2d(3, 5, 3, padding=1, stride=2), "stride 1"),
+        (nn.Conv2d(3, 5, 4, padding=1), "odd kernel"),
+        (nn.Conv2d(3, 5, 3), "keeps the image's size"),
+        (nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), "zero padding"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            attention_from_conv(conv, patch=2)
+    with pytest.raises(ValueError, match="patch: got 0"):
+        attention_from_conv(nn.Conv2d(3, 5, 3, padding=1), patch=0)
+
+
+def test_what_attention_cannot_express_is_refused_with_the_reason():
+    parametrized = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3))
+    hooked = nn.Conv2d(3, 5, 3)
+    hooked.register_forward_hook(lambda *_: None)
+    for layer, reason in (
+        (nn.ConvTranspose2d(3, 5, 3), "puts queries between keys"),
+        (nn.Linear(3, 5), "Linear is no convolution"),
+        (nn.LazyConv2d(5, 3), "no weights before its first image"),
+        (parametrized, "computed anew"),
+        (hooked, "hooks"),
+        (StdConv2d(3, 5, 3), "StdConv2d computes more than a convolution"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            attention_from_conv(layer)
+    with pytest.raises(ValueError, match="alpha: got -1"):
+        attention_from_conv(nn.Conv2d(3, 5, 3), -1.0)
+    with pytest.raises(ValueError, match="attention: got Conv2d"):
+        conv_from_attention(nn.Conv2d(3, 5, 3))
+    opened = attention_from_conv(nn.Conv2d(3, 5, 3), 4.0, content=True)
+    nn.init.ones_(opened.gate)
+    with pytest.raises(ValueError, match="gate is open"):
+        conv_from_attention(opened)
+
+
+def test_the_convolution_is_left_alone_and_its_state_is_taken_over():
+    conv = nn.Conv2d(3, 5, 3).eval().requires_grad_(False)
+    weight = conv.weight.clone()
+    layer = attention_from_conv(conv, 4.0)
+    assert isinstance(layer, SoftAttention) and not layer.training
+    assert not any(parameter.requires_grad for parameter in layer.parameters())
+    with torch.no_grad():
+        layer.W_val.weight.zero_()
+    assert torch.equal(conv.weight, weight)
+    assert attention_from_conv(nn.Conv2d(3, 5, 3).half(), 4.0).alpha.dtype == torch.float16
+    assert attention_from_conv(nn.Conv2d(3, 5, 3, device="meta"), 4.0).W_val.weight.is_meta

@@ -1,0 +1,324 @@
+"""Every way in which attention is evaluated against its definition: values, gradients, types, changes of weights."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import timm
+import torch
+from timm.utils import reparameterize_model
+
+from sa_zoo.kernels import by_axes, products
+from sa_zoo.models import attention as attention_file
+from sa_zoo.models.attention import Attention, ExplicitAttention
+from sa_zoo.models.content_terms import Absolute, Content, Relative
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+
+# The height lets every product go by convolution; images are large enough to go by axes.
+H, W, D, HEADS, B = 16, 11, 7, 3, 5
+TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relative,), (Absolute,), (Quadratic, Content)]
+
+
+@pytest.fixture(autouse=True)
+def several_portions_and_no_product_too_small(monkeypatch):
+    monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
+    monkeypatch.setattr(products, "KEPT", 1)
+    monkeypatch.setattr(products, "CALL", 0)
+    monkeypatch.setattr(by_axes, "MIXED", H * W * D)
+
+
+every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
+
+
+def layers(terms, dtype=torch.float64, **kwargs) -> tuple[Attention, ExplicitAttention]:
+    torch.manual_seed(0)
+    layer = Attention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
+    explicit = ExplicitAttention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
+    explicit.load_state_dict(layer.state_dict())
+    return layer, explicit
+
+
+def pixels(dtype=torch.float64) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(B, H, W, D, dtype=dtype)
+
+
+def same(layer: Attention, X: torch.Tensor, error: float = 1e-10) -> None:
+    """The layer gives what its weights give by the definition."""
+    explicit = ExplicitAttention(D, HEADS, [type(term) for term in layer.terms], (H, W), dtype=X.dtype).eval()
+    explicit.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        assert (layer(X) - explicit(X)).abs().max() < error
+
+
+@every_term
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, error):
+    layer, explicit = layers(terms, dtype)
+    X = pixels(dtype).requires_grad_()
+    y, expected = layer(X), explicit(X)
+    assert (y - expected).abs().max() < error
+    direction = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
+    for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
+        assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("term", [Quadratic, Learned])
+def test_large_images_by_rows_and_within_reach_of_the_heads_are_the_definition(term, monkeypatch):
+    height, width = 43, 37
+    monkeypatch.setattr(products, "PORTION", 5 * width * D)
+    torch.manual_seed(0)
+    layer = Attention(D, HEADS, (term,), (height, width), dtype=torch.float64)
+    explicit = ExplicitAttention(D, HEADS, (term,), (height, width), dtype=torch.float64)
+    explicit.load_state_dict(layer.state_dict())
+    X = torch.randn(2, height, width, D, dtype=torch.float64, requires_grad=True)
+    found = by_axes.bands(layer.axis_probabilities(X)[0], 5)
+    assert [block.shape[1] for block, _ in found] == [5] * 8 + [3]
+    narrow = [keys.stop - keys.start < height for _, keys in found]
+    assert all(narrow) if term is Quadratic else not any(narrow)
+    y, expected = layer(X), explicit(X)
+    assert (y - expected).abs().max() < 1e-10
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.allclose(layer(X), y, rtol=0.0, atol=1e-12)
+    direction = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
+    for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
+        assert (got - want).abs().max() < 1e-10 * max(1.0, float(want.abs().max()))
+
+
+@every_term
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_no_images_give_no_images(terms, mode):
+    layer, _ = layers(terms)
+    with mode():
+        assert layer(pixels()[:0]).shape == (0, H, W, D)
+
+
+@every_term
+def test_bfloat16_is_within_its_rounding(terms):
+    layer, explicit = layers(terms, torch.float32)
+    X = pixels(torch.float32)
+    with torch.no_grad():
+        expected = explicit(X)
+        half = copy.deepcopy(layer).bfloat16()(X.bfloat16()).float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            auto = layer(X).float()
+            reference = explicit(X).float()
+    scale = expected.abs().max()
+    allowed = max(2.0 * (reference - expected).abs().max(), torch.finfo(torch.bfloat16).eps * scale)
+    assert (auto - expected).abs().max() < allowed
+    assert (half - expected).abs().max() < 4 * torch.finfo(torch.bfloat16).eps * scale
+
+
+def test_under_autocast_products_are_torchs(monkeypatch):
+    layer, _ = layers((Quadratic,), torch.float32)
+    monkeypatch.setattr(attention_file, "values_by_axes", lambda *given: pytest.fail("they do not know of autocast"))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(pixels(torch.float32)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)], ids=lambda terms: terms[0].__name__)
+def test_dropout_on_probabilities_is_that_of_the_definition(terms):
+    layer, explicit = layers(terms, attn_drop=0.5)
+    X = pixels()
+    torch.manual_seed(2)
+    y = layer(X)
+    torch.manual_seed(2)
+    assert (y - explicit(X)).abs().max() < 1e-10
+
+
+def test_gradients_see_the_dropout_of_content_that_the_values_saw():
+    layer, _ = layers((Content,), attn_drop=0.5)
+    X = pixels().requires_grad_()
+    direction = torch.randn_like(X)
+
+    def value(X: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return (layer(X) * direction).sum()
+
+    (gradient,) = torch.autograd.grad(value(X), X)
+    along = torch.randn_like(X)
+    step = 1e-6
+    with torch.no_grad():
+        slope = (value(X + step * along) - value(X - step * along)) / (2 * step)
+    assert abs(float(slope - (gradient * along).sum())) < 1e-6
+
+
+PROJECTIONS = [(Content, "terms.0.W_qry"), (Content, "terms.0.W_key"), (Content, "W_val"), (Quadratic, "W_val")]
+
+
+@pytest.mark.parametrize(("term", "path"), PROJECTIONS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_hooks_of_a_projection_are_heard(term, path, mode):
+    layer, explicit = layers((term,))
+    for twin in (layer, explicit):
+        twin.get_submodule(path).register_forward_hook(lambda module, given, made: 3.0 * made)
+    with mode():
+        assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # which jvp itself calls
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_transforms_of_torch_go_through(mode):
+    layer = layers((Quadratic,))[0].eval()
+    X = torch.stack([pixels(), 2.0 * pixels()])
+    with mode():
+        assert (torch.func.vmap(layer)(X) - torch.stack([layer(some) for some in X])).abs().max() < 1e-10
+        y, slope = torch.func.jvp(layer, (X[0],), (X[1],))
+        assert (slope - (layer(X[0] + X[1]) - y)).abs().max() < 1e-10  # the layer is affine
+
+
+@every_term
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_traced_layers_take_any_number_of_images(terms):
+    layer = layers(terms, torch.float32)[0].eval()
+    X = pixels(torch.float32)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, X)
+        for images in (X[:3], torch.cat([X, X])):
+            assert (traced(images) - layer(images)).abs().max() < 1e-6
+
+
+def test_nothing_is_left_of_what_a_place_held_before():
+    layer = layers((Quadratic,))[0].eval()
+    with torch.inference_mode():
+        expected = layer(pixels())
+        for held in products.ROOM.held.values():
+            held.fill_(float("nan"))
+        assert torch.equal(layer(pixels()), expected)
+
+
+def test_threads_do_not_write_over_each_other():
+    layer = layers((Quadratic,))[0].eval()
+    images = [pixels() + number for number in range(7)]
+
+    def evaluated(X: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return [layer(X) for _ in range(11)][-1]
+
+    expected = [evaluated(X) for X in images]
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        assert all(torch.equal(got, want) for got, want in zip(threads.map(evaluated, images), expected, strict=True))
+
+
+def test_large_maps_are_not_remembered(monkeypatch):
+    monkeypatch.setattr(attention_file, "MEMORABLE", H * W)
+    layer = layers((GeneralizedQuadratic,))[0].eval()
+    with torch.no_grad():
+        layer(pixels().repeat(1, 2, 1, 1))
+        assert layer.memory.known is None
+        layer(pixels())
+        assert layer.memory.known is not None
+
+
+# One that factorises, whose factors are remembered, and one that does not, whose maps are.
+by_position = pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
+
+
+@by_position
+def test_what_depends_on_positions_alone_is_built_once_while_nothing_changes(term, monkeypatch):
+    layer = layers((term,))[0].eval()
+    each = 2 if term is Quadratic else 1  # by axes there are two factors
+    built = []
+    original = attention_file.probabilities_from
+    monkeypatch.setattr(
+        attention_file, "probabilities_from", lambda scores: built.append(scores.shape) or original(scores)
+    )
+    with torch.no_grad():
+        for _ in range(3):
+            layer(pixels())
+        assert len(built) == each
+        layer(pixels()[:, :7])  # another size of images
+        assert len(built) == 2 * each
+    layer(pixels())  # gradients may be wanted
+    layer(pixels())
+    assert len(built) == 4 * each
+
+
+CHANGES = {
+    "written in place": lambda layer: layer.terms[0].Delta.add_(0.5),
+    "written through .data": lambda layer: layer.terms[0].spread.data.mul_(1.5),
+    "replaced": lambda layer: setattr(layer.terms[0], "Delta", torch.nn.Parameter(layer.terms[0].Delta + 1.0)),
+    "loaded": lambda layer: layer.load_state_dict(layers([type(layer.terms[0])])[0].state_dict()),
+    "trained": lambda layer: [p.copy_(p - 0.1 * torch.ones_like(p)) for p in layer.parameters()],
+}
+
+
+@by_position
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_remembered_follows_its_parameters(term, change, mode):
+    layer = layers((term,))[0].eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1)
+    with mode():
+        layer(pixels())
+    with torch.no_grad():
+        CHANGES[change](layer)
+    same(layer, pixels())
+
+
+@by_position
+def test_what_is_remembered_follows_types_and_copies(term):
+    layer = layers((term,))[0].eval()
+    same(layer, pixels())
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.terms[0].Delta.add_(1.0)
+    same(twin, pixels())
+    same(layer, pixels())
+    same(layer.float(), pixels(torch.float32), 1e-5)
+    with torch.no_grad():
+        assert layer.half()(pixels(torch.float16)).dtype == torch.float16
+    same(layer.double(), pixels())
+
+
+@every_term
+def test_folded_layers_are_the_same(terms):
+    layer, _ = layers(terms)
+    X = pixels()
+    expected = layer(X)
+    layer.reparameterize()
+    layer.reparameterize()
+    assert isinstance(layer.W_out, torch.nn.Identity)
+    assert (layer(X) - expected).abs().max() < 1e-10
+
+
+def test_timm_folds_whole_models():
+    torch.manual_seed(4)
+    model = timm.create_model("sa_quadratic_tiny_cifar").eval()
+    folded = reparameterize_model(model)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert (folded(x) - model(x)).abs().max() < 1e-5
+    fewer = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in folded.parameters())
+    assert fewer == 6 * (96 * 96 + 96)
+
+
+class Adapter(torch.nn.Module):
+    """What fine-tuning libraries put in the place of a linear layer."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.change = layer, torch.nn.Parameter(torch.randn_like(layer.weight))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x @ self.change.T
+
+
+@pytest.mark.parametrize(("term", "path"), [*PROJECTIONS, (Content, "W_out"), (Quadratic, "W_out")])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_an_adapter_of_a_projection_is_heard(term, path, mode):
+    layer, explicit = layers((term,))
+    adapter = Adapter(layer.get_submodule(path))
+    layer.set_submodule(path, adapter)
+    explicit.set_submodule(path, adapter)
+    with mode():
+        assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10

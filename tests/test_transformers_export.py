@@ -1,0 +1,299 @@
+"""One folder, every route, equal logits: timm, transformers, its wrapper of timm, a Hub, and no package at all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from hub_server import HubServer, Repository
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_sample_image
+from timm.data import create_transform, resolve_model_data_config
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    TimmWrapperForImageClassification,
+    pipeline,
+)
+from transformers.dynamic_module_utils import get_imports, get_relative_imports
+
+from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
+from sa_zoo.training.data import InputFormat
+from sa_zoo.training.run_folder import publish_weights
+
+ROOT = Path(__file__).parents[1]
+LABELS = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
+SMALL = {"embed_dim": 23, "depth": 6, "num_heads": 5, "hidden_dim": 29}
+CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+
+def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
+    """A folder as training leaves it, made ready for transformers; the network in it."""
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    network = timm.create_model(name, num_classes=len(LABELS), **arguments).eval()
+    publish_weights(folder, network, InputFormat((3, side, side), *CIFAR, "bicubic", 1.0), LABELS)
+    export_for_transformers(folder)
+    return network
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder, network, images, logits)"""
+    folder = tmp_path_factory.mktemp("runs") / "small-run"
+    network = make_run(folder, **SMALL)
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return folder, network, images, network(images)
+
+
+def photograph(side):
+    """A real image of side x side pixels."""
+    return Image.fromarray(load_sample_image("china.jpg")).resize((side, side), Image.Resampling.BOX)
+
+
+ROUTES = {
+    "timm, local-dir:": lambda folder, x: timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x),
+    "AutoModelForImageClassification": lambda folder, x: (
+        AutoModelForImageClassification.from_pretrained(folder)(x).logits
+    ),
+    "TimmWrapperForImageClassification": lambda folder, x: (
+        TimmWrapperForImageClassification.from_pretrained(folder)(x).logits
+    ),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_trained_folder_gives_the_same_logits(run, route):
+    folder, _, images, logits = run
+    with torch.no_grad():
+        assert torch.equal(ROUTES[route](folder, images), logits)
+
+
+@pytest.mark.parametrize("variant", ["gen", "learned", "content", "eq8", "absolute"])
+def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
+    name = f"sa_{'quadratic_gen' if variant == 'gen' else variant}_cifar"
+    network = make_run(tmp_path / "run", name, 12, **SMALL | {"depth": 2, "img_size": 12})
+    images = torch.randn(3, 3, 12, 12)
+    with torch.no_grad():
+        logits = network(images)
+        for route in ROUTES.values():
+            # Not bit by bit: a CPU's products round by where in memory the weights of a route happen to lie.
+            assert torch.allclose(route(tmp_path / "run", images), logits, rtol=0.0, atol=1e-6)
+
+
+def test_the_package_goes_before_the_copies_in_the_folder(run):
+    model = AutoModelForImageClassification.from_pretrained(run[0], trust_remote_code=True)
+    assert type(model) is SAForImageClassification
+
+
+def test_the_base_model_and_the_backbone_load_from_the_same_folder(run):
+    folder, network, images, logits = run
+    with torch.no_grad():
+        assert torch.equal(network.head(AutoModel.from_pretrained(folder)(images).pooler_output), logits)
+        maps = SABackbone.from_pretrained(folder, out_indices=[2, 5])(images).feature_maps
+        expected = network.forward_intermediates(images, indices=[1, 4], intermediates_only=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(maps, expected, strict=True))
+
+
+def test_the_pipeline_names_the_label_with_the_highest_logit(run):
+    folder, network, _, _ = run
+    transform = create_transform(**resolve_model_data_config(network))
+    with torch.no_grad():
+        scores = network(transform(photograph(32))[None]).softmax(dim=1)[0]
+    first = pipeline("image-classification", model=str(folder))(photograph(32))[0]
+    assert first["label"] == LABELS[scores.argmax()]
+    assert first["score"] == pytest.approx(scores.max().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("side", "backend", "largest"),
+    [(32, "torchvision", 1e-6), (32, "pil", 0.0), (61, "torchvision", 2.1 / 255), (61, "pil", 0.0)],
+)
+def test_the_image_processor_does_what_timm_does(run, side, backend, largest):
+    # Other sizes are resized as tensors by one and as PIL images by the other backend: two grey levels at most.
+    folder, network, _, _ = run
+    processor = AutoImageProcessor.from_pretrained(folder, backend=backend)
+    ours = processor(photograph(side), return_tensors="pt").pixel_values[0]
+    theirs = create_transform(**resolve_model_data_config(network))(photograph(side))
+    assert ((ours - theirs) * torch.tensor(CIFAR[1])[:, None, None]).abs().max() <= largest
+
+
+def test_timm_to_transformers_and_back_closes(run, tmp_path):
+    folder, _, images, logits = run
+    AutoModelForImageClassification.from_pretrained(folder).save_pretrained(tmp_path)
+    before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    network = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    with torch.no_grad():
+        assert torch.equal(network(images), logits)
+    code = sorted(path.name for path in folder.glob("*.py"))
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == code, "what is saved loads without this package"
+    old, new = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path))
+    assert {key: value for key, value in new.items() if old.get(key) != value} == {"dtype": "float32"}
+
+
+def test_a_network_fine_tuned_to_other_labels_closes_as_well(run, tmp_path):
+    folder, _, images, _ = run
+    labels = {0: "yes", 1: "no", 2: "perhaps"}
+    tuned = AutoModelForImageClassification.from_pretrained(
+        folder, id2label=labels, label2id={v: k for k, v in labels.items()}, ignore_mismatched_sizes=True
+    )
+    with torch.no_grad():
+        tuned.blocks[0].attn.terms[0].Delta += 1
+        tuned.save_pretrained(tmp_path)
+        network = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+        assert torch.equal(network(images), tuned(images).logits)
+    assert network.num_classes == 3
+    assert network.pretrained_cfg["label_names"] == ["yes", "no", "perhaps"]
+    assert network.pretrained_cfg["mean"] == [0.4914, 0.4822, 0.4465]
+
+
+def test_exporting_what_transformers_saved_adds_the_processor_and_keeps_the_rest(run, tmp_path):
+    AutoModelForImageClassification.from_pretrained(run[0], hidden_dropout_prob=0.1).save_pretrained(tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    export_for_transformers(tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == before
+    processors = [AutoImageProcessor.from_pretrained(place).to_dict() for place in (run[0], tmp_path)]
+    assert processors[0] == processors[1]
+
+
+def test_a_second_export_changes_nothing(run):
+    folder = run[0]
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    export_for_transformers(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(run):
+    files = sorted(run[0].glob("*.py"))
+    names = {path.stem for path in files}
+    assert names == {
+        "attention",
+        "by_axes",
+        "configuration_sa",
+        "content_terms",
+        "fused",
+        "modeling_sa",
+        "network",
+        "positions",
+        "products",
+        "terms",
+    }
+    imported = set().union(*(get_imports(path) for path in files))
+    assert imported - set(sys.stdlib_module_names) == {"huggingface_hub", "torch", "torchvision", "transformers"}
+    for path in files:
+        assert path.read_bytes() == (ROOT / "sa_zoo" / "models" / path.name).read_bytes()
+        # by transformers' own pattern, which also takes docstrings at their word
+        assert set(get_relative_imports(path)) <= names
+
+
+def test_a_folder_of_another_model_is_left_alone(tmp_path):
+    folder = tmp_path / "run"
+    make_run(folder, "resnet_tiny_cifar")
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert "model_type" not in json.loads((folder / "config.json").read_text())
+    with torch.no_grad():
+        logits = AutoModelForImageClassification.from_pretrained(folder)(torch.zeros(1, 3, 32, 32)).logits
+    assert logits.shape == (1, len(LABELS))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model_args", {**SMALL, "global_pool": ""}, "global_pool: got '', expected 'avg'"),
+        ("label_names", ["ant"], "label_names: got 1, expected one for each of 7 classes"),
+        ("crop_mode", "squash", "crop_mode: got 'squash', expected 'center'"),
+    ],
+)
+def test_what_transformers_could_not_repeat_is_refused(run, tmp_path, key, value, message):
+    config = json.loads((run[0] / "config.json").read_text())
+    del config["model_type"]  # as timm writes it
+    (config["pretrained_cfg"] if key == "crop_mode" else config)[key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        export_for_transformers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+FROM_THE_HUB = """
+import sa_zoo, timm
+from transformers import AutoBackbone, AutoImageProcessor, AutoModelForImageClassification, pipeline
+out = {
+    "timm": timm.create_model("hf-hub:you/small-run", pretrained=True).eval()(x),
+    "transformers": AutoModelForImageClassification.from_pretrained("you/small-run")(x).logits,
+    "pixels": AutoImageProcessor.from_pretrained("you/small-run")(image, return_tensors="pt").pixel_values,
+}
+maps = AutoBackbone.from_pretrained("you/small-run", out_indices=[2, 5])(x).feature_maps
+out |= {"stage2": maps[0], "stage5": maps[1]}
+assert pipeline("image-classification", model="you/small-run")(image, top_k=7)
+"""
+# The classes' own code comes from the folder alone; whoever asks for the packages finds nothing.
+REMOTE_CODE = """
+import sys
+sys.modules["sa_zoo"] = sys.modules["timm"] = None
+from transformers import (
+    AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+)
+out = {}
+for source in (folder, "you/small-run"):
+    model = AutoModelForImageClassification.from_pretrained(source, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules.")
+    out["transformers " + source[-9:]] = model(x).logits
+    base = AutoModel.from_pretrained(source, trust_remote_code=True)
+    out["base " + source[-9:]] = model.head(base(x).pooler_output)
+model.save_pretrained(saved)
+out["saved"] = AutoModelForImageClassification.from_pretrained(saved, trust_remote_code=True)(x).logits
+maps = AutoBackbone.from_pretrained("you/small-run", out_indices=[2, 5], trust_remote_code=True)(x).feature_maps
+out |= {"stage2": maps[0], "stage5": maps[1]}
+out["pixels"] = AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt").pixel_values
+assert pipeline("image-classification", model=folder, trust_remote_code=True)(image, top_k=7)
+"""
+AROUND = """
+import sys, torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+folder, inputs, results, saved = sys.argv[1:]
+x, image = load_file(inputs)["x"], Image.open(inputs + ".png")
+with torch.no_grad():
+{code}
+save_file({{key: value.contiguous() for key, value in out.items()}}, results)
+"""
+
+
+@pytest.mark.parametrize("code", [FROM_THE_HUB, REMOTE_CODE], ids=["from a Hub", "as remote code, without packages"])
+def test_another_process_gets_the_same_numbers(run, tmp_path, code):
+    folder, network, images, logits = run
+    server = HubServer()
+    server.repositories["you/small-run"] = Repository(private=False)
+    server.repositories["you/small-run"].commit({path.name: path.read_bytes() for path in folder.iterdir()})
+    save_file({"x": images}, tmp_path / "inputs")
+    photograph(32).save(tmp_path / "inputs.png")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "PYTHONPATH"))}
+    environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    if code is FROM_THE_HUB:
+        environment["PYTHONPATH"] = str(ROOT)
+    program = AROUND.format(code="".join(f"    {line}\n" for line in code.splitlines()))
+    arguments = [folder, tmp_path / "inputs", tmp_path / "results", tmp_path / "saved"]
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    results = load_file(tmp_path / "results")
+    with torch.no_grad():
+        stages = network.forward_intermediates(images, indices=[1, 4], intermediates_only=True)
+    expected = {"stage2": stages[0], "stage5": stages[1]}
+    expected["pixels"] = AutoImageProcessor.from_pretrained(folder)(photograph(32), return_tensors="pt").pixel_values
+    for key, value in results.items():
+        assert torch.allclose(value, expected.get(key, logits), atol=1e-6), key
