@@ -3,10 +3,10 @@
 import pytest
 import timm
 import torch
+from sa_zoo.kernels.products import Linear
 from torch import nn
 
 from sa_zoo.analysis.yardsticks import beside, evaluations, with_convolutions
-from sa_zoo.kernels.products import Linear
 from sa_zoo.models.attention import Attention, ExplicitAttention
 from sa_zoo.models.network import ExplicitBlock
 
