@@ -88,7 +88,7 @@ def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_fol
     assert {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()} == folders
     for repo_id in ("you/first", "you/second"):
         repository = hub.repositories[repo_id]
-        assert repository.commits[repository.head]["README.md"].decode().count(repo_id) == 2
+        assert repository.commits[repository.head]["README.md"].decode().count(repo_id) == 3
 
 
 def test_running_it_again_does_nothing(hub, run):
