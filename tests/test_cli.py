@@ -113,6 +113,7 @@ def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found == json.loads((tmp_path / "result.json").read_text())
+    assert set(found) == {"model", "data", "test"} and found["model"] == str(out)
     assert found["test"] == json.loads((out / "metrics.json").read_text())["test"]
 
 
@@ -130,7 +131,7 @@ def test_evaluating_in_detail_on_named_data(run):
         (["local-dir:nowhere", "--data", "digits"], "error: model: got local-dir:nowhere"),
     ],
 )
-def test_a_mistaken_evaluation_is_told(arguments, said):
+def test_a_mistaken_evaluation_is_reported(arguments, said):
     result = sa_zoo("evaluate", *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith(said)
@@ -169,14 +170,14 @@ def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatc
     assert result.stdout.strip() == f"True {[str(script), '--help', '-x', '--model', 'a b']}"
 
 
-def test_a_missing_script_is_told(tmp_path, monkeypatch):
+def test_a_missing_script_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = sa_zoo("run", "none.py")
     assert result.exit_code == 2
     assert re.search(r"none\.py\W+ does not exist", result.stderr)
 
 
-def test_converting_a_missing_reference_checkpoint_is_told(tmp_path):
+def test_converting_a_missing_reference_checkpoint_is_reported(tmp_path):
     arguments = ["convert-reference", tmp_path / "none.pth", "--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
     result = sa_zoo(*arguments)
     assert result.exit_code == 1
@@ -184,7 +185,7 @@ def test_converting_a_missing_reference_checkpoint_is_told(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_converting_a_file_that_is_no_checkpoint_is_told(tmp_path):
+def test_converting_a_file_that_is_no_checkpoint_is_reported(tmp_path):
     (tmp_path / "notes.txt").write_text("hello world")  # torch raises a KeyError for it
     options = ["--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
     result = sa_zoo("convert-reference", tmp_path / "notes.txt", *options)
@@ -193,7 +194,7 @@ def test_converting_a_file_that_is_no_checkpoint_is_told(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_converting_an_unknown_model_is_told(tmp_path):
+def test_converting_an_unknown_model_is_reported(tmp_path):
     result = sa_zoo("convert", "resnet18_cifra", "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: model.name: got resnet18_cifra, expected a model folder or a timm name")
@@ -235,7 +236,7 @@ def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):
         (["publish", "nowhere", "--repo-id", "you/x"], "got nowhere, which is not a folder"),
     ],
 )
-def test_a_folder_that_is_not_there_is_told(arguments, said):
+def test_a_folder_that_is_not_there_is_reported(arguments, said):
     result = sa_zoo(*arguments)
     assert result.exit_code == 1
     assert f"error: {said}" in result.stderr

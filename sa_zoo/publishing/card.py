@@ -109,7 +109,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     init = _init(recipe)
     name = architecture(folder)
     entry = timm.models.model_entrypoint(name)
-    model = timm.create_model(f"local-dir:{folder}" if (folder / "config.json").is_file() else name)
+    model: Any = timm.create_model(f"local-dir:{folder}" if (folder / "config.json").is_file() else name)
     described = model.pretrained_cfg
     return {
         "name": name,

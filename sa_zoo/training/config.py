@@ -177,7 +177,7 @@ def _describe(error: Mapping[str, Any]) -> str:
         case "missing":
             return f"{key}: got nothing, expected a value"
         case "extra_forbidden":
-            section = Config if len(error["loc"]) == 1 else Config.model_fields[error["loc"][0]].annotation
+            section: Any = Config if len(error["loc"]) == 1 else Config.model_fields[error["loc"][0]].annotation
             names, name = list(section.model_fields), str(error["loc"][-1])
             return f"{key}: got an unknown key, expected one of {', '.join(names)}{did_you_mean(name, names)}"
         case "model_type" | "model_attributes_type" | "dict_type":
