@@ -155,12 +155,12 @@ def test_an_error_of_a_script_keeps_its_traceback(tmp_path, monkeypatch):
 
 
 def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatch):
-    (tmp_path / "beside.py").write_text("name = 'sa_quadratic_tiny_cifar'\n")
+    (tmp_path / "neighbor.py").write_text("name = 'sa_quadratic_tiny_cifar'\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, timm, beside\n"
+        "import sys, timm, neighbor\n"
         "if __name__ == '__main__':\n"
-        "    print(timm.is_model(beside.name), sys.argv)\n"
+        "    print(timm.is_model(neighbor.name), sys.argv)\n"
         "    sys.exit(7)\n"
     )
     monkeypatch.setattr(sys, "argv", [])

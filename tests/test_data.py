@@ -273,9 +273,9 @@ def test_an_empty_folder_is_reported(tmp_path):
 
 
 def test_a_folder_without_labels_is_reported(tmp_path):
-    image_folder(tmp_path / "bare", {"train": 3})
+    image_folder(tmp_path / "unlabelled", {"train": 3})
     with pytest.raises(ValueError, match=r"with columns image, expected labels: a folder per class"):
-        open_source(DataConfig(name=str(tmp_path / "bare")))
+        open_source(DataConfig(name=str(tmp_path / "unlabelled")))
 
 
 def test_a_hidden_label_is_reported(tmp_path):

@@ -60,11 +60,8 @@ def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_p
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-compile"]
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("sa_zoo", "configs", "pyproject.toml", "README.md", "LICENSE"):
-        (source / name).symlink_to(ROOT / name)
-    # without the compiled library, which takes half a minute to build
-    setup = (ROOT / "setup.py").read_text()
-    (source / "setup.py").write_text(re.sub(r"ext_modules=\[.*\],\n\)", ")", setup, flags=re.DOTALL))
+    for name in ("sa_zoo", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (source / name).symlink_to(ROOT / name)  # so that the build leaves nothing in the checkout
     subprocess.run([*pip, f"--target={tmp_path / 'site'}", str(source)], check=True)
     assert {path.name for path in (tmp_path / "site" / "sa_zoo" / "recipes").iterdir()} == {
         path.name for path in (ROOT / "configs").iterdir()

@@ -33,7 +33,7 @@ INFO, REFS = "GET /api/models/you/test-vit$", "GET /api/models/.*/refs"
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """A small timm model as a run leaves it, with things beside it that must stay at home."""
+    """A small timm model as a run leaves it, with things next to it that must not be published."""
     folder = make_run(tmp_path_factory.mktemp("runs") / "test_vit", "test_vit", num_classes=7)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "state.safetensors").write_bytes(b"large")
@@ -282,7 +282,7 @@ def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
         publish(run, REPO)
 
 
-def test_a_hub_without_xet_storage_is_told_how_to_do_without(hub, run, monkeypatch):
+def test_a_hub_without_xet_storage_is_reported_with_what_to_do(hub, run, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with pytest.raises(ConnectionError, match=r"could not commit: .*set HF_HUB_DISABLE_XET=1"):
         publish(run, REPO)
