@@ -14,6 +14,7 @@ stored, and does not cover TensorFloat-32 or Winograd convolutions, which round 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
     largest = magnitude * norms.sum(dim=1) + bias  # no partial sum of products exceeds it
     return Certificate(
         attention=2 * magnitude * (norms @ missed),
-        rounding=largest * (_convolution_rounding(layer, kernel[0].numel()) + _layer_rounding(layer, image)),
+        rounding=largest * (_rounding_of_sum(layer, kernel[0].numel() + 1) + _layer_rounding(layer, image)),
     )
 
 
@@ -73,36 +74,29 @@ def _units(layer: ConvolutionalAttention) -> tuple[float, float]:
     return summed, stored if stored > summed else 0.0
 
 
-def _of_sum(terms: int, unit: float) -> float:
-    """gamma_n = n u / (1 - n u): error of a sum of n products, relative to the sum of their absolute values."""
-    return terms * unit / (1 - terms * unit)
-
-
-def _convolution_rounding(layer: ConvolutionalAttention, products: int) -> float:
+def _rounding_of_sum(layer: ConvolutionalAttention, terms: int) -> float:
+    """gamma_n = n u / (1 - n u): error of a sum of n products that is stored, relative to their absolute values."""
     summed, stored = _units(layer)
-    return _of_sum(products + 1, summed) + stored
+    return terms * summed / (1 - terms * summed) + stored
 
 
 def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
     """Rounding of the layer's evaluation; for SoftAttention of both, as borders are evaluated by axes."""
-    heads = len(layer.alpha)
-    inner = layer.in_channels // layer.groups
+    of_sum = partial(_rounding_of_sum, layer)
+    heads, inner = len(layer.alpha), layer.in_channels // layer.groups
     if isinstance(layer, HardAttention):
-        return _convolution_rounding(layer, heads * inner)
-    summed, stored = _units(layer)
+        return of_sum(heads * inner + 1)
     Delta, alpha = layer.Delta.detach().cpu().double(), layer.alpha.detach().cpu().double()
     offset = (Delta - Delta.round()).square().amax(dim=1)
     # A score's relative error of four roundings, as an error of exp(score), averaged over keys: E[alpha d^2] < 3/4
     # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has it too.
     score = float((8 * (alpha * offset + 0.75)).max())
     keys = layer.key_sizes(list(image))
-    probability = sum((score + 6) * summed + _of_sum(size, summed) + stored for size in keys)
-    by_axes = probability + sum(_of_sum(size, summed) + stored for size in keys)
+    probability = sum((score + 6) * _units(layer)[0] + of_sum(size) for size in keys)
+    mixed = sum(map(of_sum, keys))
     if isinstance(layer, ContentAttention):
-        by_axes = probability + _of_sum(math.prod(keys), summed) + 2 * stored
-    mixed = by_axes + _of_sum(heads * inner + 1, summed) + stored
-    if not isinstance(layer, SoftAttention):
-        return mixed
-    seen = math.prod(layer.count)
-    composed = probability + _of_sum(heads, summed) + stored + _of_sum(seen * inner + 1, summed) + stored
-    return mixed + composed
+        mixed = of_sum(math.prod(keys)) + _units(layer)[1]
+    rounding = probability + mixed + of_sum(heads * inner + 1)
+    if isinstance(layer, SoftAttention):
+        rounding += probability + of_sum(heads) + of_sum(math.prod(layer.count) * inner + 1)
+    return rounding

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sa_zoo.convolution.padding import Padding, padded_sizes
+from sa_zoo.convolution.padding import Padding
 from sa_zoo.convolution.theorem import head_shifts, is_exact, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import outer_sum, pixels, quadratic_scores
@@ -156,7 +156,7 @@ class ConvolutionalAttention(nn.Module):
     @torch.jit.ignore
     def key_sizes(self, image: list[int]) -> list[int]:
         """N of an image of this size."""
-        return padded_sizes(image, self.pad.amounts(image))
+        return self.pad.sizes(image)
 
     @torch.jit.ignore
     def macs(self, image: list[int]) -> int:
@@ -181,7 +181,7 @@ class HardAttention(ConvolutionalAttention):
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad
-        native = isinstance(pad, Padding) and pad.mode == "constant" and pad.before == pad.after
+        native = type(pad) is Padding and pad.mode == "constant" and pad.before == pad.after
         self.outside = nn.Identity() if native else pad
         self.padding = pad.before if native else self.zeros
 
