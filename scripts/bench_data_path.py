@@ -1,25 +1,22 @@
-"""python scripts/bench_data_path.py configs/sa_quadratic_tiny_cifar.toml [--threads 1] [--steps 5] [--rounds 9]
+"""python scripts/bench_data_path.py CONFIG [--steps 5] [--rounds 9] [--json FILE]
 
 What loading and augmenting images adds to a training step, for the model, recipe and precision of a config, on random
-images of CIFAR's number and size, on the device that accelerate finds. Three loops take turns: steps with their images,
-steps on a batch that is there already, and images without steps. On a CPU the last one's share of the first is what
-counts; a GPU works while the host prepares, so there it is the share by which the first is longer than the second.
-Compiled: accelerate launch --dynamo_backend inductor scripts/bench_data_path.py ...
+images of CIFAR's number and size. The speed of "images alone" is how many times as long a whole step takes. On a GPU,
+which works while the host prepares images, compare "steps on one batch" instead.
 """
 
-import argparse
-import statistics
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor
+import typer
 from torch.nn.functional import cross_entropy
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.timing import in_turns
+from sa_zoo.analysis.benchmark import Case, Subject, run_cases
 from sa_zoo.training.augment import Augment
+from sa_zoo.training.checkpoint import write_json
 from sa_zoo.training.config import load_config
 from sa_zoo.training.data import Split
 from sa_zoo.training.evaluate import open_accelerator
@@ -29,53 +26,41 @@ from sa_zoo.training.model import create_model, input_format
 IMAGES, CLASSES, SIDE = 50_000, 10, 32
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--threads", type=int, default=0, help="of a CPU; all cores if 0")
-    parser.add_argument("--steps", type=int, default=5, help="in a turn")
-    parser.add_argument("--rounds", type=int, default=9, help="turns, after one that is not counted")
-    options = parser.parse_args()
-    if min(options.steps, options.rounds) < 1:
-        parser.error(f"--steps, --rounds: got {options.steps} and {options.rounds}, expected at least 1")
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    config = load_config(options.config, [])
-    accelerator = open_accelerator(mixed_precision=config.train.precision)
-    device, batch = accelerator.device, config.train.batch_size
-    model = create_model(config.model, CLASSES).to(device, memory_format=torch.channels_last).train()
-    optimizer = accelerator.prepare(optimizer_of(model, config.optim))
-    prepared = accelerator.prepare(model)
-    images = torch.randint(256, (IMAGES, 3, SIDE, SIDE), dtype=torch.uint8, device=device)
+def main(
+    config: str,
+    steps: Annotated[int, typer.Option(min=1)] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 9,
+    json: Path | None = None,
+) -> None:
+    recipe = load_config(Path(config), [])
+    accelerator = open_accelerator(mixed_precision=recipe.train.precision)
+    model = create_model(recipe.model, CLASSES).to(accelerator.device, memory_format=torch.channels_last).train()
+    network, optimizer = accelerator.prepare(model, optimizer_of(model, recipe.optim))
+    images = torch.randint(256, (IMAGES, 3, SIDE, SIDE), dtype=torch.uint8, device=accelerator.device)
     split = Split(images, np.zeros(IMAGES, dtype=np.int64))
-    augment = Augment(config.augment, 0, CLASSES, input_format(model).normalise, device)
-    batches = np.random.default_rng(0).permutation(IMAGES)[: options.steps * batch].reshape(-1, batch)
+    augment = Augment(recipe.augment, 0, CLASSES, input_format(model).normalise, accelerator.device)
+    batches = np.random.default_rng(0).permutation(IMAGES)[: steps * recipe.train.batch_size].reshape(steps, -1)
 
-    def step(inputs: Tensor, targets: Tensor) -> None:
-        accelerator.backward(cross_entropy(prepared(inputs).float(), targets))
-        optimizer.step()
-        optimizer.zero_grad()
+    def load():
+        return (augment(chosen, labels, indices, 0) for chosen, labels, indices in split.loader_in_order(batches))
 
-    def loaded() -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen, labels, indices in split.loader_in_order(batches):
-            yield augment(chosen, labels, indices, 0)
+    def train(pairs) -> None:
+        for inputs, targets in pairs:
+            accelerator.backward(cross_entropy(network(inputs).float(), targets))
+            optimizer.step()
+            optimizer.zero_grad()
 
-    there = next(loaded())
-    runs = {
-        "with their images": lambda: [step(*some) for some in loaded()],
-        "on one batch": lambda: [step(*there) for _ in batches],
-        "images alone": lambda: [None for _ in loaded()],
+    one = [next(load())] * steps
+    subjects = {
+        "steps with their images": Subject(lambda: train(load())),
+        "steps on one batch": Subject(lambda: train(one)),
+        "images alone": Subject(lambda: list(load())),
     }
-    times = in_turns(runs, options.rounds, device)
-    whole = times["with their images"]
-    share = statistics.median(1 - bare / full for bare, full in zip(times["on one batch"], whole, strict=True))
-    alone = statistics.median(data / full for data, full in zip(times["images alone"], whole, strict=True))
-    print(
-        f"{config.model.name}, batch {batch}, {device}, {torch.get_num_threads()} threads: "
-        f"{1e3 * statistics.median(whole) / len(batches):.1f} ms a step, of which its images make up {share:.1%}; "
-        f"alone they take {alone:.1%} of it (medians of {options.rounds} turns of {len(batches)} steps)"
-    )
+    phase = f"training, {recipe.train.precision}"
+    case = Case(recipe.model.name, phase, batches.size, next(iter(subjects)), lambda: subjects)
+    command = f"python scripts/bench_data_path.py {config} --steps {steps} --rounds {rounds}"
+    run_cases([case], rounds, accelerator.device, command, json, write_json)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
