@@ -244,7 +244,6 @@ def _bench(
     import sa_zoo  # noqa: F401  registers the names
     from sa_zoo.analysis import suites, timing
     from sa_zoo.analysis.benchmark import run_cases
-    from sa_zoo.training.checkpoint import write_json
 
     if unknown := [name for name in models if not timm.is_model(name)]:
         ours = ", ".join(timm.list_models(module="timm_models"))
@@ -264,7 +263,7 @@ def _bench(
     chosen |= {"routes": lambda: suites.routes(place), "convolution": lambda: suites.convolution(place)}
     cases = [case for case in chosen[suite]() if case.phase.startswith(phase)]
     cases += suites.layers(models[0], sides, place, {"as built": None, "definition": "definition"})
-    run_cases(cases, rounds, place, shlex.join(["sa-zoo", *sys.argv[1:]]), json_, write_json)
+    run_cases(cases, rounds, place, shlex.join(["sa-zoo", *sys.argv[1:]]), json_)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.benchmark import Case, Subject, run_cases
 from sa_zoo.training.augment import Augment
-from sa_zoo.training.checkpoint import write_json
 from sa_zoo.training.config import load_config
 from sa_zoo.training.data import Split
 from sa_zoo.training.evaluate import open_accelerator
@@ -59,7 +58,7 @@ def main(
     phase = f"training, {recipe.train.precision}"
     case = Case(recipe.model.name, phase, batches.size, next(iter(subjects)), lambda: subjects)
     command = f"python scripts/bench_data_path.py {config} --steps {steps} --rounds {rounds}"
-    run_cases([case], rounds, accelerator.device, command, json, write_json)
+    run_cases([case], rounds, accelerator.device, command, json)
 
 
 if __name__ == "__main__":

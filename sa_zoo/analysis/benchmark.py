@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sa_zoo.analysis.timing import Run, conditions, in_turns, matrix_products, peak_bytes
 from sa_zoo.kernels.choose import only
+from sa_zoo.model_folder import write_json
 
 
 @dataclass(frozen=True)
@@ -169,9 +170,8 @@ def run_cases(
     device: torch.device,
     command: str,
     path: Path | None,
-    write: Callable[[Path, Any], None],
 ) -> None:
-    """Measure cases, print their tables, and add this run to a JSON file, which `write` replaces after each case.
+    """Measure cases, print their tables, and add this run to a JSON file, which is replaced after each case.
 
     Raises ValueError, before anything is measured, if the file holds something else.
     """
@@ -186,4 +186,4 @@ def run_cases(
         print(table(rows) + "\n", flush=True)
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, found | {"runs": [*found["runs"], run]})
+            write_json(path, found | {"runs": [*found["runs"], run]})

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.benchmark import Case, Subject, step
 from sa_zoo.convolution.layer_conversion import attention_from_conv
+from sa_zoo.kernels.fused import can_fuse
 from sa_zoo.models.network import SANet
 
 PHASES = (
@@ -140,7 +141,10 @@ def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[
 
 def routes(device: torch.device) -> Iterator[Case]:
     """Each evaluation route of attention against the next simpler one in the case that it exists for."""
+    X = torch.empty(1, 1, 16, 16, device=device)
     for model, phase, batch, names in ROUTE_CASES:
+        if "fused" in names and not can_fuse(X, X[0, 0]):
+            continue  # another processor, or an installation without a compiler
         yield networks(model, phase, batch, device, {name: (unchanged, name) for name in names}, names[-1])
     yield from layers("sa_quadratic_cifar", [64], device, {"by axes": "by axes", "definition": "definition"})
 
