@@ -9,6 +9,7 @@ from .convolution.certificate import certificate
 from .convolution.layer_conversion import attention_from_conv, conv_from_attention
 from .convolution.network_conversion import convert
 from .interchange.registration import register_with_transformers
+from .kernels import choose
 from .models import timm_models
 
 __version__ = "0.1.0"
@@ -21,4 +22,5 @@ __all__ = [
     "timm_models",
 ]
 
+choose.install()
 register_with_transformers()

@@ -1,6 +1,9 @@
 """Attention, its terms and the network against a float64 NumPy loop, conv and torch's own attention."""
 
 import copy
+import importlib.util
+import sys
+from pathlib import Path
 
 import numpy as np
 import numpy_sanet as oracle
@@ -8,12 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sa_zoo.kernels.by_axes import attend_by_axes
+import sa_zoo
 from sa_zoo.models import positions
-from sa_zoo.models.attention import Attention, attend, probabilities_from
-from sa_zoo.models.content_terms import Absolute, Content, Relative
+from sa_zoo.models.attention import Attention, attend, attend_by_axes, probabilities_from
 from sa_zoo.models.network import Block, SANet
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
 PATCH, W, H, D, HEADS, HIDDEN, CLASSES, B, CHANNELS = 2, 3, 5, 7, 11, 13, 17, 19, 23
 TERMS = [
@@ -95,8 +97,8 @@ def test_content_attention_is_that_of_torch():
 @pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
 def test_factors_by_axes_give_the_explicit_product_and_its_gradients(terms, dtype, error):
     layer, X = attention(*terms, dtype=dtype), pixels(dtype).requires_grad_()
-    explicit = attend(layer.probabilities(X), X)
-    by_axes = attend_by_axes(*layer.axis_probabilities(X), X)
+    explicit = attend(layer.probabilities(X), X.flatten(1, 2)).unflatten(1, X.shape[1:3])
+    by_axes = attend_by_axes(layer.axis_probabilities(X), X)
     assert (explicit - by_axes).abs().max() < error
     weight = torch.randn_like(explicit)
     inputs = [X, *layer.terms.parameters()]
@@ -108,19 +110,34 @@ def test_factors_by_axes_give_the_explicit_product_and_its_gradients(terms, dtyp
         assert (expected - got).abs().max() < error * max(1.0, float(expected.abs().max()))
 
 
-def test_separable_terms_go_by_axes_where_images_are_large():
-    X, many = pixels(), (13, 11)
-    assert Attention(D, HEADS, (Quadratic, Learned), many).by_axes(X)
-    assert not Attention(D, HEADS, (Quadratic,), many).by_axes(X.to("meta"))
-    assert Attention(D, HEADS, (Quadratic,), (17, 19)).by_axes(X.to("meta"))
-    assert not Attention(D, HEADS, (Quadratic, Content), many).by_axes(X)
-    assert not attention(Quadratic).by_axes(X)
+@pytest.fixture
+def published():
+    """models/ as a package of its own, like the copy in a Hub repository: kernels/ does not reach it."""
+    folder = Path(sa_zoo.__file__).parent / "models"
+    spec = importlib.util.spec_from_file_location(
+        "published", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    sys.modules["published"] = importlib.util.module_from_spec(spec)
+    yield importlib.import_module("published.attention")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "published"]:
+        del sys.modules[name]
+
+
+def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(published):
+    X, large = torch.randn(B, 13, 11, D, dtype=torch.float64), (13, 11)
+    for terms, route in (((Quadratic, Learned), "by axes"), ((Quadratic, Content), "definition")):
+        layer = published.Attention(D, HEADS, terms, large, attn_drop=0.5, dtype=torch.float64).eval()
+        assert layer.route(X) == route
+        assert (layer(X) - layer.W_out(layer.definition(X))).abs().max() < 1e-10
+        assert layer.train().route(X) == "definition"  # dropout on probabilities
+    assert published.Attention(D, HEADS, (Quadratic,), (H, W)).route(pixels()) == "definition"
 
 
 def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():
     layer = Attention(D, HEADS, (Quadratic,), (17, 19), dtype=torch.float64)
     X = torch.randn(B, 17, 19, D, dtype=torch.float64)
-    assert (layer(X) - layer.W_out(layer.W_val(attend(layer.probabilities(X), X)))).abs().max() < 1e-10
+    heads = attend(layer.probabilities(X), X.flatten(1, 2)).unflatten(1, [17, 19])
+    assert (layer(X) - layer.W_out(layer.W_val(heads))).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
@@ -156,9 +173,10 @@ def test_half_precision_parameters_still_make_float32_probabilities(dtype):
     assert torch.equal(P, probabilities_from(rounded(pixels(torch.float32))))
 
 
-def test_scores_stay_finite_in_float16_where_uncentred_ones_overflow():
-    Delta, spread = torch.tensor([-30.0], dtype=torch.float16), torch.tensor([92.0**0.5], dtype=torch.float16)
-    scores = positions.quadratic_axis_scores(Delta, spread, 32)
+def test_scores_stay_finite_in_float16_where_uncentered_ones_overflow():
+    Delta, alpha = torch.tensor([-30.0], dtype=torch.float16), torch.tensor([46.0], dtype=torch.float16)
+    places = positions.pixels(32, Delta.device)
+    scores = positions.quadratic_scores(Delta, alpha, places, places)
     assert scores.min() < -torch.finfo(torch.float16).max
     P = probabilities_from(scores)
     assert torch.isfinite(P).all()

@@ -1,4 +1,4 @@
-"""convolution.py, theorem.py, padding.py: the layer by its definition and in the hard limit."""
+"""convolutional.py, theorem.py, padding.py: the layer by its definition and in the hard limit."""
 
 import math
 
@@ -13,7 +13,9 @@ from torch import nn
 
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.convolution.theorem import axis_scores, head_shifts, missed_attention, one_hot_alpha, rounding_alpha
+from sa_zoo.convolution.theorem import head_shifts, missed_attention, one_hot_alpha, rounding_alpha
+from sa_zoo.models.attention import attend, probabilities_from
+from sa_zoo.models.positions import pixels, quadratic_scores
 
 INFINITY = float("inf")
 
@@ -114,10 +116,12 @@ def test_hard_heads_on_the_image_alone_pad_by_replication():
     """Without padded keys a head that looks outside falls on the nearest pixel, as in padding_mode="replicate"."""
     conv = nn.Conv1d(2, 3, 3, padding=1, padding_mode="replicate").double()
     x = torch.randn(1, 2, 7, dtype=torch.float64)
-    pixels = torch.arange(7.0, dtype=torch.float64)
-    scores = axis_scores(torch.tensor([-1.0, 0.0, 1.0]), torch.full((3,), 300.0), pixels, pixels)
-    heads = torch.einsum("hqk,bck->bchq", scores.softmax(dim=-1), x)
-    assert torch.allclose(attention_from_conv(conv).mix(heads), conv(x), atol=1e-12)
+    places = pixels(7, x.device)
+    scores = quadratic_scores(torch.tensor([-1.0, 0.0, 1.0]), torch.full((3,), 300.0), places, places)
+    P = probabilities_from(scores.double())
+    layer = attention_from_conv(conv)
+    heads = attend(P, x.transpose(1, 2))
+    assert torch.allclose(layer.project(heads), conv(x), atol=1e-12)
 
 
 def test_what_a_head_misses_is_its_softmax_on_a_wide_grid():

@@ -11,16 +11,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.kernels import fused, products
-from sa_zoo.models import attention
-from sa_zoo.models.attention import Attention, ExplicitAttention
+from sa_zoo.kernels import choose, fused, portions
+from sa_zoo.kernels.choose import only
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Learned, Quadratic
 
 # Channels by vectors: one, a part of a block, a block and a part of one, several blocks.
@@ -37,7 +36,7 @@ def test_installing_where_there_is_a_compiler_builds_it():
 
 
 def factors(size: int, reach: int) -> torch.Tensor:
-    """(HEADS, size, size) numbers of both signs, zero beyond so many pixels of a centre that each head has its own."""
+    """(HEADS, size, size) numbers of both signs, zero beyond so many pixels of a center that each head has its own."""
     offset = torch.arange(size)[None, None, :] - torch.arange(size)[None, :, None] - torch.arange(HEADS)[:, None, None]
     return torch.randn(HEADS, size, size) * (offset.abs() <= reach)
 
@@ -133,7 +132,7 @@ def test_without_bias_from_views_and_beside_heads_that_attend_to_nothing():
 def test_nothing_is_left_of_what_its_memory_held():
     tensors = given(2, 11, 7)
     fused.fused_values(*tensors)
-    for held in products.ROOM.held.values():
+    for held in portions.WORKSPACE.held.values():
         held.fill_(float("nan"))
     right(tensors)
 
@@ -147,7 +146,7 @@ def test_it_writes_to_no_other_memory(threads, monkeypatch):
         guarded.append((math.prod(shape), torch.full([math.prod(shape) + 2**20], 7.0, dtype=dtype)))
         return guarded[-1][1][: guarded[-1][0]].view(shape)
 
-    monkeypatch.setattr(fused.ROOM, "of", of)
+    monkeypatch.setattr(fused.WORKSPACE, "empty", of)
     with threads_of_torch(threads):
         for B, H, W in [(5, 11, 7), (1, 2, 19), (3, 23, 1)]:
             right(given(B, H, W))
@@ -172,7 +171,7 @@ def test_threads_do_not_write_over_each_other():
 
 
 @needs_it
-def test_what_does_not_fit_is_told():
+def test_other_shapes_and_types_are_refused():
     X, P_down, P_across, W_val, b_val = given(2, 11, 7)
     with pytest.raises(ValueError, match=r"multiples of 16, got torch.float32 \(2, 11, 7, 33\)"):
         fused.fused_values(torch.randn(2, 11, 7, 33), P_down, P_across, W_val, b_val)
@@ -184,7 +183,7 @@ def test_what_does_not_fit_is_told():
         fused.fused_values(X, P_across, P_down, W_val, b_val)
     with pytest.raises(ValueError, match=r"torch\.float64"):
         fused.fused_values(X, P_down.double(), P_across, W_val, b_val)
-    with pytest.raises(ValueError, match=r"\(48,\)\] beside .* \(47,\)"):
+    with pytest.raises(ValueError, match=r"\(48,\)\] for X of .* \(47,\)"):
         fused.fused_values(X, P_down, P_across, W_val, b_val[1:])
 
 
@@ -203,31 +202,34 @@ def test_torch_accepts_it_as_an_operator():
     torch.library.opcheck(fused.fused_values, tuple(given(2, 5, 7)), test_utils=("test_schema", "test_faketensor"))
 
 
-# Sizes by which torch's own products would go by axes, and would not.
+# Sizes that are evaluated by axes without compiled code, and that are not.
 @needs_it
 @pytest.mark.parametrize(("H", "W"), [(17, 13), (7, 5)])
 @pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
 def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(H, W, terms, monkeypatch):
     calls = []
-    original = fused.fused_values
-    monkeypatch.setattr(attention, "fused_values", lambda *tensors: calls.append(1) or original(*tensors))
+    monkeypatch.setitem(choose.ROUTES, "fused", lambda *given: calls.append(1) or fused.fused(*given))
     torch.manual_seed(0)
     layer = Attention(32, HEADS, terms, (H, W)).eval()
-    explicit = ExplicitAttention(32, HEADS, terms, (H, W)).eval()
-    explicit.load_state_dict(layer.state_dict())
     X = torch.randn(2, H, W, 32)
+
+    def difference(layer: Attention, X: torch.Tensor) -> float:
+        got = layer(X)
+        with only("definition"):
+            return (got - layer(X)).abs().max().item()
+
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            assert (layer(X) - explicit(X)).abs().max() < 1e-5
+            assert difference(layer, X) < 1e-5
     assert len(calls) == 2
-    # Not so with gradients, in another type, or under autocast; what is remembered of the one does not serve the other.
-    assert (layer(X) - explicit(X)).abs().max() < 1e-5
+    assert difference(layer, X) < 1e-5  # with gradients, under autocast and in other types it is not used
     with torch.no_grad():
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert (layer(X) - explicit(X)).abs().max() < 0.02
-        assert (layer(X) - explicit(X)).abs().max() < 1e-5
+            assert difference(layer, X) < 0.02
         copy.deepcopy(layer).bfloat16()(X.bfloat16())
-        assert (copy.deepcopy(layer).double()(X.double()) - explicit.double()(X.double())).abs().max() < 1e-10
+        assert difference(copy.deepcopy(layer).double(), X.double()) < 1e-10
+        assert len(calls) == 2
+        assert difference(layer, X) < 1e-5
     assert len(calls) == 3
 
 
@@ -240,25 +242,12 @@ def test_dropout_on_probabilities_does_not_go_by_axes():
 
 
 @needs_it
-def test_a_build_that_cannot_be_loaded_is_told_and_done_without(tmp_path, monkeypatch):
+def test_a_build_that_cannot_be_loaded_gives_a_warning(tmp_path, monkeypatch):
     damaged = tmp_path / "_fused.abi3.so"
     damaged.write_bytes(b"not a library")
     monkeypatch.setattr(fused, "find_spec", lambda name: importlib.util.spec_from_file_location(name, damaged))
-    with pytest.warns(UserWarning, match=r"the slower way: .*_fused\.abi3\.so"):
+    with pytest.warns(UserWarning, match=r"without compiled code: .*_fused\.abi3\.so"):
         assert fused._loaded() is None
-
-
-@needs_it
-def test_a_copy_of_the_files_in_another_package_leaves_it_alone(tmp_path, monkeypatch):
-    package = tmp_path / "copied_for_fused"
-    package.mkdir()
-    for name in ("fused.py", "products.py"):
-        shutil.copy(Path(fused.__file__).parent / name, package)
-    monkeypatch.syspath_prepend(tmp_path)
-    copied = importlib.import_module("copied_for_fused.fused")
-    X, P_down, P_across, W_val, b_val = given(2, 5, 7)
-    assert copied.LIBRARY is None and not copied.can_fuse(X, W_val)
-    right([X, P_down, P_across, W_val, b_val])
 
 
 def test_torchs_variable_turns_it_off():

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from sa_zoo.models.attention import attend
-from sa_zoo.models.content_terms import Absolute, Content, Relative
 from sa_zoo.models.network import Block, SANet
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
 
@@ -35,7 +33,7 @@ def test_attention_maps_are_the_probabilities_used(term, by_position):
     for block, P in zip(model.blocks, maps, strict=True):
         assert torch.allclose(P.sum(-1), torch.ones(()), atol=1e-6)
         attn = block.attn
-        assert torch.allclose(attn(tokens), attn.W_out(attn.W_val(attend(P, tokens))), atol=1e-6)
+        assert torch.allclose(attn(tokens), attn.W_out(attn.values(P, tokens)), atol=1e-6)
         tokens = block(tokens)
     assert torch.equal(model.forward_head(tokens), model(x))
 

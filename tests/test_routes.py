@@ -1,4 +1,4 @@
-"""Every way in which attention is evaluated against its definition: values, gradients, types, changes of weights."""
+"""choose.py and every route against the definition: values, gradients, types, changes of weights."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -8,32 +8,38 @@ import timm
 import torch
 from timm.utils import reparameterize_model
 
-from sa_zoo.kernels import by_axes, products
+from sa_zoo.kernels import choose, portions, remembered
+from sa_zoo.kernels.choose import ROUTES, only
 from sa_zoo.models import attention as attention_file
-from sa_zoo.models.attention import Attention, ExplicitAttention
-from sa_zoo.models.content_terms import Absolute, Content, Relative
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
-# The height lets every product go by convolution; images are large enough to go by axes.
-H, W, D, HEADS, B = 16, 11, 7, 3, 5
+# Images large enough to be evaluated by axes, small enough that P is remembered.
+H, W, D, HEADS, B = 17, 11, 7, 3, 5
 TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relative,), (Absolute,), (Quadratic, Content)]
 
 
+class Definition(Attention):
+    """The yardstick: Eq. 10 as written, whatever the input."""
+
+    def evaluate(self, X: torch.Tensor) -> torch.Tensor:
+        return self.definition(X)
+
+
 @pytest.fixture(autouse=True)
-def several_portions_and_no_product_too_small(monkeypatch):
-    monkeypatch.setattr(products, "PORTION", 2 * H * W * D)
-    monkeypatch.setattr(products, "KEPT", 1)
-    monkeypatch.setattr(products, "CALL", 0)
-    monkeypatch.setattr(by_axes, "MIXED", H * W * D)
+def several_portions(monkeypatch):
+    for module in (portions, choose):
+        monkeypatch.setattr(module, "PORTION", 2 * H * W * D)
+    monkeypatch.setattr(choose, "KEPT", 1)
 
 
 every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
 
 
-def layers(terms, dtype=torch.float64, **kwargs) -> tuple[Attention, ExplicitAttention]:
+def layers(terms, dtype=torch.float64, **kwargs) -> tuple[Attention, Definition]:
     torch.manual_seed(0)
     layer = Attention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
-    explicit = ExplicitAttention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
+    explicit = Definition(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
     explicit.load_state_dict(layer.state_dict())
     return layer, explicit
 
@@ -45,7 +51,7 @@ def pixels(dtype=torch.float64) -> torch.Tensor:
 
 def same(layer: Attention, X: torch.Tensor, error: float = 1e-10) -> None:
     """The layer gives what its weights give by the definition."""
-    explicit = ExplicitAttention(D, HEADS, [type(term) for term in layer.terms], (H, W), dtype=X.dtype).eval()
+    explicit = Definition(D, HEADS, [type(term) for term in layer.terms], (H, W), dtype=X.dtype).eval()
     explicit.load_state_dict(layer.state_dict())
     with torch.no_grad():
         assert (layer(X) - explicit(X)).abs().max() < error
@@ -64,28 +70,45 @@ def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, err
         assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
 
 
-@pytest.mark.parametrize("term", [Quadratic, Learned])
-def test_large_images_by_rows_and_within_reach_of_the_heads_are_the_definition(term, monkeypatch):
-    height, width = 43, 37
-    monkeypatch.setattr(products, "PORTION", 5 * width * D)
-    torch.manual_seed(0)
-    layer = Attention(D, HEADS, (term,), (height, width), dtype=torch.float64)
-    explicit = ExplicitAttention(D, HEADS, (term,), (height, width), dtype=torch.float64)
-    explicit.load_state_dict(layer.state_dict())
-    X = torch.randn(2, height, width, D, dtype=torch.float64, requires_grad=True)
-    found = by_axes.bands(layer.axis_probabilities(X)[0], 5)
-    assert [block.shape[1] for block, _ in found] == [5] * 8 + [3]
-    narrow = [keys.stop - keys.start < height for _, keys in found]
-    assert all(narrow) if term is Quadratic else not any(narrow)
-    y, expected = layer(X), explicit(X)
-    assert (y - expected).abs().max() < 1e-10
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            assert torch.allclose(layer(X), y, rtol=0.0, atol=1e-12)
-    direction = torch.randn_like(y)
-    gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
-    for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
-        assert (got - want).abs().max() < 1e-10 * max(1.0, float(want.abs().max()))
+ROUTE_OF = {  # terms, images, training -> route
+    "one compiled pass": ((Quadratic, Learned), (13, 11), 16, False, "fused"),
+    "channels that compiled code does not take": ((Quadratic,), (13, 11), 7, False, "portions"),
+    "few pixels": ((Quadratic,), (7, 5), 7, False, "remembered"),
+    "terms that do not factorize": ((GeneralizedQuadratic,), (13, 11), 16, False, "remembered"),
+    "the same on large images": ((GeneralizedQuadratic,), (19, 17), 16, False, "portions"),
+    "content": ((Quadratic, Content), (13, 11), 16, False, "absorbed"),
+    "content, training": ((Content,), (13, 11), 16, True, "absorbed"),
+    "training on a large batch": ((Quadratic,), (13, 11), 97, True, "portions"),
+    "training on a small batch": ((Quadratic,), (11, 7), 5, True, "definition"),
+    "training on large images": ((Quadratic,), (19, 17), 1, True, "by axes"),
+}
+
+
+@pytest.mark.parametrize("case", ROUTE_OF)
+def test_each_kind_of_input_has_its_route(case):
+    terms, grid, channels, trains, expected = ROUTE_OF[case]
+    if expected == "fused" and choose.fused.__globals__["LIBRARY"] is None:
+        expected = "portions"
+    layer = Attention(channels, HEADS, terms, grid)
+    X = torch.randn(B, *grid, channels)
+    with torch.set_grad_enabled(trains):
+        assert layer.route(X) == expected
+        assert layer.route(X.to("meta")) in ("absorbed", "by axes", "definition")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer.route(X) != "fused"
+            assert not trains or layer.route(X) in ("absorbed", "by axes", "definition")
+
+
+@pytest.mark.parametrize("route", ["definition", "by axes", "portions", "remembered"])
+def test_a_route_can_be_asked_for(route):
+    layer, explicit = layers((Quadratic,))
+    X = pixels()
+    with torch.no_grad(), only(route):
+        assert layer.route(X) == route
+        assert (layer(X) - explicit(X)).abs().max() < 1e-10
+    assert len(ROUTES) <= 6
+    with pytest.raises(ValueError, match="got 'dense', expected one of definition, by axes"), only("dense"):
+        pass
 
 
 @every_term
@@ -112,9 +135,9 @@ def test_bfloat16_is_within_its_rounding(terms):
     assert (half - expected).abs().max() < 4 * torch.finfo(torch.bfloat16).eps * scale
 
 
-def test_under_autocast_products_are_torchs(monkeypatch):
+def test_under_autocast_nothing_is_written_into_the_workspace(monkeypatch):
     layer, _ = layers((Quadratic,), torch.float32)
-    monkeypatch.setattr(attention_file, "values_by_axes", lambda *given: pytest.fail("they do not know of autocast"))
+    monkeypatch.setattr(portions, "attend_in_workspace", lambda *given: pytest.fail("out= ignores autocast"))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(pixels(torch.float32)).dtype == torch.bfloat16
 
@@ -151,7 +174,7 @@ PROJECTIONS = [(Content, "terms.0.W_qry"), (Content, "terms.0.W_key"), (Content,
 
 @pytest.mark.parametrize(("term", "path"), PROJECTIONS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_hooks_of_a_projection_are_heard(term, path, mode):
+def test_hooks_of_a_projection_are_called(term, path, mode):
     layer, explicit = layers((term,))
     for twin in (layer, explicit):
         twin.get_submodule(path).register_forward_hook(lambda module, given, made: 3.0 * made)
@@ -161,7 +184,7 @@ def test_hooks_of_a_projection_are_heard(term, path, mode):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # which jvp itself calls
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_transforms_of_torch_go_through(mode):
+def test_function_transforms_of_torch_work(mode):
     layer = layers((Quadratic,))[0].eval()
     X = torch.stack([pixels(), 2.0 * pixels()])
     with mode():
@@ -181,11 +204,11 @@ def test_traced_layers_take_any_number_of_images(terms):
             assert (traced(images) - layer(images)).abs().max() < 1e-6
 
 
-def test_nothing_is_left_of_what_a_place_held_before():
+def test_nothing_is_read_of_what_the_workspace_held_before():
     layer = layers((Quadratic,))[0].eval()
     with torch.inference_mode():
         expected = layer(pixels())
-        for held in products.ROOM.held.values():
+        for held in portions.WORKSPACE.held.values():
             held.fill_(float("nan"))
         assert torch.equal(layer(pixels()), expected)
 
@@ -203,24 +226,17 @@ def test_threads_do_not_write_over_each_other():
         assert all(torch.equal(got, want) for got, want in zip(threads.map(evaluated, images), expected, strict=True))
 
 
-def test_large_maps_are_not_remembered(monkeypatch):
-    monkeypatch.setattr(attention_file, "MEMORABLE", H * W)
+def test_large_probabilities_are_not_remembered():
     layer = layers((GeneralizedQuadratic,))[0].eval()
     with torch.no_grad():
         layer(pixels().repeat(1, 2, 1, 1))
-        assert layer.memory.known is None
+        assert layer not in remembered._LAST
         layer(pixels())
-        assert layer.memory.known is not None
+        assert layer in remembered._LAST
 
 
-# One that factorises, whose factors are remembered, and one that does not, whose maps are.
-by_position = pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
-
-
-@by_position
-def test_what_depends_on_positions_alone_is_built_once_while_nothing_changes(term, monkeypatch):
-    layer = layers((term,))[0].eval()
-    each = 2 if term is Quadratic else 1  # by axes there are two factors
+def test_probabilities_are_built_once_while_nothing_changes(monkeypatch):
+    layer = layers((GeneralizedQuadratic,))[0].eval()
     built = []
     original = attention_file.probabilities_from
     monkeypatch.setattr(
@@ -229,12 +245,12 @@ def test_what_depends_on_positions_alone_is_built_once_while_nothing_changes(ter
     with torch.no_grad():
         for _ in range(3):
             layer(pixels())
-        assert len(built) == each
+        assert len(built) == 1
         layer(pixels()[:, :7])  # another size of images
-        assert len(built) == 2 * each
+        assert len(built) == 2
     layer(pixels())  # gradients may be wanted
     layer(pixels())
-    assert len(built) == 4 * each
+    assert len(built) == 4
 
 
 CHANGES = {
@@ -246,11 +262,10 @@ CHANGES = {
 }
 
 
-@by_position
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_is_remembered_follows_its_parameters(term, change, mode):
-    layer = layers((term,))[0].eval()
+def test_what_is_remembered_follows_its_parameters(change, mode):
+    layer = layers((GeneralizedQuadratic,))[0].eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.1)
@@ -261,9 +276,8 @@ def test_what_is_remembered_follows_its_parameters(term, change, mode):
     same(layer, pixels())
 
 
-@by_position
-def test_what_is_remembered_follows_types_and_copies(term):
-    layer = layers((term,))[0].eval()
+def test_what_is_remembered_follows_types_and_copies():
+    layer = layers((GeneralizedQuadratic,))[0].eval()
     same(layer, pixels())
     twin = copy.deepcopy(layer)
     with torch.no_grad():
@@ -299,7 +313,7 @@ def test_timm_folds_whole_models():
 
 
 class Adapter(torch.nn.Module):
-    """What fine-tuning libraries put in the place of a linear layer."""
+    """What fine-tuning libraries replace a linear layer with."""
 
     def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__()
@@ -315,7 +329,7 @@ class Adapter(torch.nn.Module):
 
 @pytest.mark.parametrize(("term", "path"), [*PROJECTIONS, (Content, "W_out"), (Quadratic, "W_out")])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_an_adapter_of_a_projection_is_heard(term, path, mode):
+def test_an_adapter_of_a_projection_is_used(term, path, mode):
     layer, explicit = layers((term,))
     adapter = Adapter(layer.get_submodule(path))
     layer.set_submodule(path, adapter)

@@ -56,7 +56,7 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
     bias = torch.zeros(len(kernel)) if layer.b_out is None else layer.b_out.detach().cpu().double().abs()
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
-    target = head_shifts(layer.kernel_size, layer.dilation, layer.centre).double()
+    target = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
     largest = magnitude * norms.sum(dim=1) + bias  # no partial sum of products exceeds it
     return Certificate(

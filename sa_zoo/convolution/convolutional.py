@@ -2,17 +2,19 @@
 
     MHSA(X)_q = b_out + sum_h sum_k P_h[q, k] X_k W_val_h,    P_h[q, :] = softmax_k(-alpha_h |delta - Delta_h|^2)
 
-The heads of a layer are the pixels a of a kernel, Delta_h = dilation * a - centre; the queries are the pixels
-stride * i; the keys are the padded image, so that with zero padding a head may look at a zero. As alpha grows, P_h
-becomes one-hot and the layer becomes the convolution whose kernel slices are its value matrices (Lemmas 1 and 2).
+This is the attention of models/attention.py: scores, softmax and mixing are the functions of that file. The layers here
+add a convolution's geometry. The heads of a layer are the pixels a of a kernel, Delta_h = dilation * a - center; the
+queries are the pixels stride * i; the keys are the padded image, so that with zero padding a head may look at a zero.
+As alpha grows, P_h becomes one-hot and the layer becomes the convolution whose kernel slices are its value matrices
+(Lemmas 1 and 2).
 
-One layer, evaluated in the cheapest way that its parameters allow; all are equal within certificate.py:
+Each layer is evaluated in the cheapest way that its parameters allow; all are equal within certificate.py's bound:
 
-    HardAttention     here        alpha beyond exactness: P_h is one-hot, and the layer runs as its convolution
+    HardAttention     here        alpha so large that P_h is one-hot: the layer runs as its convolution
     SoftAttention     soft.py     finite alpha: one composed kernel, or P_h by axes, whichever is cheaper
-    ContentAttention  content.py  scores that look at pixels too: explicit softmax
+    ContentAttention  gated.py    scores that look at pixels too: explicit softmax
 
-Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + centre.
+Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
 """
 
 import math
@@ -23,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sa_zoo.convolution.padding import Padding, padded_sizes
-from sa_zoo.convolution.theorem import axis_scores, head_shifts, is_exact, missed_attention
-from sa_zoo.models.positions import wide
+from sa_zoo.convolution.theorem import head_shifts, is_exact, missed_attention
+from sa_zoo.models.attention import attend, probabilities_from
+from sa_zoo.models.positions import outer_sum, pixels, quadratic_scores
 
 
 def convolve(
@@ -36,7 +39,7 @@ def convolve(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """torch's convolution of as many axes as `stride` has items; the functions that autocast knows."""
+    """torch's convolution over as many axes as `stride` has items, by the functions that autocast knows."""
     if len(stride) == 1:
         return F.conv1d(x, kernel, bias, stride, padding, dilation, groups)
     if len(stride) == 2:
@@ -44,33 +47,26 @@ def convolve(
     return F.conv3d(x, kernel, bias, stride, padding, dilation, groups)
 
 
-def mix_heads(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) -> Tensor:
-    """b_out + sum_h heads_h W_val_h: (B, D_in, N_h, *Q), (D_out, D_in / groups, N_h), (D_out,) -> (B, D_out, *Q)"""
-    kernel = slices.flatten(1).unsqueeze(-1)
-    return F.conv1d(heads.flatten(1, 2).flatten(2), kernel, b_out, groups=groups).unflatten(-1, heads.shape[3:])
+def project(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) -> Tensor:
+    """b_out + sum_h heads_h W_val_h (Eq. 10), with channels moved to where convolutions have them.
 
-
-def attend(scores: Tensor, keys: Tensor) -> Tensor:
-    """P_h X for scores (..., N_h, prod Q, prod N) and keys (B, D_in, *N): (B, D_in, N_h, prod Q)"""
-    return attended(torch.softmax(scores, dim=-1), keys)
-
-
-def attended(P: Tensor, keys: Tensor) -> Tensor:
-    """P_h X for P (..., N_h, prod Q, prod N) and keys (B, D_in, *N): (B, D_in, N_h, prod Q)"""
-    # P stands first, so that its gradient, the largest tensor here, comes in P's own order in memory.
-    heads = P.to(keys.dtype).flatten(-3, -2) @ keys.flatten(2).transpose(1, 2)
-    return heads.transpose(1, 2).unflatten(-1, P.shape[-3:-1])
+    (B, *Q, N_h D_in), (D_out, D_in / groups, N_h), (D_out,) -> (B, D_out, *Q)
+    """
+    kernel = slices.unflatten(0, [groups, -1])  # (groups, D_out / groups, D_in / groups, N_h)
+    apart = heads.unflatten(-1, [slices.shape[2], groups, slices.shape[1]])  # (B, *Q, N_h, groups, D_in / groups)
+    out = torch.einsum("b...hgi,goih->b...go", apart, kernel).flatten(-2)
+    return (out if b_out is None else out + b_out.to(out.dtype)).movedim(-1, 1)
 
 
 class ConvolutionalAttention(nn.Module):
-    """Geometry, values and explicit evaluation. What forward does, and how Delta and alpha are held: the subclasses.
+    """Geometry, values and the definition; subclasses decide how to evaluate it and how Delta and alpha are held.
 
     Args:
         W_val: module without input that returns the value matrices (D_out, D_in / groups, *K).
         b_out: (D_out,) or None.
         pad: Padding or SamePadding, from images (B, D_in, *image) to keys (B, D_in, *N).
-        stride, dilation: of the convolution, an item an axis.
-        centre: key that the first query stands on, an item an axis.
+        stride, dilation: of the convolution, one item per axis.
+        center: key that the first query stands on, one item per axis.
         alpha: (N_h,), sharpness of each head.
     """
 
@@ -81,7 +77,7 @@ class ConvolutionalAttention(nn.Module):
         pad: nn.Module,
         stride: Sequence[int],
         dilation: Sequence[int],
-        centre: Sequence[int],
+        center: Sequence[int],
         groups: int,
         alpha: Tensor,
     ) -> None:
@@ -89,22 +85,22 @@ class ConvolutionalAttention(nn.Module):
         self.W_val = W_val
         self.b_out = None if b_out is None else nn.Parameter(b_out)
         self.pad = pad
-        self.stride, self.dilation, self.centre, self.groups = list(stride), list(dilation), list(centre), groups
+        self.stride, self.dilation, self.center, self.groups = list(stride), list(dilation), list(center), groups
         self.out_channels, inner, *self.kernel_size = W_val().shape
         self.in_channels = inner * groups
         self.zeros = [0] * len(self.kernel_size)
         # From the first to the last key of a window.
         self.extent = [step * (size - 1) for step, size in zip(dilation, self.kernel_size, strict=True)]
-        self.hold(head_shifts(self.kernel_size, dilation, centre).to(alpha), alpha)
+        self.hold(head_shifts(self.kernel_size, dilation, center).to(alpha), alpha)
 
     @torch.jit.ignore
     def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        """Keep the heads' Delta (N_h, n) and alpha (N_h,) as what they are to this evaluation."""
+        """Register the heads' Delta (N_h, n) and alpha (N_h,), as parameters or buffers."""
         raise NotImplementedError
 
     @property
     def weight(self) -> Tensor:
-        """The kernel, for networks that look at their convolutions."""
+        """The kernel, for networks that access the weights of their convolutions."""
         return self.W_val()
 
     @property
@@ -118,42 +114,44 @@ class ConvolutionalAttention(nn.Module):
             counts[axis] = (sizes[axis] - self.extent[axis] - 1) // self.stride[axis] + 1
         return counts
 
-    def axis_scores(self, axis: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """Scores of queries and keys by their numbers along one axis: (Q,), (N,) -> (N_h, Q, N)"""
-        standing = (queries * self.stride[axis] + self.centre[axis]).to(wide(self.alpha).dtype)
-        return axis_scores(self.Delta[:, axis], self.alpha, standing, keys.to(standing.dtype))
+    def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
+        """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
+        device = self.alpha.device
+        standing = pixels(self.queries(sizes)[axis], device) * self.stride[axis] + self.center[axis]
+        return quadratic_scores(self.Delta[:, axis], self.alpha, standing, pixels(sizes[axis], device))
 
-    def positional_scores(self, keys: Tensor) -> Tensor:
-        """Scores of all queries and the keys (B, D_in, *N), pixels in row-major order: (N_h, prod Q, prod N)"""
-        total = torch.zeros(1, 1, 1, device=keys.device)
-        sizes = list(keys.shape[2:])
-        for axis, count in enumerate(self.queries(sizes)):
-            queries, numbers = torch.arange(count, device=keys.device), torch.arange(sizes[axis], device=keys.device)
-            added = self.axis_scores(axis, queries, numbers)
-            total = (total[:, :, None, :, None] + added[:, None, :, None, :]).flatten(3, 4).flatten(1, 2)
+    def positional_scores(self, sizes: list[int]) -> Tensor:
+        """Scores of all queries and keys for N = `sizes`, pixels in row-major order: (N_h, prod Q, prod N)"""
+        total = self.axis_scores(0, sizes)
+        for axis in range(1, len(sizes)):
+            total = outer_sum(total, self.axis_scores(axis, sizes))
         return total
 
     def scores(self, keys: Tensor) -> Tensor:
-        """What the softmax is taken of; here `positional_scores`."""
-        return self.positional_scores(keys)
+        """A for keys (B, D_in, *N), of which the softmax is taken; here `positional_scores`."""
+        return self.positional_scores(list(keys.shape[2:]))
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Attention maps for images x (B, D_in, *image), pixels in row-major order, keys those of the padded image.
 
         Returns:
-            (N_h, prod Q, prod N), float32 or wider; (B, N_h, prod Q, prod N) where scores look at pixels.
+            (N_h, prod Q, prod N), at least float32; (B, N_h, prod Q, prod N) where scores look at pixels.
         """
-        return torch.softmax(self.scores(self.pad(x)), dim=-1)
+        return probabilities_from(self.scores(self.pad(x)))
 
     def explicit(self, x: Tensor) -> Tensor:
-        """The layer by its definition, for maps, tests and content: (B, D_in, *image) -> (B, D_out, *Q)"""
+        """The layer by its definition, for maps and tests: (B, D_in, *image) -> (B, D_out, *Q)"""
         keys = self.pad(x)
-        heads = attend(self.scores(keys), keys)
-        return self.mix(heads.unflatten(-1, self.queries(list(keys.shape[2:]))))
+        return self.attended(probabilities_from(self.scores(keys)), keys)
 
-    def mix(self, heads: Tensor) -> Tensor:
-        """b_out + sum_h P_h X W_val_h from P_h X: (B, D_in, N_h, *Q) -> (B, D_out, *Q)"""
-        return mix_heads(heads, self.W_val().flatten(2), self.b_out, self.groups)
+    def attended(self, P: Tensor, keys: Tensor) -> Tensor:
+        """b_out + sum_h P_h X W_val_h: (.., N_h, prod Q, prod N), (B, D_in, *N) -> (B, D_out, *Q)"""
+        heads = attend(P, keys.flatten(2).transpose(1, 2))  # (B, prod Q, N_h D_in)
+        return self.project(heads.unflatten(1, self.queries(list(keys.shape[2:]))))
+
+    def project(self, heads: Tensor) -> Tensor:
+        """b_out + sum_h heads_h W_val_h: (B, *Q, N_h D_in) -> (B, D_out, *Q)"""
+        return project(heads, self.W_val().flatten(2), self.b_out, self.groups)
 
     @torch.jit.ignore
     def key_sizes(self, image: list[int]) -> list[int]:
@@ -173,9 +171,9 @@ class ConvolutionalAttention(nn.Module):
 
 
 class HardAttention(ConvolutionalAttention):
-    """alpha so large that every head sees its target alone: evaluated as the convolution that the layer then is.
+    """alpha so large that every head sees only its target: evaluated as the convolution that the layer then is.
 
-    Delta and alpha are buffers: a floating number could not hold their gradient here.
+    Delta and alpha are buffers: their gradients are too small for a floating-point number.
     """
 
     @torch.jit.ignore
@@ -191,7 +189,7 @@ class HardAttention(ConvolutionalAttention):
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
         alpha, Delta = state_dict.get(prefix + "alpha", self.alpha), state_dict.get(prefix + "Delta", self.Delta)
-        offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.centre)
+        offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
         if not is_exact(offset, alpha):
             missed = float(missed_attention(offset, alpha).max())
             error_msgs.append(

@@ -14,13 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, attend
-
-
-def longest(vectors: Tensor, dim: int) -> Tensor:
-    """The largest norm of a head's vectors, which lie along `dim`, without a gradient: (B, N_h, ...) -> (N_h,)"""
-    squares = vectors.detach().square().sum(dim=dim).transpose(0, 1).flatten(1)
-    return torch.cat([squares, squares.new_zeros(squares.shape[0], 1)], dim=1).amax(dim=1).sqrt()  # 0 of no images
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.models.attention import probabilities_from
 
 
 class ContentAttention(ConvolutionalAttention):
@@ -29,10 +24,8 @@ class ContentAttention(ConvolutionalAttention):
     W_qry, W_key: (N_h, D_h, D_in) with D_h = D_in / N_h, rounded up; gate: (N_h,).
     """
 
-    # Images attended at once: the maps of many more do not stay in a processor's caches.
-    few: Final[int] = 16
-    # A score this much below another one of the same query counts for nothing, in any floating type.
-    negligible: Final[float] = math.log(1e-4 * torch.finfo(torch.float64).eps)
+    # Images evaluated at once: the probabilities of many more do not stay in a processor's caches.
+    at_once: Final[int] = 16
 
     @torch.jit.ignore
     def hold(self, Delta: Tensor, alpha: Tensor) -> None:
@@ -47,28 +40,17 @@ class ContentAttention(ConvolutionalAttention):
     def scores(self, keys: Tensor) -> Tensor:
         """Scores of all queries and the keys (B, D_in, *N): (B, N_h, prod Q, prod N)"""
         query, key = self.content(keys)
-        return self.near_scores(keys, query, key) + query @ key
+        return self.positional_scores(list(keys.shape[2:])) + query @ key
 
     def content(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """gate_h X_q W_qry_h / sqrt(D_h) and (X_k W_key_h)^T: (B, N_h, prod Q, D_h) and (B, N_h, D_h, prod N)"""
         standing = keys
         for axis, count in enumerate(self.queries(list(keys.shape[2:]))):
-            numbers = torch.arange(count, device=keys.device) * self.stride[axis] + self.centre[axis]
+            numbers = torch.arange(count, device=keys.device) * self.stride[axis] + self.center[axis]
             standing = standing.index_select(2 + axis, numbers)
         scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
         query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
         return query, torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))
-
-    def near_scores(self, keys: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`positional_scores`, but -inf where no content in the batch can make a key count: (N_h, prod Q, prod N)
-
-        By |q . k| <= |q| |k|. Far keys would leave denormal numbers, with which processors are many times slower.
-        Arguments beside the keys: what `content` returns.
-        """
-        position = self.positional_scores(keys)
-        largest = (longest(query, 3) * longest(key, 2))[:, None]
-        least = position.detach().amax(dim=2) + self.negligible - 2 * largest
-        return position.masked_fill(position < least[:, :, None], -math.inf)
 
     @torch.jit.ignore
     def macs(self, image: list[int]) -> int:
@@ -82,13 +64,12 @@ class ContentAttention(ConvolutionalAttention):
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
         keys = self.pad(x)
+        position = self.positional_scores(list(keys.shape[2:]))
         query, key = self.content(keys)
-        position = self.near_scores(keys, query, key)
-        sizes = self.queries(list(keys.shape[2:]))
-        if torch.compiler.is_compiling():  # a graph with a loop over images would be of so many images only
-            return self.mix(attend(position + query @ key, keys).unflatten(-1, sizes))
-        heads = [x] * 0
-        for first in range(0, max(len(x), 1), self.few):
-            some = slice(first, first + self.few)
-            heads.append(attend(position + query[some] @ key[some], keys[some]))
-        return self.mix(torch.cat(heads).unflatten(-1, sizes))
+        if torch.compiler.is_compiling():  # a loop over images would fix their number in the graph
+            return self.attended(probabilities_from(position + query @ key), keys)
+        out = [x] * 0
+        for first in range(0, max(len(x), 1), self.at_once):
+            some = slice(first, first + self.at_once)
+            out.append(self.attended(probabilities_from(position + query[some] @ key[some]), keys[some]))
+        return torch.cat(out)

@@ -40,7 +40,7 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     same_call = type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
     if not same_call and type(layer) not in TENSORFLOW_CONVOLUTIONS:
         return f"{type(layer).__name__} computes more than a convolution with its weight"
-    if content and any(middle > size for middle, size in zip(_centre(layer), _extent(layer), strict=True)):
+    if content and any(middle > size for middle, size in zip(_center(layer), _extent(layer), strict=True)):
         return "its padding puts queries beyond all keys, where there is no content"
     return ""
 
@@ -59,7 +59,7 @@ def _amounts(conv: nn.Module) -> list[tuple[int, int]]:
     return [(amount, amount) for amount in conv.padding]
 
 
-def _centre(conv: nn.Module) -> list[int]:
+def _center(conv: nn.Module) -> list[int]:
     """The key that the first query stands on, an item an axis."""
     if type(conv) in TENSORFLOW_CONVOLUTIONS:  # whose padding follows the image; the middle of the window does not
         return [size // 2 for size in _extent(conv)]
@@ -115,7 +115,7 @@ def attention_in_place(
         pad,
         conv.stride,
         conv.dilation,
-        _centre(conv),
+        _center(conv),
         conv.groups if head_dim is None else 1,
         alphas.to(weight),
     )
@@ -181,7 +181,7 @@ def nearest_convolution(attention: nn.Module) -> tuple[nn.Module, float]:
 def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     """Kernel (D_out, D_in / groups, *K) of the nearest convolution, and its distance; float64 inside."""
     Delta, alpha = attention.Delta.double(), attention.alpha.double()
-    taps = head_shifts(attention.kernel_size, attention.dilation, attention.centre).to(Delta)
+    taps = head_shifts(attention.kernel_size, attention.dilation, attention.center).to(Delta)
     on_taps, everywhere = torch.ones(len(alpha), len(alpha)).to(Delta), torch.ones(len(alpha), 1).to(Delta)
     precision = torch.finfo(torch.float64).eps
     for axis in range(Delta.shape[1]):

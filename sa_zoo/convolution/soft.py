@@ -18,27 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, attended, convolve, mix_heads
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve, project
 from sa_zoo.convolution.padding import Keys
-from sa_zoo.convolution.theorem import axis_scores, seen_offsets, window
-from sa_zoo.models.positions import wide
-
-# Probabilities below this part of a type's precision count as zero: else their products are denormal numbers, with
-# which processors are a hundred times slower.
-NEGLIGIBLE = 1e-4
-
-
-def attend_by_axes(P: list[Tensor], X: Tensor, first: int) -> Tensor:
-    """P_h X with P_h = prod_axes P[axis]: n of (N_h, Q, N), and (B, D_in, *N) -> (B, D_in, N_h, *Q)
-
-    The axes are contracted in turn, `first` before all others: best the one that leaves the fewest queries.
-    """
-    heads = X.unsqueeze(2)
-    for turn in range(len(P)):
-        axis = (first + turn) % len(P)
-        heads = heads.movedim(3 + axis, -1)
-        heads = torch.einsum("hqk,bch...k->bch...q", P[axis].to(X.dtype), heads).movedim(-1, 3 + axis)
-    return heads
+from sa_zoo.convolution.theorem import seen_offsets, window
+from sa_zoo.models.attention import attend, attend_by_axes, probabilities_from
+from sa_zoo.models.positions import at_least_float32, pixels, quadratic_scores
 
 
 class SoftAttention(ConvolutionalAttention):
@@ -69,13 +53,12 @@ class SoftAttention(ConvolutionalAttention):
         """
         if self.Delta.is_meta:
             return
-        precision = torch.finfo(wide(self.alpha).dtype).eps
-        self.negligible = NEGLIGIBLE * precision
+        precision = torch.finfo(at_least_float32(self.alpha).dtype).eps
         seen = [seen_offsets(Delta, self.alpha, precision) for Delta in self.Delta.unbind(dim=1)]
         self.first, self.step, self.count = (list(items) for items in zip(*map(window, seen), strict=True))
         self.outer = [
-            [head for head, (first, last) in enumerate(pairs) if centre + first < 0 or centre + last > extent]
-            for pairs, centre, extent in zip(seen, self.centre, self.extent, strict=True)
+            [head for head, (first, last) in enumerate(pairs) if center + first < 0 or center + last > extent]
+            for pairs, center, extent in zip(seen, self.center, self.extent, strict=True)
         ]
 
     @torch.jit.ignore
@@ -89,33 +72,30 @@ class SoftAttention(ConvolutionalAttention):
 
     def window_scores(self, axis: int) -> Tensor:
         """Scores within the composed kernel along one axis: (N_h, count)"""
-        offsets = torch.arange(self.count[axis], device=self.alpha.device) * self.step[axis] + self.first[axis]
-        origin = torch.zeros(1, device=self.alpha.device, dtype=wide(self.alpha).dtype)
-        return axis_scores(self.Delta[:, axis], self.alpha, origin, offsets.to(origin.dtype)).squeeze(1)
-
-    def share(self, scores: Tensor) -> Tensor:
-        """P: the softmax over the last axis, but for what is negligible."""
-        return F.threshold(torch.softmax(scores, dim=-1), self.negligible, 0.0)
+        offsets = pixels(self.count[axis], self.alpha.device) * self.step[axis] + self.first[axis]
+        origin = pixels(1, self.alpha.device)
+        return quadratic_scores(self.Delta[:, axis], self.alpha, origin, offsets).squeeze(1)
 
     def factors(self, axis: int, keys: Keys) -> tuple[Tensor, Tensor]:
-        """P_h and U_h along one axis, of the keys stored: (N_h, Q, stored) both"""
-        device = keys.stored.device
-        queries = torch.arange(self.queries(keys.sizes)[axis], device=device)
-        scores = self.axis_scores(axis, queries, torch.arange(keys.sizes[axis], device=device))
+        """P_h and U_h along one axis, for the stored keys: (N_h, Q, stored) both"""
+        scores = self.axis_scores(axis, keys.sizes)
         whole = self.window_scores(axis).logsumexp(dim=-1)[:, None, None]
-        P, U = self.share(scores), F.threshold(torch.exp(scores - whole), self.negligible, 0.0)
+        P = probabilities_from(scores)
+        U = P * torch.exp(scores.logsumexp(dim=-1, keepdim=True) - whole)
         begin, size = keys.before[axis], keys.stored.shape[2 + axis]
         return P.narrow(2, begin, size), U.narrow(2, begin, size)
 
     def composed_kernel(self) -> Tensor:
         """sum_h U_h[q, .] W_val_h for any query q: (D_out, D_in / groups, *count)"""
         slices = self.W_val()
-        U = self.share(self.window_scores(0))
+        U = probabilities_from(self.window_scores(0))
         for axis in range(1, len(self.count)):
-            U = (U[:, :, None] * self.share(self.window_scores(axis))[:, None, :]).flatten(1)
+            U = (U[:, :, None] * probabilities_from(self.window_scores(axis))[:, None, :]).flatten(1)
         # slices @ U as a 1x1 convolution whose channels, the heads, lie last in memory: a processor's libraries take
         # several times as long for the product of a matrix so slim.
-        heads_last = wide(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)  # (D_out, N_h, 1, D_in / groups)
+        heads_last = (
+            at_least_float32(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
+        )  # (D_out, N_h, 1, D_in / groups)
         kernel = F.conv2d(heads_last, U.T[:, :, None, None])
         return kernel.permute(0, 2, 3, 1).squeeze(1).to(slices.dtype).unflatten(-1, self.count)
 
@@ -128,15 +108,16 @@ class SoftAttention(ConvolutionalAttention):
             whole = P[0]
             for factor in P[1:]:
                 whole = (whole[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3, 4).flatten(1, 2)
-            return self.mix(attended(whole, keys.stored).unflatten(-1, self.queries(keys.sizes)))
-        return self.mix(attend_by_axes(P, keys.stored, 0))
+            heads = attend(whole, keys.stored.flatten(2).transpose(1, 2))
+            return self.project(heads.unflatten(1, self.queries(keys.sizes)))
+        return self.project(attend_by_axes(P, keys.stored.movedim(1, -1)))
 
     def composed(self, keys: Keys) -> Tensor:
         """The layer as a convolution and what borders add to it: (B, D_out, *Q)"""
         counts = self.queries(keys.sizes)
         low, high = [0] * len(counts), [0] * len(counts)  # how far beyond the first and the last key windows reach
         for axis in range(len(counts)):
-            low[axis] = -(self.centre[axis] + self.first[axis])
+            low[axis] = -(self.center[axis] + self.first[axis])
             width = self.step[axis] * (self.count[axis] - 1)
             high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
         out = self.borderless(keys, low, high)
@@ -148,7 +129,7 @@ class SoftAttention(ConvolutionalAttention):
                 U.append(factors[1])
             for axis in range(len(counts)):
                 queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
-                if queries.shape[0] > 0 and len(self.outer[axis]) > 0:
+                if min(queries.shape[0], numbers.shape[0], len(self.outer[axis])) > 0:
                     out.index_add_(2 + axis, queries, self.beyond(keys.stored, P, U, axis, queries, numbers))
         return out
 
@@ -198,8 +179,8 @@ class SoftAttention(ConvolutionalAttention):
             else:
                 factors.append((P[other] if other > axis else U[other]).index_select(0, heads))
         slices = self.W_val().flatten(2).index_select(2, heads)
-        heads_beyond = attend_by_axes(factors, x.index_select(2 + axis, numbers), axis)
-        return mix_heads(heads_beyond, slices, None, self.groups)
+        beyond = attend_by_axes(factors, x.index_select(2 + axis, numbers).movedim(1, -1))
+        return project(beyond, slices, None, self.groups)
 
     def contractions(self, sizes: list[int]) -> int:
         """Multiply-adds a head and channel of contracting N = `sizes` in turn."""

@@ -1,7 +1,7 @@
-"""The formulas of Theorem 1: which heads make a convolution, and how sharply they have to look.
+"""The formulas of Theorem 1: which heads express a convolution, and how sharp they have to be.
 
-Symbols as in attention.py; further K, the kernel size, Q and N, the numbers of queries and of keys along one axis, and
-n, the number of axes.
+Symbols as in models/attention.py; in addition K, the kernel size, Q and N, the numbers of queries and of keys along one
+axis, and n, the number of axes.
 """
 
 import math
@@ -10,32 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sa_zoo.models.positions import wide
-
-# Off-target attention below this changes no sum, in any floating type.
+# Off-target attention below this changes no sum, in any floating-point type.
 EXACT = torch.finfo(torch.float64).eps / 2
-# Attention duller than this is taken for uniform: sums over its neighbourhood would not end.
+# Attention less sharp than this is treated as uniform: sums over its neighborhood would not end.
 DULLEST = 1e-4
 
 
-def finite(alpha: Tensor) -> Tensor:
-    """alpha in at least float32; infinity as a number whose exp(-alpha) is 0 too, as infinity times 0 has no value."""
-    return wide(alpha).clamp(max=1e30)
-
-
-def head_shifts(kernel_size: Sequence[int], dilation: Sequence[int], centre: Sequence[int]) -> Tensor:
-    """Delta_h = dilation * a - centre for every kernel pixel a in row-major order: (N_h, n), float32, on the CPU."""
+def head_shifts(kernel_size: Sequence[int], dilation: Sequence[int], center: Sequence[int]) -> Tensor:
+    """Delta_h = dilation * a - center for every kernel pixel a in row-major order: (N_h, n), float32, on the CPU."""
     axes = [
         torch.arange(-middle, step * (K - 1) - middle + 1, step, device="cpu", dtype=torch.float32)
-        for K, step, middle in zip(kernel_size, dilation, centre, strict=True)
+        for K, step, middle in zip(kernel_size, dilation, center, strict=True)
     ]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
-
-
-def axis_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """-alpha_h (delta - Delta_h)^2 along one axis, delta = k - q: (N_h,), (N_h,), (Q,), (N,) -> (N_h, Q, N) (Eq. 9)"""
-    distance = keys[None, None, :] - queries[None, :, None] - wide(Delta)[:, None, None]
-    return -finite(alpha)[:, None, None] * distance.square()
 
 
 def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[int, int]]:
@@ -46,14 +33,14 @@ def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[i
     Args:
         Delta: (N_h,), alpha: (N_h,).
     """
-    Delta, alpha = Delta.detach().cpu().double(), finite(alpha.detach().cpu().double()).clamp(min=DULLEST)
+    Delta, alpha = Delta.detach().cpu().double(), alpha.detach().cpu().double().clamp(DULLEST, 1e30)
     radius = ((Delta - Delta.round()).square() - math.log(precision) / alpha).sqrt()
     first, last = (Delta - radius).ceil().int().tolist(), (Delta + radius).floor().int().tolist()
     return list(zip(first, last, strict=True))
 
 
 def window(seen: list[tuple[int, int]]) -> tuple[int, int, int]:
-    """(first, step, count) of the smallest lattice of displacements that holds all that is seen."""
+    """(first, step, count) of the smallest lattice of displacements that contains all that is seen."""
     offsets = {offset for first, last in seen for offset in range(first, last + 1)}
     first, last = min(offsets), max(offsets)
     step = math.gcd(*(offset - first for offset in offsets)) or 1
@@ -61,7 +48,7 @@ def window(seen: list[tuple[int, int]]) -> tuple[int, int, int]:
 
 
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
-    """1 - P_h[q, target]: what a head gives to keys other than its target, on an unbounded grid (borders have less).
+    """1 - P_h[q, target]: what a head gives to keys other than its target, on an unbounded grid (less at borders).
 
     P_h[q, target] = prod_axes 1 / (1 + sum_{t != 0} exp(-alpha (t^2 - 2 t f))), f the offset from target to Delta_h.
 
@@ -73,7 +60,7 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
         (N_h,), float64.
     """
     offset, alpha = offset.detach().cpu().double(), alpha.detach().cpu().double()
-    sharp = finite(alpha).clamp(min=DULLEST)
+    sharp = alpha.clamp(DULLEST, 1e30)
     reach = math.ceil((-math.log(torch.finfo(torch.float64).tiny) / float(sharp.min())) ** 0.5 + offset.abs().max())
     t = torch.arange(-reach, reach + 1, device="cpu", dtype=torch.float64)
     t = t[t != 0]
@@ -83,21 +70,21 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
 
 
 def exact_heads(heads: int, alpha: float, axes: int) -> tuple[Tensor, Tensor]:
-    """offset (N_h, n) and alpha (N_h,) of heads that stand on their targets, float64, on the CPU."""
+    """offset (N_h, n) and alpha (N_h,) of heads centered on their targets, float64, on the CPU."""
     doubles = {"device": "cpu", "dtype": torch.float64}
     return torch.zeros(heads, axes, **doubles), torch.full((heads,), alpha, **doubles)
 
 
 def is_exact(offset: Tensor, alpha: Tensor) -> bool:
-    """Whether no head misses its target by what a floating number could tell. Arguments as `missed_attention`'s."""
+    """Whether no head misses its target by more than float64 can represent. Arguments as `missed_attention`'s."""
     return bool((missed_attention(offset, alpha) <= EXACT).all())
 
 
 def rounding_alpha(dtype: torch.dtype, axes: int) -> float:
     """The smallest alpha at which heads on pixels miss their targets by no more than the type's rounding error.
 
-    In two dimensions about 18 for float32, 38 for float64, 9 for float16 and 7 for bfloat16. From there on attention
-    is a convolution as well as the type can tell; the paper's 46 is beyond all of them.
+    In two dimensions about 18 for float32, 38 for float64, 9 for float16 and 7 for bfloat16. From there on, attention
+    equals a convolution up to the type's rounding; the paper's 46 is beyond all of them.
     """
     low, high = DULLEST, -4 * axes * math.log(torch.finfo(dtype).eps)  # at high, exp(-alpha) is far below
     while high - low > 1e-6 * high:
@@ -110,7 +97,7 @@ def rounding_alpha(dtype: torch.dtype, axes: int) -> float:
 def one_hot_alpha(dtype: torch.dtype) -> float:
     """The alpha above which a computed softmax is exactly one-hot: half the smallest positive number rounds to zero.
 
-    About 104 for float32 and 745 for float64: the paper's 46 leaves 1e-20 beside the target, which no sum shows.
+    About 104 for float32 and 745 for float64: the paper's 46 leaves 1e-20 off the target, which changes no sum.
     """
     limits = torch.finfo(dtype)
     return -math.log(limits.smallest_normal) - math.log(limits.eps) + math.log(2)

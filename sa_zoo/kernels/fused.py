@@ -1,7 +1,7 @@
 """Attention by axes and its projection in one pass, by compiled code: fused.cpp.
 
-Built when the package is installed, if there is a compiler, for processors with AVX-512 (ATEN_CPU_CAPABILITY=avx2, a
-variable of torch, leaves it unused). `can_fuse` says for what; everything else goes by by_axes.py.
+Built when the package is installed, if there is a compiler, for processors with AVX-512. torch's environment variable
+ATEN_CPU_CAPABILITY=avx2 leaves it unused. `can_fuse` says for which inputs it works.
 """
 
 import ctypes
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from sa_zoo.kernels.products import ROOM, is_single
+from sa_zoo.kernels.portions import WORKSPACE
+from sa_zoo.models.attention import Attention
 
-# What fused.cpp takes its channels in multiples of.
+# fused.cpp takes numbers of channels that are multiples of this.
 LANES = 16
 # Numbers that a head attends to in a tile (128 pixels of 400 channels): a fifth of a core's own cache.
 TILE = 128 * 400
-# Of the operator: copies of this file, as remote code for transformers, have one of their own.
-NAMESPACE = __package__.replace(".", "_")
 
 
 def _loaded() -> ctypes.CDLL | None:
@@ -29,8 +28,8 @@ def _loaded() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(found.origin)
-    except OSError as error:  # its OpenMP is torch's, which a build of torch can be without
-        warnings.warn(f"attention by axes goes the slower way: {error}", stacklevel=2)
+    except OSError as error:  # it uses torch's OpenMP, which some builds of torch do not have
+        warnings.warn(f"attention is evaluated without compiled code: {error}", stacklevel=2)
         return None
     library.sa_zoo_room.argtypes, library.sa_zoo_room.restype = [ctypes.c_int] * 3, ctypes.c_ssize_t
     library.sa_zoo_fused_values.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int] * 8
@@ -42,27 +41,33 @@ LIBRARY = _loaded()
 
 
 def can_fuse(X: Tensor, W_val: Tensor) -> bool:
-    """Whether `fused_values` takes X (B, H, W, D) and W_val (N, N_h D), neither under autocast nor for gradients."""
-    by_lanes = X.shape[-1] % LANES == 0 and W_val.shape[0] % LANES == 0
-    return LIBRARY is not None and X.is_cpu and W_val.is_cpu and is_single(X, W_val) and by_lanes
+    """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D)."""
+    is_float32 = X.dtype == W_val.dtype == torch.float32
+    fills_lanes = X.shape[-1] % LANES == 0 and W_val.shape[0] % LANES == 0
+    return LIBRARY is not None and X.is_cpu and W_val.is_cpu and is_float32 and fills_lanes
+
+
+def fused(attention: Attention, X: Tensor) -> Tensor:
+    """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
+    return fused_values(X, *attention.axis_probabilities(X), attention.W_val.weight, attention.W_val.bias)
 
 
 def tile_height(X: Tensor, threads: int) -> int:
-    """Rows of the images (B, H, W, D) in a tile: what the caches hold, or fewer, so that each thread gets a tile."""
+    """Rows of the images (B, H, W, D) in a tile: as a cache holds, or fewer, so that each thread gets one."""
     B, H, W, D = X.shape
     return max(1, min(H, TILE // (W * D), B * H // threads))
 
 
-@torch.library.custom_op(f"{NAMESPACE}::fused_values", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("sa_zoo::fused_values", mutates_args=(), device_types="cpu")
 def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor | None) -> Tensor:
     """sum_h P_h X W_val_h^T + b_val for P_h = P_down_h (x) P_across_h, in float32.
 
     (B, H, W, D), (N_h, H, H), (N_h, W, W), (N, N_h D), (N,) -> (B, H, W, N)
 
-    An image comes out the same to the bit in any batch and on any number of threads.
+    The result for an image is the same, bit for bit, in any batch and on any number of threads.
 
     Raises:
-        ValueError: other shapes or types, or `can_fuse` says no.
+        ValueError: for other shapes or types, or if `can_fuse` is false.
     """
     (B, H, W, D), N_h, N = X.shape, P_down.shape[0], W_val.shape[0]
     expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), *([] if b_val is None else [(N,)])]
@@ -74,13 +79,13 @@ def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_v
         )
     if [tuple(tensor.shape) for tensor in given] != expected or any(t.dtype != X.dtype or not t.is_cpu for t in given):
         shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in given)
-        raise ValueError(f"expected float32 {expected} beside X {tuple(X.shape)}, got {shapes}")
+        raise ValueError(f"expected float32 {expected} for X of {tuple(X.shape)}, got {shapes}")
     given = [tensor.contiguous() for tensor in (X, *given)]
     threads = torch.get_num_threads()
     height = tile_height(X, threads)
     out = X.new_empty(B, H, W, N)
-    packed = ROOM.of("packed", X.dtype, W_val.numel())
-    rooms = ROOM.of("rooms", X.dtype, threads * LIBRARY.sa_zoo_room(height, W, D))
+    packed = WORKSPACE.empty("packed", X.dtype, W_val.numel())
+    rooms = WORKSPACE.empty("rooms", X.dtype, threads * LIBRARY.sa_zoo_room(height, W, D))
     places = [tensor.data_ptr() for tensor in given] + ([None] if b_val is None else [])
     places += [tensor.data_ptr() for tensor in (out, packed, rooms)]
     LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
@@ -92,9 +97,9 @@ def _(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor 
     return X.new_empty(*X.shape[:3], W_val.shape[0])
 
 
-@register_flop_formula(getattr(torch.ops, NAMESPACE).fused_values, get_raw=True)
+@register_flop_formula(torch.ops.sa_zoo.fused_values, get_raw=True)
 def _flops(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, *_, **__) -> int:
-    """Two for each multiplication by a probability that is not zero, or by a weight."""
+    """Two per multiplication by a weight or by a probability that is not zero."""
     B, H, W, D = X.shape
     mixing = int(P_down.count_nonzero()) * W * D + int(P_across.count_nonzero()) * H * D
     return 2 * B * (mixing + H * W * W_val.numel())

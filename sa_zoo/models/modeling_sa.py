@@ -1,8 +1,8 @@
-"""transformers' face of the paper's networks: a base model, an image classifier and a backbone over the same blocks.
+"""The paper's networks for transformers: a base model, an image classifier and a backbone, built from the same blocks.
 
-The modules have the names that they have in timm's face, at the top level, so that one file of weights fits both
-libraries as it is. Hidden states are (B, T, D), as transformers has them. This file is also published beside weights,
-as remote code.
+Modules have the same names as in timm_models.py, at the top level, so that one file of weights fits both libraries.
+Hidden states are (B, T, D), as is usual in transformers. This file is also published together with weights, as remote
+code.
 """
 
 from typing import Any
@@ -21,35 +21,25 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import Attention, attend
+from .attention import Attention
 from .configuration_sa import SAConfig
-from .content_terms import Absolute, Content, Relative
 from .network import Block, checked_size, set_grid
-from .terms import GeneralizedQuadratic, Learned, Quadratic
-
-TERMS = {
-    "quadratic": (Quadratic,),
-    "quadratic_gen": (GeneralizedQuadratic,),
-    "learned": (Learned,),
-    "content": (Content,),
-    "eq8": (Relative,),
-    "absolute": (Absolute,),
-}
+from .terms import TERMS
 
 
 class SAAttention(Attention):
-    """Attention that hands out its probabilities when asked to."""
+    """Attention that returns its probabilities on request."""
 
     def forward(self, X: Tensor, output_attentions: bool = False) -> tuple[Tensor, Tensor | None]:
-        """(B, H, W, D) -> (B, H, W, D), and the probabilities (B, N_h, T, T) if they are wanted.
+        """(B, H, W, D) -> (B, H, W, D), and the probabilities (B, N_h, T, T) if they are requested.
 
-        Handing them out means building them: it costs O(T^2) where the evaluation by axes costs O(T (H + W)).
+        Returning them means building them, O(T^2), even where attention is otherwise evaluated by axes.
         """
         if not output_attentions:
             return super().forward(X), None
         P = self.attn_drop(self.probabilities(X))
-        P = P.expand(X.shape[0], -1, -1, -1)  # maps by position alone are the same for all images
-        return self.W_out(self.W_val(attend(P, X))), P
+        shared = P.expand(X.shape[0], -1, -1, -1)  # probabilities that depend on positions only serve all images
+        return self.W_out(self.values(P, X)), shared
 
 
 class SABlock(GradientCheckpointingLayer, Block):
@@ -78,7 +68,7 @@ class SABlock(GradientCheckpointingLayer, Block):
 
 
 class SAPreTrainedModel(PreTrainedModel):
-    """What the three models share: embedding and blocks."""
+    """Embedding and blocks, shared by the three models."""
 
     config: SAConfig
     config_class = SAConfig
@@ -100,7 +90,7 @@ class SAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As timm's face draws them: by each module's own `reset_parameters`, around what has been loaded."""
+        """As in timm_models.py, by each module's `reset_parameters`; parameters that were loaded keep their values."""
         if not hasattr(module, "reset_parameters"):
             return
         parameters = list(module.parameters(recurse=False))
@@ -115,9 +105,7 @@ class SAPreTrainedModel(PreTrainedModel):
         fixed = any(hasattr(term, "set_grid") for term in self.blocks[0].attn.terms)
         if fixed and (height, width) != self.config.height_and_width:
             expected = "x".join(map(str, self.config.height_and_width))
-            raise ValueError(
-                f"pixel_values: got images of {height}x{width}, expected {expected}; set_input_size takes others"
-            )
+            raise ValueError(f"pixel_values: got images of {height}x{width}, expected {expected}; call set_input_size")
         return height // self.config.patch_size, width // self.config.patch_size
 
     @capture_outputs
@@ -134,7 +122,7 @@ class SAPreTrainedModel(PreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden_states)
 
     def set_input_size(self, image_size: int | tuple[int, int]) -> None:
-        """Take images of another size: learned encodings are interpolated (into new parameters)."""
+        """Accept images of another size; learned encodings are interpolated into new parameters."""
         height, width = checked_size(image_size, self.config.patch_size)
         self.config.image_size = height if height == width else [height, width]
         set_grid(self.blocks, (height // self.config.patch_size, width // self.config.patch_size))
@@ -188,7 +176,7 @@ class SAForImageClassification(SAPreTrainedModel):
 
 
 class SABackbone(BackboneMixin, SAPreTrainedModel):
-    """Feature maps of chosen stages; index 0 is the embedding and index N what leaves the Nth block."""
+    """Feature maps of chosen stages; index 0 is the embedding, index N the output of the Nth block."""
 
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  transformers' own declaration
 
@@ -200,7 +188,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
     @can_return_tuple
     @filter_output_hidden_states
     def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
-        """Images (B, C, P H, P W) -> a map (B, D, H, W) a chosen stage."""
+        """Images (B, C, P H, P W) -> one map (B, D, H, W) per chosen stage."""
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
         grid = self.grid(pixel_values)
         feature_maps = tuple(

@@ -1,10 +1,9 @@
 """The paper's network (Section 4): 2x2 space-to-depth and a linear map, blocks of attention, mean over pixels.
 
-Pure torch: the faces of timm and of transformers are built over it. Everything between the embedding and the head
-has the layout (B, H, W, D).
+Pure torch: the timm and transformers interfaces are built on it. Everything between the embedding and the head has
+the layout (B, H, W, D).
 """
 
-import copy
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -12,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from sa_zoo.kernels.products import Linear, in_portions
-
-from .attention import Attention, ExplicitAttention
+from .attention import Attention
 
 _logger = logging.getLogger(__name__)
 
@@ -41,9 +38,9 @@ class Block(nn.Module):
         dd = {"device": device, "dtype": dtype}
         self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
-        self.fc1 = Linear(dim, hidden_dim, **dd)
+        self.fc1 = nn.Linear(dim, hidden_dim, **dd)
         self.act = nn.GELU()
-        self.fc2 = Linear(hidden_dim, dim, **dd)
+        self.fc2 = nn.Linear(hidden_dim, dim, **dd)
         self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = StochasticDepth(drop_path, mode="row")
@@ -53,35 +50,22 @@ class Block(nn.Module):
         return self.after_attention(x, self.attn(x))
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the block, from its input and what attention made of it: (B, H, W, D), twice -> (B, H, W, D)"""
-        return self.rest(x, attended) if torch.jit.is_scripting() else self.rest_in_portions(x, attended)
+        """`rest`; like `Attention.evaluate` a hook, as some evaluations take a few images of the batch at a time."""
+        return self.rest(x, attended)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        """`after_attention` of all images at once."""
+        """From the input and what attention made of it to the output: (B, H, W, D), twice -> (B, H, W, D)"""
         x = self.norm1(x + self.drop_path(self.drop(attended)))
         fed = self.fc2(self.act(self.fc1(x)))
         return self.norm2(x + self.drop_path(self.drop(fed)))
-
-    @torch.jit.unused
-    def rest_in_portions(self, x: Tensor, attended: Tensor) -> Tensor:
-        """`after_attention` of as many images at a time as suits the device."""
-        return in_portions(self.rest, x, attended)
-
-
-class ExplicitBlock(Block):
-    """The block with nothing evaluated in portions."""
-
-    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """(B, H, W, D), twice -> (B, H, W, D)"""
-        return self.rest(x, attended)
 
 
 class SANet(nn.Module):
     """Self-attention network for images; the defaults are the paper's CIFAR models.
 
     Args:
-        terms: classes of score terms (attention.py); all blocks add up the same kinds.
-        patch_size: side of a square of pixels that becomes one token, P.
+        terms: classes of score terms (terms.py), the same in all blocks.
+        patch_size: side of the square of pixels that becomes one token, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
@@ -141,14 +125,14 @@ class SANet(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
-        # One assertion an axis: torch.fx cannot trace `and`, and TorchScript knows no message but a literal.
+        # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
         if self.fixed_img_size:
             torch._assert(x.shape[2] == self.img_size[0], "image height: expected the model's; call set_input_size")
             torch._assert(x.shape[3] == self.img_size[1], "image width: expected the model's; call set_input_size")
         else:
             torch._assert(x.shape[2] % self.patch_size == 0, "image height: expected a multiple of the patch size")
             torch._assert(x.shape[3] % self.patch_size == 0, "image width: expected a multiple of the patch size")
-        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()  # else every product copies it
+        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()  # otherwise every product copies it
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -167,14 +151,14 @@ class SANet(nn.Module):
 
     @torch.jit.ignore
     def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The probabilities that each block attends with.
+        """The attention probabilities of each block.
 
         Args:
             x: images (B, C, P H, P W).
 
         Returns:
-            A tensor a block, (N_h, T, T) where attention is by position alone, else (B, N_h, T, T), indexed
-            [..., q, k] with pixels in row-major order; float32 or wider, each row sums to 1.
+            One tensor per block, (N_h, T, T) where attention depends on positions only, else (B, N_h, T, T), indexed
+            [..., q, k] with pixels in row-major order; at least float32, each row sums to 1.
         """
         x, maps = self.embed(x), []
         for block in self.blocks:
@@ -183,17 +167,8 @@ class SANet(nn.Module):
         return maps
 
     @torch.jit.ignore
-    def explicit(self) -> "SANet":
-        """A copy evaluated by the definition, as the paper's code is: for counting costs and measuring speed."""
-        twin = copy.deepcopy(self)
-        plain = {Block: ExplicitBlock, Attention: ExplicitAttention, Linear: nn.Linear}
-        for module in twin.modules():  # the same parts, of which only the evaluation differs
-            module.__class__ = plain.get(type(module), type(module))
-        return twin
-
-    @torch.jit.ignore
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of another size: learned encodings are interpolated (into new parameters)."""
+        """Accept images of another size; learned encodings are interpolated into new parameters."""
         old, self.img_size = self.img_size, checked_size(img_size, self.patch_size)
         if self.fixed_img_size and old != self.img_size:
             _logger.warning("learned encodings: interpolated from images of %s to %s", old, self.img_size)
@@ -201,7 +176,7 @@ class SANet(nn.Module):
 
     @torch.jit.ignore
     def init_weights(self) -> None:
-        """Draw all parameters anew: PyTorch's own initialisation, and the paper's for Delta and spread."""
+        """Initialize all parameters again: PyTorch's default, and the paper's for Delta and spread."""
         for module in self.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()

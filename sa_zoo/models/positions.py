@@ -16,14 +16,19 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 
-def wide(x: Tensor) -> Tensor:
-    """`x` in its own floating type, or in float32 if that is narrower: the type that scores are computed in."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in its own floating-point type, or in float32 if that is narrower: the type that scores are computed in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def pixels(count: int, device: torch.device) -> Tensor:
+    """Positions along an axis of `count` pixels: (count,), float32, which is exact for any image."""
+    return torch.arange(count, device=device, dtype=torch.float32)
+
+
 def displacements(size: int, device: torch.device) -> Tensor:
-    """delta[q, k] = k - q along one axis of `size` pixels: (size, size), float32 (exact for any image)."""
-    position = torch.arange(size, device=device, dtype=torch.float32)
+    """delta[q, k] = k - q along one axis of `size` pixels: (size, size)."""
+    position = pixels(size, device)
     return position[None, :] - position[:, None]
 
 
@@ -31,7 +36,7 @@ def table_rows(table: Tensor, size: int) -> Tensor:
     """r_delta along one axis: row `delta + size - 1` of `table` for every query and key.
 
     Args:
-        table: (2 * size - 1, D_p), one encoding a displacement, from -(size - 1) to size - 1.
+        table: (2 * size - 1, D_p), one encoding per displacement, from -(size - 1) to size - 1.
         size: pixels along the axis.
 
     Returns:
@@ -41,37 +46,39 @@ def table_rows(table: Tensor, size: int) -> Tensor:
     return table[position[None, :] - position[:, None] + (size - 1)]
 
 
-def quadratic_axis_scores(Delta: Tensor, spread: Tensor, size: int) -> Tensor:
-    """-s_h^2 / 2 (delta - Delta_h)^2 along one axis (Eq. 9 with alpha_h = s_h^2 / 2, centred form).
+def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """-alpha_h (delta - Delta_h)^2 along one axis (Eq. 9, centered form).
 
-    The centred form differs from the paper's v^T r_delta by -alpha |Delta|^2, which no softmax over keys can
-    see, and keeps every score near its maximum small.
+    The centered form differs from the paper's v^T r_delta by -alpha |Delta|^2, which no softmax over keys can see,
+    and keeps every score near its maximum small.
 
     Args:
-        Delta: (N_h,), centres along this axis, in pixels.
-        spread: (N_h,), s_h, in 1 / pixels.
-        size: pixels along the axis.
+        Delta: (N_h,), centers along this axis, in pixels.
+        alpha: (N_h,), in 1 / pixels^2; may be infinite.
+        queries: (Q,), keys: (N,), positions in pixels.
 
     Returns:
-        (N_h, size, size), indexed [h, q, k].
+        (N_h, Q, N), indexed [h, q, k].
     """
-    distance = displacements(size, Delta.device) - wide(Delta)[:, None, None]
-    return -0.5 * (wide(spread)[:, None, None] * distance).square()
+    delta = keys[None, :] - queries[:, None]
+    distance = delta - at_least_float32(Delta)[:, None, None]
+    finite = at_least_float32(alpha).clamp(max=1e30)  # exp(-1e30) is 0 too, but 0 * inf has no value
+    return -finite[:, None, None] * distance.square()
 
 
 def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, width: int) -> Tensor:
-    """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h), S_h S_h^T the inverse covariance (Section 4.1).
+    """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h), S_h S_h^T the inverse covariance (appendix of the paper).
 
     Written without a matrix product, so that autocast leaves it in float32.
 
     Args:
-        Delta: (N_h, 2), centres (row, column), in pixels.
+        Delta: (N_h, 2), centers (row, column), in pixels.
         spread: (N_h, 2, 2), S_h, in 1 / pixels.
 
     Returns:
         (N_h, T, T) with T = height * width, pixels in row-major order, indexed [h, q, k].
     """
-    Delta, S = wide(Delta)[:, :, None, None], wide(spread)[:, :, :, None, None, None, None]
+    Delta, S = at_least_float32(Delta)[:, :, None, None], at_least_float32(spread)[:, :, :, None, None, None, None]
     dy = (displacements(height, Delta.device) - Delta[:, 0])[:, :, None, :, None]  # (N_h, H, 1, H, 1)
     dx = (displacements(width, Delta.device) - Delta[:, 1])[:, None, :, None, :]  # (N_h, 1, W, 1, W)
     first = S[:, 0, 0] * dy + S[:, 1, 0] * dx  # (N_h, H, W, H, W), first component of S^T (delta - Delta)
@@ -80,7 +87,7 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
 
 
 def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
-    """r_delta . w_h along one axis: one learned score a head and a displacement.
+    """r_delta . w_h along one axis: one learned score per head and displacement.
 
     Args:
         table: (2 * size - 1, D_p), learned encodings of the displacements.
@@ -91,20 +98,22 @@ def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
         (N_h, size, size), indexed [h, q, k].
     """
     # A sum of products, not a matrix product: autocast leaves it in float32.
-    score = (wide(table)[:, None, :] * wide(weight)[None, :, :]).sum(dim=-1)  # (2 * size - 1, N_h)
+    score = (at_least_float32(table)[:, None, :] * at_least_float32(weight)[None, :, :]).sum(
+        dim=-1
+    )  # (2 * size - 1, N_h)
     return table_rows(score, size).permute(2, 0, 1)
 
 
 def outer_sum(rows: Tensor, columns: Tensor) -> Tensor:
-    """Scores of pixels from scores along the axes: rows[h, y, y'] + columns[h, x, x'].
+    """Scores of pixels from scores along two axes, pixels in row-major order: rows[h, y, y'] + columns[h, x, x'].
 
     Args:
-        rows: (..., H, H), columns: (..., W, W), with equal leading axes.
+        rows: (..., Q_1, N_1), columns: (..., Q_2, N_2), with equal leading axes.
 
     Returns:
-        (..., T, T) with T = H * W, pixels in row-major order.
+        (..., Q_1 Q_2, N_1 N_2)
     """
-    scores = rows[..., :, None, :, None] + columns[..., None, :, None, :]  # (..., H, W, H, W)
+    scores = rows[..., :, None, :, None] + columns[..., None, :, None, :]  # (..., Q_1, Q_2, N_1, N_2)
     return scores.flatten(-2, -1).flatten(-3, -2)
 
 
@@ -128,30 +137,6 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
     return scores.flatten(4, 5).flatten(2, 3)
 
 
-def add_by_displacement(scores: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """scores[.., k] + across[.., dx] + down[.., dy], each query having scores of displacements.
-
-    Args:
-        scores: (B, T, N_h, T), indexed [b, q, h, k].
-        across: (B, H, W, N_h, 2 W - 1), from dx = -(W - 1) to W - 1; down: (B, H, W, N_h, 2 H - 1).
-
-    Returns:
-        (B, T, N_h, T)
-    """
-    across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
-    down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
-    by_axis = scores.unflatten(3, [down.shape[-1], -1])
-    total = by_axis + down.flatten(1, 2)[..., :, None] + across.flatten(1, 2)[..., None, :]
-    return total.flatten(3)
-
-
-def keys_of_axis(scores: Tensor) -> Tensor:
-    """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
-    position = torch.arange(scores.shape[-2], device=scores.device)
-    index = position[None, :] - position[:, None] + (scores.shape[-2] - 1)
-    return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))
-
-
 def resized_table(table: Tensor, size: int) -> Tensor:
     """A table of displacement encodings, interpolated linearly from its own axis size to `size` pixels.
 
@@ -163,13 +148,13 @@ def resized_table(table: Tensor, size: int) -> Tensor:
     Returns:
         (2 * size - 1, D_p), in the type of `table`.
     """
-    curve = wide(table).T[None]  # (1, D_p, 2 * old_size - 1)
+    curve = at_least_float32(table).T[None]  # (1, D_p, 2 * old_size - 1)
     curve = interpolate(curve, size=2 * size - 1, mode="linear", align_corners=True)
     return curve[0].T.to(table.dtype).contiguous()
 
 
 def resized_grid(encoding: Tensor, height: int, width: int) -> Tensor:
     """An absolute encoding (old_height, old_width, D), interpolated bilinearly to (height, width, D)."""
-    surface = wide(encoding).permute(2, 0, 1)[None]
+    surface = at_least_float32(encoding).permute(2, 0, 1)[None]
     surface = interpolate(surface, size=(height, width), mode="bilinear", align_corners=True)
     return surface[0].permute(1, 2, 0).to(encoding.dtype).contiguous()

@@ -1,42 +1,51 @@
-"""Terms of attention scores that know positions alone (Eq. 9 and Section 4.1 of the paper). Legend: attention.py.
+"""The terms that attention scores are a sum of (Eqs. 7 to 9 of the paper). Legend: attention.py.
 
-A term is a module made by term(dim, num_heads, grid). Its forward is its definition, from X (B, H, W, D) to scores
-(N_h, T, T), or (B, N_h, T, T) if it looks at X (content_terms.py). Beyond that, a term has
+A term is a module built by term(dim, num_heads, grid). Its forward is its definition, from X (B, H, W, D) to scores
+(N_h, T, T), or (B, N_h, T, T) if it looks at the content of X. In addition, a term has
 
-* `axis_scores` if it is a sum of one score an axis;
-* `set_grid` if it holds learned encodings made for one grid of (H, W) pixels, to interpolate them to another.
+* `positional = True` if it depends on the height and width of X only;
+* `axis_scores(height, width)` if it is also a sum of one score per axis;
+* `set_grid` if it holds learned encodings for one grid of (H, W) pixels, to interpolate them to another.
 """
 
 import torch
 from torch import Tensor, nn
 
 from .positions import (
+    at_least_float32,
+    displacement_scores,
     generalized_quadratic_scores,
     learned_axis_scores,
     outer_sum,
-    quadratic_axis_scores,
+    pixels,
+    quadratic_scores,
+    resized_grid,
     resized_table,
 )
 
+Grid = tuple[int, int]
+
 
 class Quadratic(nn.Module):
-    """-1/2 s_h^2 |delta - Delta_h|^2: quadratic encoding (Eq. 9), isotropic. Delta: (N_h, 2), spread: (N_h,)."""
+    """-1/2 s_h^2 |delta - Delta_h|^2: quadratic encoding (Eq. 9, Section 4.2). Delta: (N_h, 2), spread s: (N_h,)."""
 
-    def __init__(self, dim: int, num_heads: int, grid: tuple[int, int], device=None, dtype=None) -> None:
+    positional = True
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
         self.spread = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.Delta, std=2.0)
+        nn.init.normal_(self.Delta, std=2.0)  # as the paper's code; its text says N(0, 2 I), a variance of 2
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Scores (N_h, H, H) down the rows and (N_h, W, W) across the columns."""
-        down = quadratic_axis_scores(self.Delta[:, 0], self.spread, height)
-        across = quadratic_axis_scores(self.Delta[:, 1], self.spread, width)
-        return down, across
+        alpha = 0.5 * at_least_float32(self.spread).square()
+        y, x = pixels(height, alpha.device), pixels(width, alpha.device)
+        return quadratic_scores(self.Delta[:, 0], alpha, y, y), quadratic_scores(self.Delta[:, 1], alpha, x, x)
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
@@ -45,9 +54,11 @@ class Quadratic(nn.Module):
 
 
 class GeneralizedQuadratic(nn.Module):
-    """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h): any covariance (Section 4.1). spread: S, (N_h, 2, 2)."""
+    """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h): any covariance (appendix). spread S: (N_h, 2, 2)."""
 
-    def __init__(self, dim: int, num_heads: int, grid: tuple[int, int], device=None, dtype=None) -> None:
+    positional = True
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
         self.spread = nn.Parameter(torch.empty(num_heads, 2, 2, device=device, dtype=dtype))
@@ -65,9 +76,12 @@ class GeneralizedQuadratic(nn.Module):
 
 
 class RelativeTables(nn.Module):
-    """Learned encodings of the displacements along each axis. row: (2 W - 1, D_row), col: (2 H - 1, D_col)."""
+    """Learned encodings of the displacements along each axis. row: (2 W - 1, D_row), col: (2 H - 1, D_col).
 
-    def __init__(self, dim_row: int, dim_col: int, grid: tuple[int, int], device=None, dtype=None) -> None:
+    Every layer and axis has its own table, as in the paper's code; in the paper's text layers share one r_delta.
+    """
+
+    def __init__(self, dim_row: int, dim_col: int, grid: Grid, device=None, dtype=None) -> None:
         super().__init__()
         self.row = nn.Parameter(torch.empty(2 * grid[1] - 1, dim_row, device=device, dtype=dtype))
         self.col = nn.Parameter(torch.empty(2 * grid[0] - 1, dim_col, device=device, dtype=dtype))
@@ -77,19 +91,21 @@ class RelativeTables(nn.Module):
         nn.init.normal_(self.col)
 
     @torch.jit.ignore
-    def set_grid(self, grid: tuple[int, int]) -> None:
+    def set_grid(self, grid: Grid) -> None:
         """Interpolate the tables to a grid of (H, W) pixels."""
         self.row = nn.Parameter(resized_table(self.row.detach(), grid[1]))
         self.col = nn.Parameter(resized_table(self.col.detach(), grid[0]))
 
 
 class Learned(RelativeTables):
-    """row[dx] . w_h + col[dy] . v_h: learned relative encoding, the last term of Eq. 8 with one vector an axis.
+    """row[dx] . w_h + col[dy] . v_h: learned relative encoding (Section 4.3), Eq. 8's last term with a vector per axis.
 
     D_row = D_col = D; w and v: (N_h, D).
     """
 
-    def __init__(self, dim: int, num_heads: int, grid: tuple[int, int], device=None, dtype=None) -> None:
+    positional = True
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
         super().__init__(dim, dim, grid, device=device, dtype=dtype)
         self.w = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
         self.v = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
@@ -111,3 +127,109 @@ class Learned(RelativeTables):
         """(N_h, T, T)"""
         down, across = self.axis_scores(X.shape[1], X.shape[2])
         return outer_sum(down, across)
+
+
+class Content(RelativeTables):
+    """(q . k + q . r_delta) / sqrt(D_h), D_h = D: the paper's "learned + content", Eq. 8 without u and v.
+
+    r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
+    """
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+        super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
+        self.num_heads = num_heads
+        self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
+        self.W_key = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        query = split_heads(self.W_qry(X), self.num_heads) * X.shape[-1] ** -0.5
+        key = split_heads(self.W_key(X), self.num_heads)
+        query_x, query_y = query.split([self.row.shape[1], self.col.shape[1]], dim=-1)
+        position = displacement_scores(query_x, query_y, self.row[:, None, :], self.col[:, None, :])
+        return dot_scores(query, key) + position
+
+
+class Relative(RelativeTables):
+    """All four terms of Eq. 8 over sqrt(D_h), with D_h = D_p = D and r_delta = concat(row[dx], col[dy]) learned.
+
+    W_qry, W_key and W_key_pos (the paper's What_key): (N_h D, D); u, v: (N_h, D).
+    """
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+        super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
+        self.num_heads = num_heads
+        # No biases: u is the query's, and the key's would add one score to all keys, which no softmax sees.
+        self.W_qry = nn.Linear(dim, num_heads * dim, bias=False, device=device, dtype=dtype)
+        self.W_key = nn.Linear(dim, num_heads * dim, bias=False, device=device, dtype=dtype)
+        self.W_key_pos = nn.Linear(dim, num_heads * dim, bias=False, device=device, dtype=dtype)
+        self.u = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
+        self.v = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        bound = self.u.shape[1] ** -0.5  # as the bias of nn.Linear(D, N_h D)
+        nn.init.uniform_(self.u, -bound, bound)
+        nn.init.uniform_(self.v, -bound, bound)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        query, key = split_heads(self.W_qry(X), self.num_heads), split_heads(self.W_key(X), self.num_heads)
+        # What_key r_delta = What_row row[dx] + What_col col[dy], each (2 S - 1, N_h, D_h).
+        What_row, What_col = self.W_key_pos.weight.split([self.row.shape[1], self.col.shape[1]], dim=1)
+        row = (self.row @ What_row.T).unflatten(1, [self.num_heads, -1])
+        col = (self.col @ What_col.T).unflatten(1, [self.num_heads, -1])
+        # (q + u) . k and (q + v) . What_key r_delta: the four terms, in two pairs.
+        scale = X.shape[-1] ** -0.5
+        to_content = (query + self.u[:, None, None, :]) * scale
+        to_position = (query + self.v[:, None, None, :]) * scale
+        return dot_scores(to_content, key) + displacement_scores(to_position, to_position, row, col)
+
+
+class Absolute(nn.Module):
+    """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
+        self.W_key = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
+        self.P = nn.Parameter(torch.empty(*grid, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.P)
+
+    @torch.jit.ignore
+    def set_grid(self, grid: Grid) -> None:
+        """Interpolate the encoding to a grid of (H, W) pixels."""
+        self.P = nn.Parameter(resized_grid(self.P.detach(), *grid))
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        query = split_heads(self.W_qry(X + self.P), self.num_heads)
+        key = split_heads(self.W_key(X + self.P), self.num_heads)
+        return dot_scores(query * X.shape[-1] ** -0.5, key)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, H, W, N_h D_h) -> (B, N_h, H, W, D_h)"""
+    return x.unflatten(-1, [num_heads, -1]).permute(0, 3, 1, 2, 4)
+
+
+def dot_scores(query: Tensor, key: Tensor) -> Tensor:
+    """q . k for all pairs of pixels: (B, N_h, H, W, D_h), twice -> (B, N_h, T, T)"""
+    return query.flatten(2, 3) @ key.flatten(2, 3).transpose(-1, -2)
+
+
+# The score terms of each variant, by the middle part of its timm name, sa_NAME_cifar.
+TERMS: dict[str, tuple[type[nn.Module], ...]] = {
+    "quadratic": (Quadratic,),
+    "quadratic_gen": (GeneralizedQuadratic,),
+    "learned": (Learned,),
+    "content": (Content,),
+    "eq8": (Relative,),
+    "absolute": (Absolute,),
+}

@@ -1,0 +1,154 @@
+"""Content scores without queries and keys.
+
+Queries are linear in X, q = W_qry x + b_qry. So everything that a query is multiplied with, W_key^T and the encodings
+r_delta, is multiplied with W_qry once for all images, and one linear map of X remains before the product with X itself.
+Scores come out as (B, T, N_h, T): the heads of a query lie next to each other, as `attend` wants them.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from sa_zoo.kernels.portions import in_portions
+from sa_zoo.models.attention import Attention, probabilities_from
+from sa_zoo.models.terms import Absolute, Content, Relative
+
+Scores = Callable[[Tensor], Tensor]  # (B, H, W, D) -> (B, T, N_h, T)
+
+
+def absorbed(attention: Attention, X: Tensor) -> Tensor:
+    """The layer for terms some of which look at content: (B, H, W, D) -> (B, H, W, D)"""
+    content = [ABSORBED[type(term)](term) for term in attention.terms if not is_positional(term)]
+    positional = [term(X).transpose(0, 1) for term in attention.terms if is_positional(term)]  # (T, N_h, T)
+
+    def values(some: Tensor) -> Tensor:
+        A = content[0](some)
+        for scores in content[1:]:
+            A = A + scores(some)
+        for scores in positional:
+            A = A + scores
+        return attention.values(attention.attn_drop(probabilities_from(A)).transpose(1, 2), some)
+
+    return in_portions(values, X)
+
+
+def can_absorb(attention: Attention) -> bool:
+    """Whether all content terms are known here, with projections that are a weight and a bias and nothing more."""
+    return all(
+        type(term) in ABSORBED and all(is_plain(layer) for layer in term.children())
+        for term in attention.terms
+        if not is_positional(term)
+    )
+
+
+def is_positional(term: nn.Module) -> bool:
+    """Whether scores depend on the size of the image only (terms.py)."""
+    return getattr(term, "positional", False)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is nn.Linear itself, without hooks: no adapter, no quantized layer."""
+    return type(layer) is nn.Linear and not layer._forward_pre_hooks and not layer._forward_hooks
+
+
+def absorbed_content(term: Content) -> Scores:
+    """(q . k + q . r_delta) / sqrt(D_h)"""
+    W_qry, b_qry = weights_of(term.W_qry, term.num_heads)
+    W_key, b_key = weights_of(term.W_key, term.num_heads)
+    row = pad(term.row, (0, term.col.shape[1])).expand(term.num_heads, -1, -1)
+    # Every key has the bias of W_key, and every displacement has one dy: it is added to those encodings.
+    col = pad(term.col, (term.row.shape[1], 0)) + b_key[:, None, :]
+    encodings = torch.cat([row, col], dim=1).transpose(1, 2)  # (N_h, D_h, displacements)
+    return relative_scores(multiplied(W_key, b_qry, W_qry), multiplied(encodings, b_qry, W_qry))
+
+
+def absorbed_relative(term: Relative) -> Scores:
+    """((q + u) . k + (q + v) . What_key r_delta) / sqrt(D_h)"""
+    W_qry = term.W_qry.weight.unflatten(0, [term.num_heads, -1])
+    W_key = term.W_key.weight.unflatten(0, [term.num_heads, -1])
+    What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).transpose(1, 2)  # (N_h, D_p, D_h)
+    What_row, What_col = What_key.split([term.row.shape[1], term.col.shape[1]], dim=1)
+    encodings = torch.cat([term.row @ What_row, term.col @ What_col], dim=1).transpose(1, 2)
+    return relative_scores(multiplied(W_key, term.u, W_qry), multiplied(encodings, term.v, W_qry))
+
+
+def absorbed_absolute(term: Absolute) -> Scores:
+    """(x + P) W_qry W_key^T (x + P)^T / sqrt(D_h), and the biases"""
+    W_qry, b_qry = weights_of(term.W_qry, term.num_heads)
+    W_key, b_key = weights_of(term.W_key, term.num_heads)
+    content, all_keys = multiplied(W_key, b_qry, W_qry), multiplied(b_key[:, :, None], b_qry, W_qry)
+
+    def scores(X: Tensor) -> Tensor:
+        X = X + term.P
+        return products_with_pixels(linear(X, *content), X) + linear(X, *all_keys).flatten(1, 2)[..., None]
+
+    return scores
+
+
+ABSORBED: dict[type[nn.Module], Callable[..., Scores]] = {
+    Content: absorbed_content,
+    Relative: absorbed_relative,
+    Absolute: absorbed_absolute,
+}
+
+
+def weights_of(layer: nn.Linear, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Weight (N_h, D_h, D) and bias (N_h, D_h) of a projection for all heads."""
+    return layer.weight.unflatten(0, [num_heads, -1]), layer.bias.unflatten(0, [num_heads, -1])
+
+
+def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Tensor]:
+    """The linear map from X to q . factor / sqrt(D_h).
+
+    Args:
+        factor: (N_h, D_h, F), what the queries of each head are multiplied with.
+        b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
+
+    Returns:
+        Weight (N_h F, D) and bias (N_h F,).
+    """
+    factor = factor.transpose(1, 2) * factor.shape[1] ** -0.5
+    return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
+
+
+def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor]) -> Scores:
+    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy."""
+
+    def scores(X: Tensor) -> Tensor:
+        sizes = [2 * X.shape[2] - 1, 2 * X.shape[1] - 1]
+        across, down = linear(X, *position).unflatten(-1, [-1, sum(sizes)]).split(sizes, dim=-1)  # (B, H, W, N_h, ..)
+        return add_by_displacement(products_with_pixels(linear(X, *content), X), across, down)
+
+    return scores
+
+
+def products_with_pixels(rows: Tensor, X: Tensor) -> Tensor:
+    """rows_q . X_k of every head, for all pairs of pixels: (B, H, W, N_h D), (B, H, W, D) -> (B, T, N_h, T)"""
+    rows = rows.flatten(1, 2).unflatten(2, [-1, X.shape[3]])  # (B, T, N_h, D)
+    return (rows.flatten(1, 2) @ X.flatten(1, 2).transpose(1, 2)).unflatten(1, rows.shape[1:3])
+
+
+def add_by_displacement(scores: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """scores[.., k] + across[.., dx] + down[.., dy], where each query has a score per displacement.
+
+    Args:
+        scores: (B, T, N_h, T), indexed [b, q, h, k].
+        across: (B, H, W, N_h, 2 W - 1), from dx = -(W - 1) to W - 1; down: (B, H, W, N_h, 2 H - 1).
+
+    Returns:
+        (B, T, N_h, T)
+    """
+    across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
+    down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
+    by_axis = scores.unflatten(3, [down.shape[-1], -1])
+    total = by_axis + down.flatten(1, 2)[..., :, None] + across.flatten(1, 2)[..., None, :]
+    return total.flatten(3)
+
+
+def keys_of_axis(scores: Tensor) -> Tensor:
+    """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
+    position = torch.arange(scores.shape[-2], device=scores.device)
+    index = position[None, :] - position[:, None] + (scores.shape[-2] - 1)
+    return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))

@@ -1,0 +1,120 @@
+"""Which evaluation of attention is used when, and why.
+
+Importing models/ gives the definition; `install` puts the routes of this folder behind its hook. All of them compute
+the same numbers up to rounding. docs/benchmarks.md has what each gains.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from sa_zoo.kernels.absorbed import absorbed, can_absorb, is_plain, is_positional
+from sa_zoo.kernels.fused import can_fuse, fused
+from sa_zoo.kernels.portions import KEPT, PORTION, has_storage, in_portions, portions
+from sa_zoo.kernels.remembered import remembered
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.network import Block
+
+ROUTES: dict[str, Callable[[Attention, Tensor], Tensor]] = {
+    "definition": Attention.definition,
+    "by axes": Attention.by_axes,
+    "fused": fused,
+    "absorbed": absorbed,
+    "portions": portions,
+    "remembered": remembered,
+}
+# Up to 16x16 pixels, P is cheaper than its factors where matrix products are cheap compared with moving numbers: on
+# accelerators and in half precision. It is also small enough to be remembered.
+SMALL = 256
+
+_only: list[str] = []
+
+
+def choose(attention: Attention, X: Tensor) -> str:
+    """Name of the route for X (B, H, W, D)."""
+    factorizes, large = attention.separable and not attention.drops(), X.shape[1] * X.shape[2] > SMALL
+    trains = torch.is_grad_enabled()
+    if _only:
+        return _only[-1]
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        return "by axes" if attention.large and factorizes else "definition"  # a graph has to take any batch
+    if not all(is_positional(term) for term in attention.terms):
+        return "absorbed" if can_absorb(attention) else "definition"  # adapters and hooks expect queries and keys
+    if factorizes and not trains and is_pure(X) and is_plain(attention.W_val) and can_fuse(X, attention.W_val.weight):
+        return "fused"  # the tensor of all heads is never built
+    if torch.compiler.is_compiling() or not X.is_cpu:
+        return "by axes" if large and factorizes else "definition"  # compilers and accelerators schedule by themselves
+    if trains and is_recomputed(X):
+        return "portions"  # most of the memory, for some time
+    if trains:
+        return "by axes" if large and factorizes else "definition"
+    if not large and not (attention.large and factorizes) and not attention.drops():
+        return "remembered"  # building P is a good part of the work for one image
+    return "portions"
+
+
+def is_pure(X: Tensor) -> bool:
+    """Whether X has numbers in memory that are used as they are; graphs being compiled have no memory yet."""
+    return not torch.is_autocast_enabled("cpu") and (torch.compiler.is_compiling() or has_storage(X))
+
+
+def is_recomputed(X: Tensor) -> bool:
+    """Whether training evaluates a batch X on a CPU again in the backward pass, rather than keeping all of it.
+
+    Not in half precision, where products are so fast that recomputing costs more time than it is worth.
+    """
+    half = X.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cpu")
+    return X.numel() > KEPT * PORTION and not half
+
+
+def evaluate(self, X: Tensor) -> Tensor:
+    """`Attention.evaluate` by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
+    if torch.jit.is_scripting():
+        if self.separable and self.large and not self.drops():
+            return self.by_axes(X)
+        return self.definition(X)
+    return _routed(self, X)
+
+
+@torch.jit.ignore
+def _routed(attention: Attention, X: Tensor) -> Tensor:
+    return ROUTES[choose(attention, X)](attention, X)
+
+
+def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+    """`Block.after_attention`, for as many images at a time as its attention: (B, H, W, D), twice -> (B, H, W, D)"""
+    if torch.jit.is_scripting():
+        return self.rest(x, attended)
+    return _rest(self, x, attended)
+
+
+@torch.jit.ignore
+def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
+    whole = torch.jit.is_tracing() or torch.compiler.is_compiling() or not x.is_cpu or bool(_only)
+    if whole or (torch.is_grad_enabled() and not is_recomputed(x)):
+        return block.rest(x, attended)
+    return in_portions(block.rest, x, attended)
+
+
+@contextmanager
+def only(route: str) -> Iterator[None]:
+    """Evaluate every layer by this route, for tests and benchmarks.
+
+    Raises:
+        ValueError: for a name that is not in ROUTES.
+    """
+    if route not in ROUTES:
+        raise ValueError(f"route: got {route!r}, expected one of {', '.join(ROUTES)}")
+    _only.append(route)
+    try:
+        yield
+    finally:
+        _only.pop()
+
+
+def install() -> None:
+    """Let the networks of models/ be evaluated by `choose`."""
+    Attention.evaluate, Attention.route = evaluate, torch.jit.ignore(choose)
+    Block.after_attention = after_attention

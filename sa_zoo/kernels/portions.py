@@ -1,0 +1,96 @@
+"""A few images at a time: what lies between the products of a layer then fits a CPU's caches, and is small.
+
+Attention builds N_h times as many numbers as its input holds. Without gradients they are written into memory that is
+kept and reused, as memory fresh from the system can take as long as the product that fills it. With gradients, each
+portion is evaluated once more in the backward pass, so that nothing but its input and output is kept.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sa_zoo.models.attention import Attention, attend_by_axes
+
+# Numbers in the images that a layer evaluates together: four of 16x16 pixels and 400 channels.
+PORTION = 4 * 16 * 16 * 400
+# Portions for which training keeps what lies between: for a small network, evaluating it again costs a quarter of a
+# step.
+KEPT = 4
+
+
+class Workspace(threading.local):
+    """Memory that results are written to again and again, separately for each thread, for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def empty(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A tensor of this shape, in the place of the last one of that name."""
+        size, key = math.prod(shape), (name, dtype)
+        if key not in self.held or self.held[key].numel() < size:
+            with torch.inference_mode(False):  # a tensor made in this mode cannot be written to outside of it
+                self.held[key] = torch.empty(size, dtype=dtype, device="cpu")
+        return self.held[key][:size].view(shape)
+
+
+WORKSPACE = Workspace()
+
+
+def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
+    """function(X, *more), evaluated for a few images at a time if X holds more than fits."""
+    images = max(1, PORTION // max(1, X[:1].numel()))
+    if images >= len(X):
+        return function(X, *more)
+    portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
+    if torch.is_grad_enabled():
+        recomputed = partial(checkpoint, function, use_reentrant=False)
+        return torch.cat([recomputed(*portion) for portion in portions])
+    return _filled(len(X), (function(*portion) for portion in portions))
+
+
+def _filled(images: int, parts: Iterable[Tensor]) -> Tensor:
+    """torch.cat(parts), each part put in its place before the next one is computed."""
+    whole, start = torch.empty(0), 0
+    for part in parts:
+        whole = whole if start else part.new_empty(images, *part.shape[1:])
+        whole[start : start + len(part)] = part
+        start += len(part)
+    return whole
+
+
+def portions(attention: Attention, X: Tensor) -> Tensor:
+    """The layer for terms that depend on positions only: P or its factors once, then a few images at a time."""
+    if not attention.separable or attention.drops():
+        P = attention.attn_drop(attention.probabilities(X))
+        return in_portions(partial(attention.values, P), X)
+    factors = attention.axis_probabilities(X)
+    if torch.is_grad_enabled() or not has_storage(X) or torch.is_autocast_enabled("cpu"):
+        return in_portions(lambda some: attention.W_val(attend_by_axes(factors, some)), X)
+    down, across = (P.to(X.dtype) for P in factors)
+    return in_portions(lambda some: attention.W_val(attend_in_workspace(down, across, some)), X)
+
+
+def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
+    """`attend_by_axes` in two dimensions, without gradients, in memory that the next call overwrites."""
+    N_h, H, W = len(P_down), P_down.shape[1], P_across.shape[1]
+    B, D = len(X), X.shape[3]
+    mixed = WORKSPACE.empty("mixed", X.dtype, B, H * N_h, W * D)
+    torch.matmul(P_down.transpose(0, 1).flatten(0, 1), X.flatten(2), out=mixed)
+    heads = WORKSPACE.empty("heads", X.dtype, B, H, N_h, W, D)
+    torch.matmul(P_across, mixed.view(B, H, N_h, W, D), out=heads)
+    side_by_side = WORKSPACE.empty("mixed", X.dtype, B, H, W, N_h, D)  # `mixed` is not needed any more
+    return side_by_side.copy_(heads.transpose(2, 3)).flatten(3)
+
+
+def has_storage(X: Tensor) -> bool:
+    """Whether X has numbers in memory, unlike the stand-ins of torch.func's transforms and tensor subclasses."""
+    try:
+        X.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return type(X) in (Tensor, nn.Parameter)

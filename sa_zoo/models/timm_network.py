@@ -1,0 +1,136 @@
+"""The paper's networks and their ResNet baseline as timm classes, with timm's whole interface."""
+
+import logging
+from typing import Any
+
+import torch
+from timm.models import checkpoint, checkpoint_seq, register_notrace_module
+from timm.models._features import feature_take_indices
+from timm.models.resnet import ResNet
+from torch import Tensor, nn
+
+from .network import Block, SANet, checked_pool
+from .positions import resized_grid, resized_table
+
+_logger = logging.getLogger(__name__)
+
+# How a block is evaluated can depend on what torch.fx does not know: fx has to call it, not trace into it.
+register_notrace_module(Block)
+
+
+class TimmSANet(SANet):
+    """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per block."""
+
+    output_fmt = "NHWC"
+
+    def __init__(self, terms: tuple[type[nn.Module], ...], **kwargs: Any) -> None:
+        super().__init__(terms, **kwargs)
+        self.grad_checkpointing = False
+        self.feature_info = [
+            {"num_chs": self.embed_dim, "reduction": self.patch_size, "module": f"blocks.{index}"}
+            for index in range(len(self.blocks))
+        ]
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
+        x = self.embed(x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint_seq(self.blocks, x)
+        return self.blocks(x)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Decay would pull heads to the query pixel (Delta) and make them blur (spread)."""
+        return {name for name, _ in self.named_parameters() if name.endswith((".Delta", ".spread"))}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {"stem": r"^patch_embed", "blocks": r"^blocks\.(\d+)"}
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by one for `num_classes` (0: none), and the pooling unless `global_pool` is None."""
+        if global_pool is not None:
+            self.global_pool = checked_pool(global_pool)
+        self.num_classes = num_classes
+        like = self.patch_embed.weight
+        self.head = (
+            nn.Linear(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
+            if num_classes > 0
+            else nn.Identity()
+        )
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Features of chosen blocks, as timm's models return them.
+
+        Args:
+            x: images (B, C, P H, P W).
+            indices: the last n blocks if an int, all if None, else these.
+            norm: no effect: each block ends in its own norm.
+            stop_early: do not run the blocks after the last chosen one.
+            output_fmt: "NCHW" or "NHWC".
+            intermediates_only: return only the chosen features.
+        """
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt: got {output_fmt!r}, expected 'NCHW' or 'NHWC'")
+        chosen, last = feature_take_indices(len(self.blocks), indices)
+        x, intermediates = self.embed(x), []
+        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+            if index in chosen:
+                intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == "NCHW" else x)
+        return intermediates if intermediates_only else (x, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks that the features at `indices` do not need, and the head."""
+        chosen, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_head:
+            self.reset_classifier(0, "")
+        return chosen
+
+
+class CifarResNet(ResNet):
+    """timm's ResNet for small images: a 3x3 stem of stride 1 and no max-pooling (He et al. 2016, as in the paper)."""
+
+    def __init__(self, in_chans: int = 3, device=None, dtype=None, **kwargs: Any) -> None:
+        super().__init__(in_chans=in_chans, device=device, dtype=dtype, **kwargs)
+        self.conv1 = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, device=device, dtype=dtype)
+        self.maxpool = nn.Identity()
+        for index, info in enumerate(self.feature_info):
+            info["reduction"] = 2 ** max(index - 1, 0)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Interpolate learned encodings of a checkpoint that was trained on another image size."""
+    fitted = dict(state_dict)
+    for name, target in model.state_dict().items():
+        given = state_dict.get(name)
+        if given is None or given.shape == target.shape:
+            continue
+        if name.endswith((".row", ".col")) and given.shape[1] == target.shape[1]:
+            fitted[name] = resized_table(given, (target.shape[0] + 1) // 2)
+        elif name.endswith(".P") and given.shape[2] == target.shape[2]:
+            fitted[name] = resized_grid(given, target.shape[0], target.shape[1])
+        else:
+            continue  # load_state_dict reports both shapes
+        _logger.warning("%s: interpolated from %s to %s", name, tuple(given.shape), tuple(target.shape))
+    return fitted
