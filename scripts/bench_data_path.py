@@ -17,10 +17,10 @@ import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.benchmark import Case, Subject, run_cases
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
-from sa_zoo.training.data import Split
-from sa_zoo.training.evaluate import open_accelerator
-from sa_zoo.training.loop import optimizer_of
-from sa_zoo.training.model import create_model, input_format
+from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.model import create_model, input_format_of
+from sa_zoo.training.optimization import optimizer_of
+from sa_zoo.training.splits import Split
 
 IMAGES, CLASSES, SIDE = 50_000, 10, 32
 
@@ -31,13 +31,13 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 9,
     json: Path | None = None,
 ) -> None:
-    recipe = load_config(Path(config), [])
+    recipe = load_config(config)
     accelerator = open_accelerator(mixed_precision=recipe.train.precision)
     model = create_model(recipe.model, CLASSES).to(accelerator.device, memory_format=torch.channels_last).train()
     network, optimizer = accelerator.prepare(model, optimizer_of(model, recipe.optim))
     images = torch.randint(256, (IMAGES, 3, SIDE, SIDE), dtype=torch.uint8, device=accelerator.device)
     split = Split(images, np.zeros(IMAGES, dtype=np.int64))
-    augment = Augment(recipe.augment, 0, CLASSES, input_format(model).normalise, accelerator.device)
+    augment = Augment(recipe.augment, 0, CLASSES, input_format_of(model).normalize, accelerator.device)
     batches = np.random.default_rng(0).permutation(IMAGES)[: steps * recipe.train.batch_size].reshape(steps, -1)
 
     def load():

@@ -20,10 +20,12 @@ from sa_zoo.training.augment import (
     seed_step,
 )
 from sa_zoo.training.config import AugmentConfig, DataConfig
-from sa_zoo.training.data import InputFormat, Splits, evaluation_split, open_source, splits_of
+from sa_zoo.training.model import InputFormat
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import Splits, evaluation_split, splits_of
 
 CPU = torch.device("cpu")
-FORM = InputFormat((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 1.0)
+FORMAT = InputFormat((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +33,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def read(name: object, validation: float = 0.0, form: InputFormat = FORM, **config: str) -> Splits:
-    return splits_of(open_source(DataConfig(name=str(name), **config)), validation, form, CPU)
+def read(name: object, validation: float = 0.0, input_format: InputFormat = FORMAT, **config: str) -> Splits:
+    return splits_of(open_source(DataConfig(name=str(name), **config)), validation, input_format, CPU)
 
 
 def splitmix(state: int) -> int:
@@ -79,14 +81,14 @@ def test_digits_are_those_of_scikit_learn_split_for_good():
 
 
 def test_digits_fit_any_size_and_a_model_for_gray():
-    form = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
-    assert read("digits", form=form).test.images.shape == (359, 1, 13, 17)
+    input_format = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
+    assert read("digits", input_format=input_format).test.images.shape == (359, 1, 13, 17)
 
 
 def test_the_test_split_does_not_depend_on_what_is_held_out():
     a, b = read("digits", 0.1), read("digits", 0.3)
     assert torch.equal(a.test.images, b.test.images)
-    alone = evaluation_split(open_source(DataConfig(name="digits")), FORM, CPU)
+    alone = evaluation_split(open_source(DataConfig(name="digits")), FORMAT, CPU)
     assert torch.equal(a.test.images, alone.images)
     assert torch.equal(a.test.labels, alone.labels)
 
@@ -158,9 +160,9 @@ def test_a_palette_is_read_as_colours(tmp_path):
 def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
     images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
     source = open_source(DataConfig(name=str(parquet_folder(tmp_path / "tiny", images))))
-    kept = splits_of(source, 0.3, FORM, CPU)
-    monkeypatch.setattr("sa_zoo.training.data.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
-    streamed = splits_of(source, 0.3, FORM, CPU)
+    kept = splits_of(source, 0.3, FORMAT, CPU)
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
+    streamed = splits_of(source, 0.3, FORMAT, CPU)
     assert not kept.train.workers
     assert streamed.train.workers
     batches = [np.array([3, 1, 2]), np.array([0, 5])]
@@ -173,12 +175,12 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
 
 def test_normalising_is_that_of_the_model():
     images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).view(2, 3, 5, 7)
-    wanted = (images.numpy() / 255 - np.reshape(FORM.mean, (3, 1, 1))) / np.reshape(FORM.std, (3, 1, 1))
-    assert np.abs(FORM.normalise(images).numpy() - wanted).max() < 1e-5
+    wanted = (images.numpy() / 255 - np.reshape(FORMAT.mean, (3, 1, 1))) / np.reshape(FORMAT.std, (3, 1, 1))
+    assert np.abs(FORMAT.normalize(images).numpy() - wanted).max() < 1e-5
 
 
-def augment_of(normalise=lambda x: x, seed: int = 5, **config: object) -> Augment:
-    return Augment(AugmentConfig(**config), seed, 10, normalise, CPU)
+def augment_of(normalize=lambda x: x, seed: int = 5, **config: object) -> Augment:
+    return Augment(AugmentConfig(**config), seed, 10, normalize, CPU)
 
 
 def test_crop_and_flip_are_those_of_each_image_alone():
@@ -207,7 +209,7 @@ def test_offsets_are_uniform_and_flips_are_half():
 def test_an_image_is_augmented_alike_in_any_batch():
     images = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
     labels, indices = torch.arange(13) % 10, torch.arange(13)
-    augment = augment_of(FORM.normalise, crop_padding=2, flip=True, random_erasing=0.7)
+    augment = augment_of(FORMAT.normalize, crop_padding=2, flip=True, random_erasing=0.7)
     whole, _ = augment(images, labels, indices, 1)
     back = torch.arange(13).flip(0)
     reverse, _ = augment(images[back], labels[back], indices[back], 1)
@@ -231,7 +233,7 @@ def test_erasing_is_timms_seeded_by_the_image():
 
 
 def test_mixup_follows_the_seed_of_the_step():
-    augment = augment_of(FORM.normalise, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
+    augment = augment_of(FORMAT.normalize, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
     images, labels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6)
     results = []
     for step in (3, 3, 4):
@@ -308,7 +310,7 @@ def test_an_image_of_the_wrong_channel_count_is_told(tmp_path, mode, channels):
 def test_a_damaged_image_is_told(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is no image"):
+    with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is not an image"):
         read(folder)
 
 

@@ -38,6 +38,19 @@ ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two
 Change = Callable[[nn.Module], nn.Module]  # from a registered model to the network that is measured
 
 
+def check_names(models: Iterable[str], suite: str, phase: str, compile_mode: str) -> None:
+    """ValueError for a name that the benchmark does not know."""
+    if unknown := [name for name in models if not timm.is_model(name)]:
+        ours = ", ".join(timm.list_models(module="timm_models"))
+        raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, such as {ours}")
+    if suite not in ("models", "routes", "convolution"):
+        raise ValueError(f"--suite: got {suite!r}, expected models, routes or convolution")
+    if not any(known.startswith(phase) for known in PHASES):
+        raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(PHASES)}")
+    if compile_mode and compile_mode not in COMPILE_MODES:
+        raise ValueError(f"--compile: got {compile_mode!r}, expected one of {', '.join(COMPILE_MODES)}")
+
+
 class Convolution(nn.Conv2d):
     """A 3x3 convolution of tokens."""
 
