@@ -187,11 +187,8 @@ def publish(
 @app.command()
 def bench(
     models: Annotated[list[str] | None, typer.Argument(help="timm names (default: sa_quadratic_cifar).")] = None,
-    suite: Annotated[
-        str, typer.Option(help="What to measure: models, routes (of attention) or convolution (as attention).")
-    ] = "models",
     device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, ...")] = "cpu",
-    batch: Annotated[int, typer.Option(help="Images per batch, in the suite models.", min=1)] = 32,
+    batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
     side: Annotated[
         list[int] | None, typer.Option(help="Also measure one layer of the first model on SIDE x SIDE tokens.", min=1)
     ] = None,
@@ -209,16 +206,12 @@ def bench(
     from sa_zoo.analysis.benchmark import run_cases
 
     models = models or ["sa_quadratic_cifar"]
-    suites.check_names(models, suite, phase, compile_)
+    suites.check_names(models, phase, compile_)
     if threads:
         torch.set_num_threads(threads)
-    place = timing.device_named(device)
-    if compile_:
-        timing.check_compiler(place)
-    chosen = {"routes": suites.routes, "convolution": suites.convolution}.get(suite)
-    cases = list(chosen(place) if chosen else suites.models(models, batch, place, compile_))
-    cases = [case for case in cases if case.phase.startswith(phase)]
-    cases += suites.layers(models[0], side or [], place, {"as built": None, "definition": "definition"})
+    place = timing.device_named(device, compile_)
+    cases = [case for case in suites.models(models, batch, place, compile_) if case.phase.startswith(phase)]
+    cases += suites.layers(models[0], side or [], place, {"as built": "", "definition": "definition"})
     run_cases(cases, rounds, place, shlex.join(["sa-zoo", *sys.argv[1:]]), json_)
 
 

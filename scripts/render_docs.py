@@ -16,22 +16,11 @@ from typing import Any
 import timm
 
 import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.analysis.benchmark import cell, table
 from sa_zoo.cost import cost_of
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
-# Keys of a benchmark's rows: head and format of the column.
-COLUMNS = {
-    "images": ("images", "{}"),
-    "tokens": ("tokens", "{:,}"),
-    "milliseconds": ("ms per image", "{:.2f}"),
-    "mib": ("MiB per image", "{:.1f}"),
-    "gmacs": ("GMACs", "{:.2f}"),
-    "needed": ("needed", "{:.2f}"),
-    "ceiling": ("of the ceiling", "{:.0%}"),
-    "speed": ("speed", "{:.2f}x"),
-    "memory": ("memory", "{:.2f}x"),
-}
 # Rows of README's speed table: label, model, phase, subject.
 SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
@@ -47,7 +36,7 @@ SPEED = (
     ("training step in bfloat16", "sa_quadratic_cifar", "training, bfloat16", "as built"),
     ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
     ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
-    ("one layer, 64x64 tokens", "one layer of sa_quadratic_cifar", "inference, float32", "as built"),
+    ("one layer, 64x64 tokens", "one layer of sa_quadratic_cifar, 64x64 tokens", "inference, float32", "as built"),
 )
 MODELS = {
     "sa_quadratic_cifar": "-alpha \\|delta - Delta\\|^2, 9 heads (Eq. 9)",
@@ -111,37 +100,20 @@ def benchmarks() -> str:
         parts.append(f"## {machine.get('title') or machine['runs'][0]['conditions']['device']}\n")
         parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(machine.get("notes"))
         for run in machine["runs"]:
-            parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", results(run["rows"])]
+            parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", table(run["rows"]) + "\n"]
     return "\n".join(parts)
-
-
-def results(rows: list[dict[str, Any]]) -> str:
-    """The table of one run, with the columns that it has values for."""
-    present = [key for key in COLUMNS if any(row.get(key) for row in rows)]
-    head = ["model", "phase", "subject", *(COLUMNS[key][0] for key in present)]
-    body = ([row["model"], row["phase"], row["subject"], *(cell(row, key) for key in present)] for row in rows)
-    return markdown_table(head, body, text=3)
-
-
-def cell(row: dict[str, Any], key: str) -> str:
-    value = row.get(key)
-    if key in ("speed", "memory") and value and value < 0.1:
-        return f"{value:.2g}x"
-    return COLUMNS[key][1].format(value) if value else ""
 
 
 def speed() -> str:
     """Speed and memory of a few subjects on every machine, from the first of its rows of that kind."""
-    found, table = machines(), []
+    found, lines = machines(), []
     for label, *kind in SPEED:
-        table.append([label])
+        lines.append([label])
         for machine in found:
             rows = [row for run in machine["runs"] for row in run["rows"]]
-            same = [row for row in rows if [row["model"], row["phase"], row["subject"]] == kind]
-            table[-1].append(
-                ", ".join(filter(None, (cell(same[0], key) for key in ("speed", "memory")))) if same else ""
-            )
-    return markdown_table(["speed, memory"] + [machine["title"] for machine in found], table, text=1)
+            same = [row for row in rows if [row["model"], row["phase"], row["subject"]] == kind] or [{}]
+            lines[-1].append(", ".join(filter(None, (cell(same[0], key) for key in ("speed", "memory")))))
+    return markdown_table(["speed, memory"] + [machine["title"] for machine in found], lines, text=1)
 
 
 RENDERED = {"models": models, "conversions": conversions, "benchmarks": benchmarks, "speed": speed}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -69,11 +68,11 @@ def test_work_is_counted_per_image_and_needed_is_the_least_of_those_that_compute
     nets = {"lean": Net(), "double": Twice(), "other": Twice()}
     functions = {"lean": "f", "double": "f", "other": "g"}
     subjects = {key: Subject(step(net.train(training), images()), function=functions[key]) for key, net in nets.items()}
-    rows = {row.subject: row for row in measure(case(**subjects), 1, CPU)}
-    assert [rows[key].gmacs for key in nets] == pytest.approx([once, 2 * once, 2 * once])
-    assert [rows[key].needed for key in nets] == pytest.approx([once, once, 2 * once])
-    assert rows["other"].speed == rows["other"].memory == 1.0
-    assert all(row.milliseconds > 0 and row.images == 2 and row.ceiling > 0 for row in rows.values())
+    rows = {row["subject"]: row for row in measure(case(**subjects), 1, CPU)}
+    assert [rows[key]["gmacs"] for key in nets] == pytest.approx([once, 2 * once, 2 * once])
+    assert [rows[key]["needed"] for key in nets] == pytest.approx([once, once, 2 * once])
+    assert rows["other"]["speed"] == rows["other"]["memory"] == 1.0
+    assert all(row["milliseconds"] > 0 and row["images"] == 2 and row["ceiling"] > 0 for row in rows.values())
 
 
 def test_speed_is_the_median_over_rounds_of_the_ratio_to_the_yardstick(monkeypatch):
@@ -82,16 +81,16 @@ def test_speed_is_the_median_over_rounds_of_the_ratio_to_the_yardstick(monkeypat
     monkeypatch.setattr(benchmark, "matrix_products", lambda *_: (3.0, [lambda: None, lambda: None]))
     subjects = {name: Subject(step(Net().eval(), images())) for name in seconds}
     quick, yardstick = measure(case(**subjects), 3, CPU)
-    assert quick.speed == 5.0 and yardstick.speed == 1.0
-    assert quick.milliseconds == 1000.0  # the median, for 2 images
-    assert quick.ceiling == pytest.approx(quick.needed / 1.0 / (3.0 / 0.5))
+    assert quick["speed"] == 5.0 and yardstick["speed"] == 1.0
+    assert quick["milliseconds"] == 1000.0  # the median, for 2 images
+    assert quick["ceiling"] == pytest.approx(quick["needed"] / 1.0 / (3.0 / 0.5))
 
 
 def test_a_compiled_subject_has_the_work_of_what_it_compiles():
     net, x = Net().eval(), images()
     plain, compiled = step(net, x), step(net, x, compiled=lambda x: torch.zeros(2, 11))
     made, _ = measure(case(compiled=Subject(compiled, counted=plain), plain=Subject(plain)), 1, CPU)
-    assert made.gmacs == pytest.approx(PIXELS * 11 / 1e9)
+    assert made["gmacs"] == pytest.approx(PIXELS * 11 / 1e9)
 
 
 def test_half_precision_is_autocast_in_training_and_gradients_are_made():
@@ -132,7 +131,7 @@ def test_a_run_is_added_to_the_file_after_each_case_and_other_runs_stay(tmp_path
     found = json.loads(path.read_text())
     assert [run["command"] for run in found["runs"]] == ["first", "second"]
     assert [len(run["rows"]) for run in found["runs"]] == [1, 1]
-    assert found["runs"][1]["rows"][0].keys() == asdict(measure(good, 1, CPU)[0]).keys()
+    assert found["runs"][1]["rows"][0].keys() == measure(good, 1, CPU)[0].keys()
     assert found["runs"][0]["conditions"]["torch"] == torch.__version__
     assert [entry.name for entry in path.parent.iterdir()] == ["result.json"]
 
@@ -162,7 +161,7 @@ def test_bench_on_the_command_line(tmp_path):
     options = ["--batch", "2", "--threads", "1", "--rounds", "1", "--phase", "inference, bf", "--json", str(out)]
     done = CliRunner().invoke(app, ["bench", "sa_quadratic_tiny_cifar", *options])
     assert done.exit_code == 0, done.output
-    assert "| sa_quadratic_tiny_cifar | inference, bfloat16 | 2 | definition, float32 |" in done.output
+    assert "| sa_quadratic_tiny_cifar | inference, bfloat16 | definition, float32 | 2 |" in done.output
     (run,) = json.loads(out.read_text())["runs"]
     assert run["conditions"]["threads"] == run["conditions"]["rounds"] == 1
     assert {row["subject"] for row in run["rows"]} >= {"as built", "folded", "3x3 convolutions", "resnet18_cifar"}
@@ -173,7 +172,6 @@ MISTAKES = {
         ["sa_quadratik"],
         "got 'sa_quadratik', expected a name that timm lists, such as resnet18_cifar",
     ),
-    "an unknown suite": (["--suite", "circus"], "--suite: got 'circus', expected models, routes or convolution"),
     "an unknown phase": (["--phase", "cooking"], "got 'cooking', expected the beginning of one of inference"),
     "an unknown way to compile": (["--compile", "fast"], "--compile: got 'fast', expected one of default, reduce-over"),
     "an unknown device": (["--device", "abacus"], "--device: got 'abacus', expected an available one"),

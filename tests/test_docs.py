@@ -68,6 +68,8 @@ def test_commands_of_the_documents_exist_with_their_options(command):
     if verb != "run":
         options = {option for parameter in known.params for option in parameter.opts}
         assert {argument for argument in arguments if argument.startswith("--")} <= options
+    if verb == "train" and arguments != ["..."]:
+        assert (ROOT / "configs" / f"{arguments[0]}.toml").is_file()
 
 
 def test_python_in_the_readme_is_python():

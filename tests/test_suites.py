@@ -1,6 +1,9 @@
-"""suites.py: the subjects of the benchmark are what their names say."""
+"""suites.py and scripts/bench.py: the subjects of the benchmark are what their names say."""
 
+import json
+import runpy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import timm
@@ -13,6 +16,7 @@ from sa_zoo.kernels.choose import ROUTES, only
 from sa_zoo.kernels.fused import can_fuse
 
 CPU = torch.device("cpu")
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "bench.py"))
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "img_size": (16, 20), "num_classes": 11}
 
 
@@ -21,7 +25,7 @@ def steps(monkeypatch) -> list[tuple]:
     """The networks, routes and types of the steps that a suite builds."""
     made = []
 
-    def recorded(network, x, route=None, dtype=torch.float32, compiled=None):
+    def recorded(network, x, route="", dtype=torch.float32, compiled=None):
         made.append((network, x, route, dtype, compiled))
         return lambda: None
 
@@ -52,7 +56,7 @@ def test_models_are_measured_in_all_phases_with_the_same_weights(steps):
         assert ("folded" in subjects) == phase.startswith("inference")
         for name, (network, x, route, dtype, _) in zip(subjects, steps, strict=True):
             assert network.training == phase.startswith("training")
-            assert route == ("definition" if name.startswith("definition") else None)
+            assert route == ("definition" if name.startswith("definition") else "")
             assert dtype == (torch.bfloat16 if "bfloat16" in phase and name != "definition, float32" else torch.float32)
             assert x.shape == (3, 3, 32, 32) and x.dtype == next(network.parameters()).dtype
             drops = {m.p for key, m in network.named_modules() if key.endswith("attn_drop")}
@@ -88,16 +92,17 @@ def test_the_compiled_network_takes_part(steps, monkeypatch):
 
 def test_layers_take_every_side_and_leave_out_maps_that_do_not_fit(monkeypatch):
     monkeypatch.setattr(suites, "LARGEST_MAPS", 4 * 9 * 5**4)
-    every = {"as built": None, "definition": "definition"}
+    every = {"as built": "", "definition": "definition"}
     cases = list(suites.layers("sa_quadratic_tiny_cifar", [5, 7], CPU, every))
-    assert [(case.tokens, case.yardstick) for case in cases] == [(25, "definition"), (49, "as built")]
+    names = [f"one layer of sa_quadratic_tiny_cifar, {side} tokens" for side in ("5x5", "7x7")]
+    assert [(case.model, case.yardstick) for case in cases] == [(names[0], "definition"), (names[1], "as built")]
     rows = [row for case in cases for row in measure(case, 1, CPU)]
-    assert [(row.tokens, row.subject) for row in rows] == [(25, "as built"), (25, "definition"), (49, "as built")]
-    assert rows[1].mib * 2**20 > 4 * 9 * 25 * 25
+    assert [row["subject"] for row in rows] == ["as built", "definition", "as built"]
+    assert rows[1]["mib"] * 2**20 > 4 * 9 * 25 * 25
 
 
-def test_every_route_is_measured_against_another_one_and_no_other_name_is_used(steps):
-    cases = list(suites.routes(CPU))
+def test_every_route_is_measured_against_another_one(steps):
+    cases = list(SCRIPT["route_cases"]())
     names = [list(case.subjects()) for case in cases]
     compiled = {"fused"} if can_fuse(X := torch.empty(1, 1, 16, 16), X[0, 0]) else set()
     assert {case[0] for case in names} | {"definition", "fused"} == set(ROUTES)
@@ -105,10 +110,8 @@ def test_every_route_is_measured_against_another_one_and_no_other_name_is_used(s
     assert all(case.yardstick == own[-1] != own[0] for case, own in zip(cases, names, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("model", "phase", "names"), [(model, phase, names) for model, phase, _, names in suites.ROUTE_CASES]
-)
-def test_routes_of_a_case_give_the_same_logits(model, phase, names):
+@pytest.mark.parametrize(("model", "phase", "batch", "names"), SCRIPT["ROUTES"])
+def test_routes_of_a_case_give_the_same_logits(model, phase, batch, names):
     if "fused" in names and not can_fuse(X := torch.empty(1, 1, 16, 16), X[0, 0]):
         pytest.skip("the compiled route needs AVX-512 and a compiler")
     torch.manual_seed(0)
@@ -124,14 +127,24 @@ def test_routes_of_a_case_give_the_same_logits(model, phase, names):
 
 
 def test_convolutions_are_measured_against_attention_made_of_them(monkeypatch):
-    monkeypatch.setattr(suites, "CONVOLUTIONS", ((3, 7),))
-    networks = [case for case in suites.convolution(CPU) if case.model == "mhsa_resnet18"]
-    layers = [case for case in suites.convolution(CPU) if case.model != "mhsa_resnet18"]
-    assert [case.images for case in networks] == [1, 8] and {case.yardstick for case in networks} == {"resnet18"}
-    assert [(case.model, case.images) for case in layers] == [
+    monkeypatch.setitem(SCRIPT["layer"].__globals__, "LAYERS", ((3, 7),))
+    cases = list(SCRIPT["convolution_cases"]())
+    assert [(case.model, case.images, case.yardstick) for case in cases[:2]] == [
+        ("mhsa_resnet18", batch, "resnet18") for batch in (1, 8)
+    ]
+    assert [(case.model, case.images) for case in cases[2:]] == [
         (f"3x3 layer, 3 channels, 7x7, alpha {alpha}", batch) for alpha in (20, 4) for batch in (8, 32)
     ]
-    rows = measure(layers[0], 1, CPU)
-    assert [row.subject for row in rows] == ["nn.Conv2d", "attention", "definition"]
-    assert [row.subject for row in measure(layers[1], 1, CPU)] == ["nn.Conv2d", "attention"]
-    assert rows[0].gmacs == pytest.approx(3 * 3 * 9 * 49 * 3 / 1e9)  # forward, gradients of kernel and input
+    rows = measure(cases[2], 1, CPU)
+    assert [row["subject"] for row in rows] == ["nn.Conv2d", "attention", "definition"]
+    assert [row["subject"] for row in measure(cases[3], 1, CPU)] == ["nn.Conv2d", "attention"]
+    assert rows[0]["gmacs"] == pytest.approx(3 * 3 * 9 * 49 * 3 / 1e9)  # forward, gradients of kernel and input
+
+
+def test_the_data_path_is_measured_within_a_step_and_alone(tmp_path, monkeypatch):
+    out = tmp_path / "result.json"
+    monkeypatch.setitem(SCRIPT["layer"].__globals__, "IMAGES", 128)
+    SCRIPT["data_path"]("quickstart", steps=2, rounds=1, json=out)
+    rows = {row["subject"]: row for row in json.loads(out.read_text())["runs"][0]["rows"]}
+    assert rows.keys() == {"with images", "on one batch", "images"}
+    assert rows["images"]["gmacs"] == 0 < rows["on one batch"]["gmacs"]

@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,42 +42,26 @@ class Case:
     images: int
     yardstick: str
     subjects: Callable[[], dict[str, Subject]]
-    tokens: int = 0  # of the single layer that is measured; 0: a whole network
 
 
-@dataclass(frozen=True)
-class Row:
-    """One subject of a case.
-
-    milliseconds: median per image. mib: peak memory beyond the weights, per image. gmacs: multiply-adds (1e9) executed
-    per image; needed: the fewest of all subjects that compute the same function. ceiling: share of the machine's
-    fastest matrix product that the needed ones reach in that time. speed, memory: relative to the yardstick.
-    """
-
-    model: str
-    phase: str
-    subject: str
-    images: int
-    tokens: int
-    milliseconds: float
-    mib: float
-    gmacs: float
-    needed: float
-    ceiling: float
-    speed: float
-    memory: float
+# Keys of a row that are numbers: head of the column, and format.
+COLUMNS = {
+    "images": ("images", "{}"),
+    "milliseconds": ("ms per image", "{:.2f}"),  # median over the rounds
+    "mib": ("MiB per image", "{:.1f}"),  # peak beyond the weights
+    "gmacs": ("GMACs", "{:.2f}"),  # multiply-adds (1e9) per image
+    "needed": ("needed", "{:.2f}"),  # the fewest of all subjects that compute the same function
+    "ceiling": ("of the ceiling", "{:.0%}"),  # share of the fastest matrix product that the needed ones reach
+    "speed": ("speed", "{:.3g}x"),  # relative to the yardstick
+    "memory": ("memory", "{:.3g}x"),
+}
+Row = dict[str, Any]
 
 
-def step(
-    network: nn.Module,
-    x: Tensor,
-    route: str | None = None,
-    dtype: torch.dtype = torch.float32,
-    compiled: Callable[[Tensor], Any] | None = None,
-) -> Run:
+def step(network: nn.Module, x: Tensor, route: str = "", dtype=torch.float32, compiled=None) -> Run:
     """Inference; forward and backward pass, under autocast to `dtype`, if the network is in training mode.
 
-    All layers are evaluated by `route`, or as they choose if it is None. `compiled` is called in place of the network.
+    All layers are evaluated by `route`, or as they choose if it is empty. `compiled` is called in place of the network.
     """
     call = compiled or network
 
@@ -108,22 +92,11 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
         needed = min(work[other] for other in [name, *same])
         seconds = statistics.median(times[name]) / case.images
         ratios = [other / own for other, own in zip(times[case.yardstick], times[name], strict=True)]
-        rows.append(
-            Row(
-                model=case.model,
-                phase=case.phase,
-                subject=name,
-                images=case.images,
-                tokens=case.tokens,
-                milliseconds=1e3 * seconds,
-                mib=peaks[name] / case.images / 2**20,
-                gmacs=work[name],
-                needed=needed,
-                ceiling=needed / seconds / ceilings[subject.dtype],
-                speed=statistics.median(ratios),
-                memory=peaks[name] / max(peaks[case.yardstick], 1),
-            )
-        )
+        row = {"model": case.model, "phase": case.phase, "subject": name, "images": case.images}
+        row |= {"milliseconds": 1e3 * seconds, "mib": peaks[name] / case.images / 2**20, "gmacs": work[name]}
+        row |= {"needed": needed, "ceiling": needed / seconds / ceilings[subject.dtype]}
+        row |= {"speed": statistics.median(ratios), "memory": peaks[name] / max(peaks[case.yardstick], 1)}
+        rows.append(row)
     return rows
 
 
@@ -133,14 +106,10 @@ def _times(
     """Seconds of each subject in each round, and GMAC/s of the fastest matrix product, which takes turns with them."""
     products = {dtype: matrix_products(dtype, device) for dtype in {subject.dtype for subject in subjects.values()}}
     runs = {name: subject.run for name, subject in subjects.items()}
-    for dtype, (_, ways) in products.items():
-        runs |= {f"{dtype}, {number}": way for number, way in enumerate(ways)}
+    runs |= {f"{dtype} {number}": run for dtype, (_, both) in products.items() for number, run in enumerate(both)}
     times = in_turns(runs, rounds, device)
-    ceilings = {
-        dtype: work / min(min(times[f"{dtype}, {number}"]) for number in range(len(ways)))
-        for dtype, (work, ways) in products.items()
-    }
-    return times, ceilings
+    fastest = {dtype: min(times[f"{dtype} 0"] + times[f"{dtype} 1"]) for dtype in products}
+    return times, {dtype: gmacs / fastest[dtype] for dtype, (gmacs, _) in products.items()}
 
 
 def _gmacs(run: Run) -> float:
@@ -149,28 +118,20 @@ def _gmacs(run: Run) -> float:
     return counted.get_total_flops() / 2e9
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Rows as a Markdown table."""
-    lines = [
-        "| model | phase | images | subject | ms per image | MiB per image | GMACs | needed | of the ceiling | speed "
-        "| memory |",
-        "|---|---|--:|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    lines += [
-        f"| {row.model} | {row.phase} | {row.images} | {row.subject} | {row.milliseconds:.2f} | {row.mib:.1f} "
-        f"| {row.gmacs:.2f} | {row.needed:.2f} | {row.ceiling:.0%} | {row.speed:.2f}x | {row.memory:.2f}x |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+def table(rows: list[Row]) -> str:
+    """Rows as a Markdown table, with the columns that they have values for."""
+    present = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
+    lines = [["model", "phase", "subject", *(COLUMNS[key][0] for key in present)], ["---"] * 3 + ["--:"] * len(present)]
+    lines += [[row["model"], row["phase"], row["subject"], *(cell(row, key) for key in present)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def run_cases(
-    cases: Iterable[Case],
-    rounds: int,
-    device: torch.device,
-    command: str,
-    path: Path | None,
-) -> None:
+def cell(row: Row, key: str) -> str:
+    """A number of a row as text; empty if it was not measured."""
+    return "" if row.get(key) is None else COLUMNS[key][1].format(row[key])
+
+
+def run_cases(cases: Iterable[Case], rounds: int, device: torch.device, command: str, path: Path | None) -> None:
     """Measure cases, print their tables, and add this run to a JSON file, which is replaced after each case.
 
     Raises ValueError, before anything is measured, if the file holds something else.
@@ -182,7 +143,7 @@ def run_cases(
     print(json.dumps(run["conditions"]))
     for case in cases:
         rows = measure(case, rounds, device)
-        run["rows"] += [asdict(row) for row in rows]
+        run["rows"] += rows
         print(table(rows) + "\n", flush=True)
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
-"""The cases of the benchmark: models, single layers, the evaluation routes of attention, convolutional attention."""
+"""The cases of `sa-zoo bench`: models in all phases, and single layers. scripts/bench.py defines further ones."""
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import timm
@@ -10,8 +9,6 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 from sa_zoo.analysis.benchmark import Case, Subject, step
-from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.kernels.fused import can_fuse
 from sa_zoo.models.network import SANet
 
 PHASES = (
@@ -23,28 +20,15 @@ PHASES = (
 )
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
-# Routes in the case that the first exists for. The last is the next simpler one, the yardstick.
-ROUTE_CASES = (
-    ("sa_quadratic_cifar", "inference, float32", 32, ("fused", "definition", "portions")),
-    ("sa_quadratic_cifar", "inference, bfloat16", 32, ("portions", "definition", "by axes")),
-    ("sa_quadratic_cifar", "training, float32", 32, ("portions", "definition", "by axes")),
-    ("sa_content_cifar", "inference, float32", 16, ("absorbed", "definition")),
-    ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
-    ("sa_quadratic_gen_cifar", "inference, float32", 1, ("remembered", "definition")),
-)
-CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))  # channels, side: ResNet18's stages; a CIFAR layer
-ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two pixels larger
 
 Change = Callable[[nn.Module], nn.Module]  # from a registered model to the network that is measured
 
 
-def check_names(models: Iterable[str], suite: str, phase: str, compile_mode: str) -> None:
+def check_names(models: Iterable[str], phase: str, compile_mode: str) -> None:
     """ValueError for a name that the benchmark does not know."""
     if unknown := [name for name in models if not timm.is_model(name)]:
         ours = ", ".join(timm.list_models(module="timm_models"))
         raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, such as {ours}")
-    if suite not in ("models", "routes", "convolution"):
-        raise ValueError(f"--suite: got {suite!r}, expected models, routes or convolution")
     if not any(known.startswith(phase) for known in PHASES):
         raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(PHASES)}")
     if compile_mode and compile_mode not in COMPILE_MODES:
@@ -80,11 +64,11 @@ def networks(
     phase: str,
     batch: int,
     device: torch.device,
-    subjects: dict[str, tuple[Change, str | None]],
+    subjects: dict[str, tuple[Change, str]],
     yardstick: str,
     compile_mode: str = "",
 ) -> Case:
-    """A case of whole networks: by name, what is made of the model, and the route of its layers (None: as they choose).
+    """A case of whole networks: per name, what is made of the model and the route of its layers (empty: as they choose).
 
     A subject whose name ends in "float32" has that type, whatever the phase. compile_mode: also measure the network as
     torch.compile makes it in this mode.
@@ -107,7 +91,7 @@ def networks(
             if compile_mode and name == ("as built" if network.training else "folded"):
                 torch.compiler.reset()  # it stops compiling a function that it has compiled several times
                 compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
-                found["compiled"] = Subject(step(network, x, None, dtype, compiled), dtype, function, found[name].run)
+                found["compiled"] = Subject(step(network, x, "", dtype, compiled), dtype, function, found[name].run)
         return found
 
     return Case(model, phase, batch, yardstick, build)
@@ -118,20 +102,20 @@ def models(names: Iterable[str], batch: int, device: torch.device, compile_mode:
     for name in names:
         attention = isinstance(timm.create_model(name), SANet)
         for phase in PHASES:
-            subjects: dict[str, tuple[Change, str | None]] = {"as built": (unchanged, None)}
+            subjects: dict[str, tuple[Change, str]] = {"as built": (unchanged, "")}
             if phase.startswith("inference"):
-                subjects["folded"] = (reparameterize_model, None)
+                subjects["folded"] = (reparameterize_model, "")
             yardstick = "definition, float32" if phase == "inference, bfloat16" else "definition"
             if attention:
-                subjects |= {yardstick: (unchanged, "definition"), "3x3 convolutions": (with_convolutions, None)}
-            subjects["resnet18_cifar"] = (resnet18_cifar, None)
+                subjects |= {yardstick: (unchanged, "definition"), "3x3 convolutions": (with_convolutions, "")}
+            subjects["resnet18_cifar"] = (resnet18_cifar, "")
             if attention or "dropout" not in phase:
                 yield networks(
                     name, phase, batch, device, subjects, yardstick if attention else "as built", compile_mode
                 )
 
 
-def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[str, str | None]) -> Iterator[Case]:
+def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[str, str]) -> Iterator[Case]:
     """One attention layer at inference on one image of SIDE x SIDE tokens, by route.
 
     The last route is the yardstick. The definition is left out where its maps would fill LARGEST_MAPS bytes.
@@ -149,39 +133,5 @@ def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[
             X = torch.randn(shape, device=device)
             return {name: Subject(step(layer, X, route), function="layer") for name, route in chosen.items()}
 
-        yield Case(f"one layer of {model}", PHASES[0], 1, list(chosen)[-1], build, side**2)
-
-
-def routes(device: torch.device) -> Iterator[Case]:
-    """Each evaluation route of attention against the next simpler one in the case that it exists for."""
-    X = torch.empty(1, 1, 16, 16, device=device)
-    for model, phase, batch, names in ROUTE_CASES:
-        if "fused" in names and not can_fuse(X, X[0, 0]):
-            continue  # another processor, or an installation without a compiler
-        yield networks(model, phase, batch, device, {name: (unchanged, name) for name in names}, names[-1])
-    yield from layers("sa_quadratic_cifar", [64], device, {"by axes": "by axes", "definition": "definition"})
-
-
-def convolution(device: torch.device) -> Iterator[Case]:
-    """Attention made of a convolution against that convolution: ResNet18, and 3x3 layers of a finite alpha."""
-    pair: dict[str, tuple[Change, str | None]] = {
-        "mhsa_resnet18": (unchanged, None),
-        "resnet18": (lambda _: timm.create_model("resnet18"), None),
-    }
-    for batch in (1, 8):
-        yield networks("mhsa_resnet18", PHASES[0], batch, device, pair, "resnet18")
-    for alpha in ALPHAS:
-        for batch in (8, 32):
-            for channels, side in CONVOLUTIONS:
-
-                def build(channels=channels, side=side, alpha=alpha, batch=batch) -> dict[str, Subject]:
-                    conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False, device=device)
-                    layer = attention_from_conv(conv, alpha)
-                    x = torch.randn(batch, channels, side, side, device=device, requires_grad=True)
-                    found = {"nn.Conv2d": Subject(step(conv, x)), "attention": Subject(step(layer, x))}
-                    if batch == 8 and 4 * 9 * math.prod([side, side, side + 2, side + 2]) <= LARGEST_MAPS:
-                        found["definition"] = Subject(step(layer, x, compiled=layer.explicit))
-                    return found
-
-                name = f"3x3 layer, {channels} channels, {side}x{side}, alpha {alpha:g}"
-                yield Case(name, "training, float32", batch, "nn.Conv2d", build, side**2)
+        name = f"one layer of {model}, {side}x{side} tokens"
+        yield Case(name, PHASES[0], 1, list(chosen)[-1], build)

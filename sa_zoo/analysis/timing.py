@@ -74,8 +74,8 @@ def matrix_products(dtype: torch.dtype, device: torch.device) -> tuple[float, li
     return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
 
 
-def device_named(name: str) -> torch.device:
-    """A device whose time and memory can be measured; ValueError if there is none of that name."""
+def device_named(name: str, compile_mode: str = "") -> torch.device:
+    """A device that can be measured, and that torch.compile compiles for if there is a mode; else ValueError."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -83,16 +83,13 @@ def device_named(name: str) -> torch.device:
         raise ValueError(f"--device: got {name!r}, expected an available one: {str(error).splitlines()[0]}") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
-    return device
-
-
-def check_compiler(device: torch.device) -> None:
-    """ValueError if torch.compile finds no compiler for the device."""
     try:
-        torch.compile(torch.neg)(torch.ones(2, device=device))
+        if compile_mode:
+            torch.compile(torch.neg)(torch.ones(2, device=device))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"--compile: expected a compiler that torch.compile can use, got: {reason}") from error
+    return device
 
 
 def conditions(device: torch.device, rounds: int) -> dict[str, str | int | float]:
