@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +68,9 @@ def _elements_written(*args, out_shape, **kwargs) -> int:
 def _linear_macs(model: nn.Module, image: Tensor) -> int:
     counts: list[int] = []
 
-    def count(layer: nn.Module, _, output: Tensor) -> None:
-        positions = output.numel() // layer.weight.shape[0]
-        counts.append(positions * layer.weight.numel())
+    def count(layer: Any, _, output: Tensor) -> None:
+        weight = layer.weight
+        counts.append(output.numel() // len(weight) * weight.numel())
 
     hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, WEIGHTED)]
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import timm
@@ -43,7 +43,8 @@ ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two
 IMAGES = 50_000  # CIFAR's number
 
 app = typer.Typer(help=__doc__)
-Rounds, Json = Annotated[int, typer.Option(min=1)], Path | None
+Rounds: TypeAlias = Annotated[int, typer.Option(min=1)]
+Json: TypeAlias = Path | None
 
 
 def route_cases() -> Iterator[Case]:
@@ -92,7 +93,8 @@ def data_path(
     config = load_config(recipe)
     accelerator = open_accelerator(mixed_precision=config.train.precision)
     device = accelerator.device
-    model = create_model(config.model, 10).to(device, memory_format=torch.channels_last).train()
+    model: Any = create_model(config.model, 10)
+    model = model.to(device, memory_format=torch.channels_last).train()
     network, optimizer = accelerator.prepare(model, optimizer_of(model, config.optim))
     images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8, device=device)
     split = Split(images, np.zeros(IMAGES, dtype=np.int64))

@@ -2,9 +2,11 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import timm
 import torch
+from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ PHASES = (
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
 
-Change = Callable[[nn.Module], nn.Module]  # from a registered model to the network that is measured
+Change = Callable[[Any], nn.Module]  # from a registered model to the network that is measured
 
 
 def check_names(models: Iterable[str], phase: str, compile_mode: str) -> None:
@@ -68,7 +70,7 @@ def networks(
     yardstick: str,
     compile_mode: str = "",
 ) -> Case:
-    """A case of whole networks: per name, what is made of the model and the route of its layers (empty: as they choose).
+    """A case of whole networks: per name, what is made of the model, and the route of its layers if it is given.
 
     A subject whose name ends in "float32" has that type, whatever the phase. compile_mode: also measure the network as
     torch.compile makes it in this mode.
@@ -84,7 +86,7 @@ def networks(
             for path, module in network.named_modules():
                 if "dropout" in phase and path.endswith("attn_drop"):
                     module.p = 0.1  # the paper's
-            x = torch.randn(batch, *timm.get_pretrained_cfg(model).input_size, device=device)
+            x = torch.randn(batch, *resolve_model_data_config(network)["input_size"], device=device)
             x = x.to(next(network.parameters()).dtype)
             function = "model" if change in (unchanged, reparameterize_model) else name
             found[name] = Subject(step(network, x, route, dtype), dtype, function)
@@ -124,7 +126,7 @@ def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[
         whole = timm.create_model(model)
         if not isinstance(whole, SANet):
             raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
-        network = timm.create_model(model, depth=1, img_size=side * whole.patch_size)
+        network: Any = timm.create_model(model, depth=1, img_size=side * whole.patch_size)
         layer, dim = network.blocks[0].attn.eval().to(device), network.embed_dim
         fits = 4 * layer.W_val.in_features // dim * side**4 <= LARGEST_MAPS
         chosen = {name: route for name, route in routes.items() if fits or route != "definition"}
