@@ -1,4 +1,4 @@
-"""How far a layer can be from its convolution, from its parameters alone. Symbols: theorem.py.
+"""How far a layer can be from its convolution, by its parameters only. Symbols: theorem.py.
 
 For |x| <= M, and Conv the convolution whose kernel slices are the layer's value matrices,
 
@@ -6,9 +6,9 @@ For |x| <= M, and Conv the convolution whose kernel slices are the layer's value
 
 The first term is exact arithmetic: a probability vector and a one-hot one differ by 2 (1 - P[target]) in sum of
 absolute values, and `missed_attention` bounds 1 - P[target] on any image, of any size, with any padding. The second
-is the usual worst case of sums of products in any order (Higham, Accuracy and Stability of Numerical Algorithms,
-Section 3.1) for both layers. It supposes that float16 and bfloat16 are summed in float32 and rounded where tensors
-are stored, and does not cover TensorFloat-32 or Winograd convolutions, which round in other ways.
+is the usual worst case for sums of products in any order (Higham, Accuracy and Stability of Numerical Algorithms,
+Section 3.1), for both layers. It assumes that float16 and bfloat16 are summed in float32 and rounded where tensors are
+stored, and does not cover TensorFloat-32 or Winograd convolutions, which round differently.
 """
 
 import math
@@ -28,8 +28,8 @@ from sa_zoo.convolution.theorem import head_shifts, missed_attention
 class Certificate:
     """Bounds on |MHSA(x) - Conv(x)| for each of the D_out output channels, float64."""
 
-    attention: Tensor  # what heads give to other keys than their target
-    rounding: Tensor  # floating point, of the layer and of the convolution
+    attention: Tensor  # attention to keys other than the target
+    rounding: Tensor  # floating-point errors of the layer and of the convolution
 
     @property
     def bound(self) -> Tensor:
@@ -37,22 +37,23 @@ class Certificate:
 
     @property
     def worst(self) -> float:
-        """The bound for all channels."""
+        """The largest bound of all channels."""
         return float(self.bound.max())
 
 
 def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0) -> Certificate:
-    """The bound for images of a size, in the type of the layer's weights.
+    """The bound for images of one size, in the type of the layer's weights.
 
     Args:
-        layer: what attention_from_conv returns, without `patch`; its alpha and Delta may have been trained.
-        image: (*image), height and width say.
+        layer: the result of attention_from_conv, without `patch`; its alpha and Delta may have been trained.
+        image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises ValueError for a layer whose gate is open: what it does depends on the data.
+    Raises:
+        ValueError: for a layer whose gate is open, as its output depends on the data.
     """
     if isinstance(layer, ContentAttention) and layer.gate.detach().any():
-        raise ValueError("layer: got one whose gate is open, expected one that does not look at content")
+        raise ValueError("layer: got one whose gate is open, expected a layer that does not look at content")
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
     bias = torch.zeros(len(kernel)) if layer.b_out is None else layer.b_out.detach().cpu().double().abs()
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
@@ -66,14 +67,14 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
 
 
 def _units(layer: ConvolutionalAttention) -> tuple[float, float]:
-    """Unit roundoffs of sums, and of tensors stored in the weights' type if that is narrower (else zero)."""
+    """Unit roundoff of sums, and of tensors stored in the weights' type (zero if that is not narrower)."""
     stored = torch.finfo(layer.W_val().dtype).eps / 2
     summed = min(stored, torch.finfo(torch.float32).eps / 2)
     return summed, stored if stored > summed else 0.0
 
 
 def _of_sum(terms: int, unit: float) -> float:
-    """gamma_n = n u / (1 - n u): relative error of a sum of n products, in terms of the sum of absolute values."""
+    """gamma_n = n u / (1 - n u): error of a sum of n products, relative to the sum of their absolute values."""
     return terms * unit / (1 - terms * unit)
 
 
@@ -83,7 +84,7 @@ def _convolution_rounding(layer: ConvolutionalAttention, products: int) -> float
 
 
 def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
-    """Of the evaluation that the layer uses, and in SoftAttention of both, as borders are evaluated by axes."""
+    """Rounding of the layer's evaluation; for SoftAttention of both, as borders are evaluated by axes."""
     heads = len(layer.alpha)
     inner = layer.in_channels // layer.groups
     if isinstance(layer, HardAttention):

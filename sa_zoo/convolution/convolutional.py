@@ -4,7 +4,7 @@
 
 This is the attention of models/attention.py: scores, softmax and mixing are the functions of that file. The layers here
 add a convolution's geometry. The heads of a layer are the pixels a of a kernel, Delta_h = dilation * a - center; the
-queries are the pixels stride * i; the keys are the padded image, so that with zero padding a head may look at a zero.
+queries are the pixels stride * i; the keys are the padded image, so that with zero padding a head may attend to a zero.
 As alpha grows, P_h becomes one-hot and the layer becomes the convolution whose kernel slices are its value matrices
 (Lemmas 1 and 2).
 

@@ -2,8 +2,8 @@
 
     A_h[q, k] = -alpha_h |delta - Delta_h|^2 + gate_h X_q W_qry_h W_key_h^T X_k^T / sqrt(D_h)
 
-The gate starts at zero, where the layer is the convolution's SoftAttention, and has a gradient there; so a trained
-network can be converted, fine-tuned, and learn where content is worth looking at. After d'Ascoli et al., "Transformed
+The gate starts at zero, where the layer is the convolution's SoftAttention, and has a gradient there. So a trained
+network can be converted and fine-tuned, and learns where content helps. After d'Ascoli et al., "Transformed
 CNNs: recasting pre-trained convolutional layers with self-attention" (2021, https://arxiv.org/abs/2106.05795), whose
 gate mixes two softmaxes; this one adds a term to the scores of one, as Eq. 8 does.
 """
@@ -19,7 +19,7 @@ from sa_zoo.models.attention import probabilities_from
 
 
 class ContentAttention(ConvolutionalAttention):
-    """The layer with a gated content term; finite alpha, all of it trains, evaluated explicitly: O(prod Q prod N).
+    """The layer with a gated content term, at finite alpha; all of it is trained. Explicit, O(prod Q prod N).
 
     W_qry, W_key: (N_h, D_h, D_in) with D_h = D_in / N_h, rounded up; gate: (N_h,).
     """

@@ -1,6 +1,6 @@
-"""Layers converted: nn.Conv1d, nn.Conv2d or nn.Conv3d -> multi-head self-attention -> convolution. Symbols: theorem.py.
+"""One layer: nn.Conv1d, nn.Conv2d or nn.Conv3d -> multi-head self-attention -> convolution. Symbols: theorem.py.
 
-Knows timm only for its convolutions that pad as TensorFlow does.
+Uses timm only for its convolutions with TensorFlow's padding.
 """
 
 import copy
@@ -27,13 +27,13 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def why_not(layer: nn.Module, content: bool = False) -> str:
     """Why this layer cannot be expressed as multi-head self-attention, with a content term or not; empty if it can."""
     if isinstance(layer, TRANSPOSED):
-        return "its stride puts queries between keys, and each place between has a kernel of its own"
+        return "its stride puts queries between keys, and each position in between has its own kernel"
     if not isinstance(layer, tuple(CONVOLUTIONS.values())):
-        return f"{type(layer).__name__} is no convolution"
+        return f"{type(layer).__name__} is not a convolution"
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
         return "it has no weights before its first image"
     if is_parametrized(layer):
-        return "its kernel is computed anew on every call; remove the parametrization first"
+        return "its kernel is computed on every call; remove the parametrization first"
     if layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks:
         return "it has hooks, which would be lost; remove them first"
     plain = CONVOLUTIONS[layer.weight.ndim - 2]
@@ -46,7 +46,7 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
 
 
 def _extent(conv: nn.Module) -> list[int]:
-    """From the first to the last key of a window, an item an axis."""
+    """Last minus first key of a window, per axis."""
     return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
 
 
@@ -60,7 +60,7 @@ def _amounts(conv: nn.Module) -> list[tuple[int, int]]:
 
 
 def _center(conv: nn.Module) -> list[int]:
-    """The key that the first query stands on, an item an axis."""
+    """The key that the first query stands on, per axis."""
     if type(conv) in TENSORFLOW_CONVOLUTIONS:  # whose padding follows the image; the middle of the window does not
         return [size // 2 for size in _extent(conv)]
     return [before for before, _ in _amounts(conv)]
@@ -73,17 +73,18 @@ def attention_from_conv(
     head_dim: int | None = None,
     patch: int | None = None,
 ) -> nn.Module:
-    """Multi-head self-attention that is this convolution, up to certificate.py's bound; the original is left alone.
+    """Multi-head self-attention that equals a convolution up to certificate.py's bound; `conv` is not modified.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or timm's Conv2dSame.
-        alpha: sharpness of all heads. From about 39, whatever the type, the layer runs as its convolution and Delta
-            and alpha are fixed; 46 is the paper's. Below, they are parameters.
+        alpha: sharpness of all heads. From about 39 the layer runs as its convolution, in any type, and Delta and
+            alpha are fixed; 46 is the paper's. Below, they are parameters.
         content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
         head_dim: D_h. None: D_out, with which Theorem 1 is exact; less: the best W_val_h W_out_h of that rank.
-        patch: P, attend among patches of P pixels a side, with fewer heads.
+        patch: P, attend among patches of P x P pixels, with fewer heads.
 
-    Raises ValueError for what cannot be expressed, with the reason.
+    Raises:
+        ValueError: for a layer that cannot be expressed, with the reason.
     """
     if reason := why_not(conv, content):
         raise ValueError(f"conv: got {conv}, expected a convolution that attention can express: {reason}")
@@ -96,7 +97,7 @@ def attention_from_conv(
 def attention_in_place(
     conv: nn.Module, alpha: float, content: bool, head_dim: int | None = None
 ) -> ConvolutionalAttention:
-    """As attention_from_conv, for a convolution that is given up: the attention takes over its tensors."""
+    """Like attention_from_conv, but takes over the tensors of a convolution that is not used any more."""
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
     if content and math.isinf(alpha):
@@ -152,25 +153,26 @@ def _patch_attention(conv: nn.Module, alpha: float, content: bool, head_dim: int
 
 
 def conv_from_attention(attention: nn.Module) -> nn.Module:
-    """The convolution that the layer is, bit for bit, if it is one; the nearest one if its alpha is finite."""
+    """The convolution that the layer equals, bit for bit; at finite alpha the nearest one."""
     return nearest_convolution(attention)[0]
 
 
 def nearest_convolution(attention: nn.Module) -> tuple[nn.Module, float]:
-    """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's own.
+    """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's.
 
     Returns:
-        The convolution, and the largest difference that it makes to an output away from the border, for |x| <= 1:
-        what the layer's kernel holds beside the convolution's. Zero for a layer that runs as a convolution.
+        The convolution, and the largest difference to the layer's output away from the border, for |x| <= 1: the part
+        of the layer's kernel that the convolution's does not have. Zero for a layer that runs as a convolution.
 
-    Raises ValueError where the output depends on content, or the layer is no attention of this package.
+    Raises:
+        ValueError: if the output depends on content, or the layer is not an attention layer of this package.
     """
     if isinstance(attention, PatchAttention):
         return _pixel_convolution(attention)
     if not isinstance(attention, ConvolutionalAttention):
         raise ValueError(f"attention: got {type(attention).__name__}, expected what attention_from_conv returns")
     if isinstance(attention, ContentAttention) and attention.gate.detach().any():
-        raise ValueError("attention: got a layer whose gate is open, expected one that does not look at content")
+        raise ValueError("attention: got a layer whose gate is open, expected a layer that does not look at content")
     with torch.no_grad():
         kernel, distance = attention.W_val(), 0.0
         if not isinstance(attention, HardAttention):
@@ -193,9 +195,9 @@ def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
         everywhere = (everywhere[:, :, None] * scores.softmax(dim=1)[:, None, :]).flatten(1)
     slices = attention.W_val().double().flatten(2)
     kernel, whole = slices @ on_taps, slices @ everywhere
-    # What is not on a tap: the whole in absolute value, less its part on taps, which `kernel` is.
-    beside = (whole.abs().sum(dim=(1, 2)) - kernel.abs().sum(dim=(1, 2))).clamp(min=0)
-    return kernel.to(attention.W_val()).unflatten(-1, attention.kernel_size), float(beside.max())
+    # What is not on a tap: the absolute values of the whole, less those of its part on taps, which is `kernel`.
+    off_taps = (whole.abs().sum(dim=(1, 2)) - kernel.abs().sum(dim=(1, 2))).clamp(min=0)
+    return kernel.to(attention.W_val()).unflatten(-1, attention.kernel_size), float(off_taps.max())
 
 
 def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Networks converted: the chosen convolutions of any network replaced by multi-head self-attention, and a report."""
+"""Whole networks: replaces chosen convolutions of any network by multi-head self-attention, and reports the effect."""
 
 import copy
 import difflib
@@ -22,7 +22,7 @@ from sa_zoo.convolution.layer_conversion import attention_from_conv, attention_i
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One converted layer, for the image that was measured with."""
+    """One converted layer, measured with an image."""
 
     name: str
     heads: int
@@ -30,9 +30,9 @@ class LayerReport:
     alpha: float
     parameters: int
     macs: int  # multiply-adds of the attention
-    conv_macs: int  # and of the convolution
-    bound: float  # on the difference of outputs, by certificate.py, for the largest input seen
-    measured: float  # that difference
+    conv_macs: int  # multiply-adds of the convolution
+    bound: float  # certificate.py's, for the difference of outputs and the largest input seen
+    measured: float  # the difference of outputs
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Report:
 
     layers: list[LayerReport]
     skipped: dict[str, str]  # layer: why
-    image: list[int]  # (channels, *image) of what was measured with
+    image: list[int]  # (channels, *image) of the images used to measure
     logits: float
 
     def table(self) -> str:
-        """The report as a Markdown table and a line or two."""
+        """The report as Markdown."""
         rows = [
             f"| {row.name} | {row.heads} | {' x '.join(map(_range, row.shifts))} | {row.alpha:g} | {row.parameters:,} "
             f"| {row.macs / 1e6:,.1f} | {row.conv_macs / 1e6:,.1f} | {row.bound:.1e} | {row.measured:.1e} |"
             for row in self.layers
         ]
         head = "| layer | heads | shifts | alpha | parameters | MMACs | as convolution | bound | measured |"
-        skipped = [f"Left as it was: {name}, as {reason}." for name, reason in self.skipped.items()]
+        skipped = [f"Not converted: {name}, as {reason}." for name, reason in self.skipped.items()]
         total = f"Largest difference of the outputs, relative to the largest output: {self.logits:.1e}."
         return "\n".join([head, "|---" * 9 + "|", *rows, "", *skipped, total, ""])
 
@@ -67,14 +67,15 @@ def _range(shifts: list[int]) -> str:
 def convert(
     network: nn.Module, layers: str = "*", alpha: float = 46.0, content: bool = False, example: Tensor | None = None
 ) -> tuple[nn.Module, Report]:
-    """A copy of any network with the chosen convolutions as multi-head self-attention, and what that changed.
+    """A copy of any network with the chosen convolutions as multi-head self-attention, and a report of the effect.
 
     Args:
-        layers: names of layers, with the wildcards of shells; several patterns with commas between them.
-        alpha, content: as attention_from_conv's.
-        example: images to measure with, (B, channels, *image); noise of the size that the network expects if None.
+        layers: names of layers, with wildcards as in a shell; patterns are separated by commas.
+        alpha, content: see attention_from_conv.
+        example: images to measure with, (B, channels, *image); default: noise of the size that the network expects.
 
-    Raises ValueError where no layer is chosen, or none that is can be expressed.
+    Raises:
+        ValueError: if no layer is chosen, or none of the chosen ones can be expressed.
     """
     if example is None:
         example = _noise(network)
@@ -102,14 +103,14 @@ def convert(
 
 
 def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
-    """Replace, in place, the chosen convolutions that can be expressed. Arguments and errors as `convert`'s."""
+    """Replace the chosen convolutions that can be expressed, in place. Arguments and errors: see `convert`."""
     convolutions, _ = _chosen(network, layers, content)
     for conv in convolutions.values():
         _replace(network, conv, attention_in_place(conv, alpha, content))
 
 
 def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Convolutions to convert, by name, and why others that were chosen are not."""
+    """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
     uses = Counter(id(weight) for module in network.modules() for weight in module.parameters(recurse=False))
     named = {name: module for name, module in network.named_modules() if isinstance(module, nn.modules.conv._ConvNd)}
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))]
@@ -134,7 +135,7 @@ def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
 
 
 def undecayed(network: nn.Module) -> set[str]:
-    """Parameters that weight decay would harm: positions, sharpness, gates, and the network's own, by timm's rule."""
+    """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
     own = getattr(type(network), "no_weight_decay", lambda _: set())(network)
     last = ("Delta", "alpha", "gate")
     return set(own) | {name for name, _ in network.named_parameters() if name.rpartition(".")[2] in last}
@@ -148,7 +149,7 @@ def _noise(network: nn.Module) -> Tensor:
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    """All tensors in what a network returns."""
+    """All tensors in the output of a network."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -176,7 +177,7 @@ def _compare(
     inputs: tuple[Tensor],
     output: Tensor,
 ) -> None:
-    """Forward hook of a convolution: keep the image's size, the largest input, and the attention's difference."""
+    """Forward hook of a convolution: record the image's size, the largest input, and the difference of attention."""
     x = inputs[0]
     seen = (list(x.shape[2:]), float(x.abs().max()), float((attention(x) - output).abs().max()))
     measured[name] = max(seen, measured.get(name, seen), key=lambda call: call[2])

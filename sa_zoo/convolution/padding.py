@@ -1,4 +1,4 @@
-"""What the keys of a convolutional layer are: its image, padded. Symbols: theorem.py."""
+"""The keys of a convolutional layer: its padded image. Symbols: theorem.py."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class Keys(NamedTuple):
-    """Keys of which those that are zero need not be stored.
+    """Keys, of which those that are zero need not be stored.
 
-    stored: (B, D_in, *stored); before: the number of the first key stored, an axis; sizes: N, an axis.
+    stored: (B, D_in, *stored); per axis, before: index of the first stored key, and sizes: N.
     """
 
     stored: Tensor
@@ -38,7 +38,7 @@ def padding_keys(x: Tensor, amounts: list[int], mode: str) -> Keys:
 
 
 class Padding(nn.Module):
-    """Padding by fixed amounts, (before, after) an axis, in one of nn.Conv's padding modes."""
+    """Padding by fixed amounts, (before, after) per axis, in one of nn.Conv's padding modes."""
 
     def __init__(self, amounts: Sequence[tuple[int, int]], mode: str) -> None:
         super().__init__()
@@ -60,8 +60,10 @@ class Padding(nn.Module):
 
 
 class SamePadding(nn.Module):
-    """Padding with zeros so that ceil(size / stride) queries fit, as TensorFlow's 'SAME' does; extent: last - first key
-    of a window."""
+    """Padding with zeros so that ceil(size / stride) queries fit, like TensorFlow's 'SAME'.
+
+    extent: last minus first key of a window, per axis.
+    """
 
     def __init__(self, extent: Sequence[int], stride: Sequence[int]) -> None:
         super().__init__()

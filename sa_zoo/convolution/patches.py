@@ -1,4 +1,4 @@
-"""Fewer heads for the same convolution: attention among patches of P pixels a side instead of pixels.
+"""Fewer heads for the same convolution: attention among patches of P x P pixels instead of pixels.
 
 After Li et al., "Can Vision Transformers Perform Convolution?" (2021, https://arxiv.org/abs/2111.01353): the pixels
 of a patch are channels of one token, (2 ceil((K - 1) / 2P) + 1)^n heads look at the patches around, and the value
@@ -34,7 +34,7 @@ def unfold_patches(x: Tensor, patch: int) -> Tensor:
 
 
 def tap_places(size: int, dilation: int, patch: int) -> Tensor:
-    """Where kernel pixel a of an axis lies between pixels u and v of patches A apart: (K, heads, P, P), [a, A, u, v].
+    """Where kernel pixel a of an axis connects pixels u and v of patches A apart: (K, heads, P, P), [a, A, u, v].
 
     One where dilation * (a - (K - 1) / 2) = P A + v - u, A counted from the first head.
     """

@@ -1,13 +1,14 @@
-"""The value and output matrices of a convolutional layer: slices of its kernel. Symbols: theorem.py."""
+"""The value matrices of a convolutional layer: slices of its kernel. Symbols: theorem.py."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 
 class Slices(nn.Module):
-    """W_val_h with D_h = D_out (and W_out merged in), stored as a convolution stores its kernel.
+    """W_h of Eq. 10, which merges W_val_h and W_out_h (D_h = D_out), stored as a convolution stores its kernel.
 
     weight: (D_out, D_in / groups, *K). With groups, W_val_h is block diagonal and only its blocks are stored.
     """
@@ -22,9 +23,9 @@ class Slices(nn.Module):
 
 
 class LowRankSlices(nn.Module):
-    """W_val_h W_out_h (Eq. 3) with D_h < D_out. weight: W_val, (N_h, D_h, D_in); W_out: (D_out, N_h, D_h).
+    """W_h = W_val_h W_out_h (Eq. 10) as two factors. weight: W_val, (N_h, D_h, D_in); W_out: (D_out, N_h, D_h).
 
-    `error` is the relative Frobenius norm of what the kernel lost when these were made of it.
+    `error` is the Frobenius norm of what the factors lose of the kernel, relative to the kernel's.
     """
 
     def __init__(self, weight: Tensor, W_out: Tensor, kernel_size: Sequence[int], error: float) -> None:
@@ -45,22 +46,23 @@ class LowRankSlices(nn.Module):
 def low_rank_slices(kernel: Tensor, groups: int, head_dim: int) -> LowRankSlices:
     """The best W_val_h W_out_h of rank `head_dim` for every slice of a kernel (Eckart and Young 1936).
 
-    Exact where every slice has that rank. The usual head_dim = D_out / N_h keeps a fraction of a trained slice, which
-    is why Theorem 1 asks for D_h >= min(D_in, D_out).
+    Exact where every slice has that rank, so always for head_dim >= min(D_in, D_out); Lemma 1 takes D_h = D_out. The
+    usual head_dim = D_out / N_h keeps a fraction of a trained slice.
 
     Args:
         kernel: (D_out, D_in / groups, *K); groups are written out as zero blocks.
 
-    Raises ValueError for a rank that is not between 1 and min(D_in, D_out).
+    Raises:
+        ValueError: for a rank that is not between 1 and D_out.
     """
-    largest = min(kernel.shape[0], kernel.shape[1] * groups)
-    if not 0 < head_dim <= largest:
-        raise ValueError(f"head_dim: got {head_dim}, expected 1 to {largest}")
+    if not 0 < head_dim <= kernel.shape[0]:
+        raise ValueError(f"head_dim: got {head_dim}, expected 1 to {kernel.shape[0]}")
     blocks = kernel.double().flatten(2).unflatten(0, [groups, -1])  # (groups, D_out / groups, D_in / groups, N_h)
     slices = torch.stack([torch.block_diag(*head) for head in blocks.unbind(-1)])  # (N_h, D_out, D_in)
     left, singular, right = torch.linalg.svd(slices, full_matrices=False)
     error = float(singular[:, head_dim:].norm() / singular.norm().clamp(min=torch.finfo(singular.dtype).tiny))
     root = singular[:, :head_dim].sqrt()
-    W_val = root[:, :, None] * right[:, :head_dim]
-    W_out = (left[:, :, :head_dim] * root[:, None, :]).transpose(0, 1)
+    unused = max(0, head_dim - root.shape[1])  # D_in < D_h: the slices cannot have a higher rank than D_in
+    W_val = pad(root[:, :, None] * right[:, :head_dim], (0, 0, 0, unused))
+    W_out = pad(left[:, :, :head_dim] * root[:, None, :], (0, unused)).transpose(0, 1)
     return LowRankSlices(W_val.to(kernel), W_out.to(kernel).contiguous(), kernel.shape[2:], error)

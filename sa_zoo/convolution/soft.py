@@ -1,15 +1,15 @@
 """Convolutional attention of finite alpha, all of it trainable: SoftAttention. Symbols: theorem.py.
 
-Far from the border every query sees the same neighbourhood, so that sum_h P_h[q, .] W_val_h is one kernel, a little
-wider than the convolution's, and the layer is a convolution with it. Near the border the softmax shares itself out to
-fewer keys. With U_h for the P_h that knows no border (cut off at it, and not normalised again), each a product of
-factors along the axes,
+Far from the border every query sees the same neighborhood, so that sum_h P_h[q, .] W_val_h is one kernel, a little
+larger than the convolution's, and the layer is a convolution with it. Near the border the softmax is distributed over
+fewer keys. Let U_h be P_h on an unbounded grid, cut off at the border and not normalized again. Both are products of
+factors along the axes, so
 
     prod_a P_h^a = prod_a U_h^a + sum_a (prod_{b < a} U_h^b) (P_h^a - U_h^a) (prod_{b > a} P_h^b)
 
-where P_h^a = U_h^a but for a few queries and the outermost heads: one convolution, and a thin frame an axis.
-Where images are small and channels many, evaluating all queries by the factors of P_h costs less than the wider
-kernel; that is decided by counting multiply-adds.
+where P_h^a = U_h^a except for a few queries and the outermost heads: one convolution, and a thin frame per axis.
+Where images are small and channels many, evaluating all queries by the factors of P_h costs less than the larger
+kernel; multiply-adds decide.
 """
 
 from typing import Final
@@ -28,14 +28,14 @@ from sa_zoo.models.positions import at_least_float32, pixels, quadratic_scores
 class SoftAttention(ConvolutionalAttention):
     """The layer at finite alpha. Delta (N_h, n) and alpha (N_h,) are parameters.
 
-    `settle` finds the composed kernel's size and the outermost heads from Delta and alpha; it runs when they are set
-    or loaded and on every train() and eval(), so that a kernel follows its heads at the latest an epoch later.
+    `settle` derives the size of the composed kernel and the outermost heads from Delta and alpha. It runs when they
+    are set or loaded and on every train() and eval(), so that a kernel follows its heads at least once per epoch.
     """
 
-    # A multiply-add of the evaluation by axes takes about this many times that of a convolution: it comes in small
-    # matrix products whose results go through memory (float32, forward and backward, on an EPYC core).
+    # A multiply-add of the evaluation by axes takes about so many times as long as one of a convolution: it comes in
+    # small matrix products whose results go through memory (float32, forward and backward, on an EPYC core).
     axes_cost: Final[int] = 3
-    # And this many times that of the product with P_h itself, one large matrix: the cheaper one for few pixels.
+    # And so many times as long as one of the product with P_h itself, which is one large matrix.
     turn_cost: Final[int] = 6
     outer: list[list[int]]
 
@@ -47,7 +47,7 @@ class SoftAttention(ConvolutionalAttention):
 
     @torch.jit.ignore
     def settle(self) -> None:
-        """Fit to the present Delta and alpha what forward takes as fixed, a list each with an item an axis:
+        """Update what forward takes as fixed to the current Delta and alpha. One item per axis each:
 
         `first`, `step`, `count` of the composed kernel, and `outer`, the heads that look beyond the border.
         """
@@ -91,11 +91,10 @@ class SoftAttention(ConvolutionalAttention):
         U = probabilities_from(self.window_scores(0))
         for axis in range(1, len(self.count)):
             U = (U[:, :, None] * probabilities_from(self.window_scores(axis))[:, None, :]).flatten(1)
-        # slices @ U as a 1x1 convolution whose channels, the heads, lie last in memory: a processor's libraries take
-        # several times as long for the product of a matrix so slim.
-        heads_last = (
-            at_least_float32(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
-        )  # (D_out, N_h, 1, D_in / groups)
+        # slices @ U as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take several times
+        # as long for a matrix product with so few columns.
+        heads_last = at_least_float32(slices).flatten(2).unsqueeze(1)  # (D_out, 1, D_in / groups, N_h)
+        heads_last = heads_last.permute(0, 3, 1, 2)
         kernel = F.conv2d(heads_last, U.T[:, :, None, None])
         return kernel.permute(0, 2, 3, 1).squeeze(1).to(slices.dtype).unflatten(-1, self.count)
 
@@ -113,9 +112,9 @@ class SoftAttention(ConvolutionalAttention):
         return self.project(attend_by_axes(P, keys.stored.movedim(1, -1)))
 
     def composed(self, keys: Keys) -> Tensor:
-        """The layer as a convolution and what borders add to it: (B, D_out, *Q)"""
+        """The layer as a convolution plus a correction at the borders: (B, D_out, *Q)"""
         counts = self.queries(keys.sizes)
-        low, high = [0] * len(counts), [0] * len(counts)  # how far beyond the first and the last key windows reach
+        low, high = [0] * len(counts), [0] * len(counts)  # how far windows reach beyond the first and last key
         for axis in range(len(counts)):
             low[axis] = -(self.center[axis] + self.first[axis])
             width = self.step[axis] * (self.count[axis] - 1)
@@ -134,7 +133,7 @@ class SoftAttention(ConvolutionalAttention):
         return out
 
     def borderless(self, keys: Keys, low: list[int], high: list[int]) -> Tensor:
-        """b_out + sum_h U_h X W_val_h, with `low` and `high` keys of value zero beyond all others: (B, D_out, *Q)"""
+        """b_out + sum_h U_h X W_val_h, with `low` and `high` additional keys of value zero: (B, D_out, *Q)"""
         x, amounts, even = keys.stored, [0] * 0, True
         padding = [0] * len(low)
         for axis in range(len(low) - 1, -1, -1):
@@ -147,9 +146,9 @@ class SoftAttention(ConvolutionalAttention):
         return convolve(x, self.composed_kernel(), self.b_out, self.stride, padding, self.step, self.groups)
 
     def at_border(self, keys: Keys, axis: int, low: int, high: int) -> tuple[Tensor, Tensor]:
-        """Numbers of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them.
+        """Indices of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them.
 
-        Keys are counted from the first one stored, and those not stored are left out.
+        Keys are counted from the first stored one; keys that are not stored are left out.
         """
         count, size, stride = self.queries(keys.sizes)[axis], keys.sizes[axis], self.stride[axis]
         first = min(count, max(0, (low + stride - 1) // stride))
@@ -166,7 +165,7 @@ class SoftAttention(ConvolutionalAttention):
     def beyond(
         self, x: Tensor, P: list[Tensor], U: list[Tensor], axis: int, queries: Tensor, numbers: Tensor
     ) -> Tensor:
-        """What the lack of keys beyond the border adds to `queries` (C,) along `axis`, which see the keys `numbers`.
+        """Correction for `queries` (C,) along `axis`, which see the keys `numbers` and miss those beyond the border.
 
         Term a = `axis` of the sum in this file's docstring: (B, D_out, *Q), with C for Q along `axis`.
         """
@@ -183,7 +182,7 @@ class SoftAttention(ConvolutionalAttention):
         return project(beyond, slices, None, self.groups)
 
     def contractions(self, sizes: list[int]) -> int:
-        """Multiply-adds a head and channel of contracting N = `sizes` in turn."""
+        """Multiply-adds per head and channel of contracting one axis of N = `sizes` after the other."""
         left, contracted = 1, 0
         for size in sizes:
             left *= size
@@ -193,7 +192,7 @@ class SoftAttention(ConvolutionalAttention):
         return contracted
 
     def at_once(self, sizes: list[int]) -> bool:
-        """Whether the product with P_h itself takes less time than those with its factors in turn."""
+        """Whether the product with P_h itself takes less time than the products with its factors."""
         pairs = 1
         for axis, count in enumerate(self.queries(sizes)):
             pairs *= count * sizes[axis]
@@ -201,19 +200,19 @@ class SoftAttention(ConvolutionalAttention):
 
     def by_axes_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by axes."""
-        pixels = 1
+        queries = 1
         for count in self.queries(sizes):
-            pixels *= count
+            queries *= count
         inner = self.in_channels // self.groups
-        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + pixels * inner * self.out_channels)
+        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + queries * inner * self.out_channels)
 
     def composed_macs(self, sizes: list[int]) -> int:
-        """Multiply-adds of one image with N = `sizes` by a composed kernel, and of composing it; borders left out."""
-        pixels, seen = 1, 1
+        """Multiply-adds of one image with N = `sizes` by a composed kernel, and of composing it, without borders."""
+        queries, seen = 1, 1
         for axis, count in enumerate(self.queries(sizes)):
-            pixels *= count
+            queries *= count
             seen *= self.count[axis]
-        return (pixels + self.Delta.shape[0]) * seen * (self.in_channels // self.groups) * self.out_channels
+        return (queries + self.Delta.shape[0]) * seen * (self.in_channels // self.groups) * self.out_channels
 
     def cheaper_by_axes(self, sizes: list[int]) -> bool:
         return self.axes_cost * self.by_axes_macs(sizes) < self.composed_macs(sizes)

@@ -1,14 +1,14 @@
-"""timm's face of the conv-equivalent backbones: CNNs of timm with their convolutions as multi-head self-attention.
+"""The conv-equivalent backbones for timm: CNNs of timm with their convolutions as multi-head self-attention.
 
-Each is its CNN's own class, built by timm's own function, with layers swapped; so all of timm's contract is the CNN's.
-Arguments that all of them take besides the CNN's, for `timm.create_model` and for a config's model.args:
+Each is an instance of its CNN's class, built by timm's function for it, with layers swapped, and so has timm's whole
+interface. Arguments in addition to the CNN's, for `timm.create_model` and for a config's model.args:
 
     alpha     sharpness of the heads; 46, the paper's, runs as the CNN does; 1 to 5 trains Delta and alpha
-    layers    names of the layers to swap, with wildcards, commas between patterns; all convolutions by default
+    layers    names of the layers to swap, with wildcards, patterns separated by commas; default: all convolutions
     content   True adds content terms behind gates that start at zero
 
-`pretrained=True` takes the CNN's weights from timm's repository and converts them on the way in; so does any file with
-the CNN's weights, while one with weights of the backbone loads as it is.
+`pretrained=True` loads the CNN's weights from timm's repository and converts them. Files with the CNN's weights are
+converted too; files with the backbone's weights load as they are.
 """
 
 import dataclasses
@@ -44,15 +44,15 @@ from sa_zoo.convolution.padding import SamePadding
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.models.timm_models import resnet18_cifar, resnet_tiny_cifar
 
-# What these do depends on sizes that torch.fx knows only by name: it shall call them, not trace into them.
+# What these do depends on sizes, which torch.fx knows only symbolically: it has to call them, not trace into them.
 for module in (SoftAttention, ContentAttention, SamePadding):
     register_notrace_module(module)
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Weights of the CNN as weights of the backbone; what the CNN does not have (Delta, alpha, ...) is the model's own.
+    """Convert weights of the CNN to the backbone's; what the CNN lacks (Delta, alpha, ...) is taken from the model.
 
-    A stem for another number of input channels is adapted as timm does.
+    A stem for another number of input channels is adapted as in timm.
     """
     converted = from_torchvision_vgg(state_dict) if isinstance(model, VGG) else dict(state_dict)
     own = model.state_dict()
@@ -72,7 +72,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def backbone_cfg(cfg: PretrainedCfg) -> PretrainedCfg:
-    """The configuration of a CNN, its weights included, as that of its backbone."""
+    """The backbone's configuration from its CNN's, including where to find weights."""
     return dataclasses.replace(
         cfg,
         architecture=None,
@@ -98,7 +98,7 @@ CNNS = (
 
 
 def _with_tags(cnn: str) -> list[str]:
-    """The CNN's names, one for each of its weights, the default ones first: which timm makes the backbone's default."""
+    """The CNN's names, one per set of weights, the default set first: timm makes the first one the default."""
     default = get_pretrained_cfg(cnn).tag or ""
     return sorted(list_models(cnn, include_tags=True), key=lambda name: name.partition(".")[2] != default)
 
@@ -119,7 +119,7 @@ def _create(
     feature_levels: int = 5,
     **kwargs: Any,
 ) -> nn.Module:
-    """The CNN of timm's function `cnn` with layers swapped, as timm's other models are built."""
+    """The CNN built by timm's function `cnn`, with layers swapped."""
 
     def swapped(**arguments: Any) -> nn.Module:
         network = cnn(pretrained=False, **arguments)
@@ -135,7 +135,7 @@ def _create(
         **kwargs,
     )
     if pretrained:
-        # Else transformers (5.23) sets the batch norms of any timm backbone that it loads back to their initial values.
+        # Otherwise transformers (5.23) resets the batch norms of any timm backbone that it loads.
         for module in network.modules():
             module._is_hf_initialized = True
     return network
@@ -191,13 +191,13 @@ def mhsa_efficientnet_b0(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 @register_model
 def mhsa_convnext_atto(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ConvNeXt atto (Liu et al. 2022) as multi-head self-attention: 49 depthwise heads a block."""
+    """ConvNeXt atto (Liu et al. 2022) as multi-head self-attention: 49 depthwise heads per block."""
     return _create("mhsa_convnext_atto", convnext_atto, pretrained, feature_levels=4, **kwargs)
 
 
 @register_model
 def mhsa_network(pretrained: bool = False, cnn: str = "resnet18", **kwargs: Any) -> nn.Module:
-    """Any CNN of timm by name as multi-head self-attention: what a converted network without a name of its own is."""
+    """Any CNN of timm, by name, as multi-head self-attention; used by converted networks that have no own name."""
     if not isinstance(kwargs.get("pretrained_cfg"), dict):
         cfg = backbone_cfg(get_pretrained_cfg(cnn))
         kwargs["pretrained_cfg"] = dataclasses.replace(cfg, architecture="mhsa_network").to_dict()

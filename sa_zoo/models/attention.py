@@ -21,7 +21,6 @@ Legend, here and in the whole package:
     D_h   query and key channels per head   P        probabilities, softmax(A)
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -30,8 +29,7 @@ from torch.nn.functional import threshold
 
 from .positions import at_least_float32
 
-# Up to this many pixels (8x8, but not 16x16) T x T probabilities are evaluated faster than their factors by axis.
-DENSE_PIXELS = 128
+DENSE_PIXELS = 128  # up to so many (8x8, but not 16x16) P itself is faster than its factors by axis
 
 
 def probabilities_from(scores: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class Attention(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        terms: Sequence[type[nn.Module]],
+        terms: tuple[type[nn.Module], ...],
         grid: tuple[int, int],
         attn_drop: float = 0.0,
         device=None,
@@ -142,9 +140,9 @@ class Attention(nn.Module):
     @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold W_out into W_val, as nothing lies between them; called by timm.utils.reparameterize_model."""
-        if isinstance(self.W_out, nn.Identity):
-            return
         inner, outer = self.W_val, self.W_out
+        if isinstance(outer, nn.Identity):
+            return
         with torch.no_grad():
             weight = at_least_float32(outer.weight)
             inner.weight.copy_(weight @ at_least_float32(inner.weight))

@@ -1,7 +1,7 @@
-"""The networks' configuration for transformers, which is also the one that timm reads: one config.json for both.
+"""The networks' configuration for transformers and timm: one config.json for both.
 
-The keys of timm are derived from the fields whenever a configuration is written and dropped when one is read, so that
-neither can contradict the other. This file is also published beside weights, as remote code.
+The keys of timm are derived from the fields when a configuration is written and dropped when it is read, so that they
+cannot contradict each other. This file is also published together with weights, as remote code.
 """
 
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-# Where transformers finds the classes in a folder that holds copies of these files.
+# Where transformers finds the classes in a folder that contains copies of these files.
 AUTO_MAP = {
     "AutoConfig": "configuration_sa.SAConfig",
     "AutoModel": "modeling_sa.SAModel",
@@ -33,18 +33,19 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); the defaults are SA-quadratic for CIFAR.
 
     Args:
-        attention_type: which score terms the attention adds up; the name of a timm variant between `sa_` and `_cifar`.
+        attention_type: the score terms (TERMS in terms.py); the part of a timm name between `sa_` and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
             feed-forward layers. Every head sees all D channels.
-        image_size, patch_size, num_channels: of the images, in pixels (one number, or height and width) and channels.
+        image_size, patch_size: in pixels; image_size is one number, or height and width.
+        num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
             attn_drop_rate, drop_rate and drop_path_rate.
-        architecture: timm's name of the variant; the one that `attention_type` names if not given.
-        pretrained_cfg: what timm knows about the weights: mean, std, interpolation, crop_pct, licence, paper. Its
-            entries that follow from other fields are replaced when it is written.
+        architecture: timm's name of the variant; default: the one that `attention_type` names.
+        pretrained_cfg: timm's description of the weights: mean, std, interpolation, crop_pct, license, paper. Entries
+            that follow from other fields are replaced when it is written.
         image_processor_type: the class that reads preprocessor_config.json.
         out_features, out_indices: stages that a backbone returns. "stem" and index 0 are the embedding, "stageN" and
-            index N what leaves the Nth block.
+            index N the output of the Nth block.
     """
 
     model_type = "sa_net"
@@ -88,7 +89,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         return height, width
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, the keys that timm reads, and where the code is."""
+        """All fields, the keys that timm reads, and the location of the code."""
         # num_classes stays out of model_args: transformers' wrapper of timm passes its own number of labels as well.
         labels = sorted((int(index), label) for index, label in self.id2label.items())
         derived = {
