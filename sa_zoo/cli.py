@@ -46,13 +46,8 @@ app = typer.Typer(
 @app.command()
 def train(
     config: Annotated[str, typer.Argument(help="TOML file, or the name of a recipe, such as quickstart.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Run folder (default: runs/CONFIG, or runs/CONFIG-MODEL if --set changes the model)."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value that replaces a value of the config.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
 ) -> None:
     """Train a model, evaluate it, and leave a run folder that timm and transformers load."""
@@ -64,10 +59,11 @@ def train(
     out = out or Path("runs") / run_name(config, set_ or [])
     metrics = fit(load_config(config, set_ or []), out, resume)
     if PartialState().is_main_process:
-        test, spent = metrics.test, metrics.train
+        measured = metrics.measured()
+        test, spent = measured["test"], measured["train"]
         typer.echo(
-            f"{metrics.model} on {metrics.data}: test accuracy {test.top1:.4f} (n = {test.n}) "
-            f"after {spent.epochs} epochs, {spent.seconds / 60:.1f} minutes\n"
+            f"{metrics.model} on {metrics.data}: test accuracy {test['top1']:.4f} (n = {test['n']}) "
+            f"after {spent['epochs']} epochs, {spent['seconds'] / 60:.1f} minutes\n"
             f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
             f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
         )
@@ -80,9 +76,7 @@ def evaluate(
     revision: Annotated[str, typer.Option(help="Revision of a Hub data set.")] = "",
     label_column: Annotated[str, typer.Option(help="Label column of a data set with several.")] = "",
     json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to, as well.")] = None,
-    detail: Annotated[
-        bool, typer.Option("--detail", help="Add accuracy per class, calibration and the confusion matrix.")
-    ] = False,
+    detail: Annotated[bool, typer.Option("--detail", help="Add accuracy per class, calibration, confusion.")] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
     from accelerate import PartialState
@@ -139,19 +133,18 @@ def convert(
     typer.echo(report.table())
     if data:
         before, after = (evaluate_source(model, DataConfig(name=data)) for model in (source, str(out)))
-        baseline = Baseline(model=source, test=before.test)
+        baseline = Baseline.model_validate({"model": source, "test": before.test})
         measured = {"data": after.data, "test": after.test, "baseline": baseline}
         write_metrics(out, read_metrics(out).model_copy(update=measured))
-        typer.echo(f"test accuracy {before.test.top1:.4f} before, {after.test.top1:.4f} after")
+        accuracies = [each.measured()["test"]["top1"] for each in (before, after)]
+        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(*accuracies))
     finish_folder(out)
 
 
 @app.command()
 def card(
     folder: Annotated[Path, typer.Argument(help="Model folder; or model_cards, for the cards of all models.")],
-    baseline: Annotated[
-        Path | None, typer.Option(help="Run on the same data whose result is printed next to this one.")
-    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Run on the same data to print next to this one.")] = None,
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.fit import finish_folder
@@ -174,9 +167,7 @@ def publish(
     repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Do all checks that need no network, and send nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do the checks without network; send nothing.")] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish
@@ -218,9 +209,7 @@ def bench(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def run(
     context: typer.Context,
-    script: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="Any Python script; its arguments follow.")
-    ],
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Python script; its arguments follow.")],
 ) -> None:
     """Run a script with the models of sa_zoo registered, such as timm's own train.py and validate.py."""
     import sa_zoo  # noqa: F401  registers the names

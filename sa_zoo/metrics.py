@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sa_zoo.model_folder import read_json, write_json
 
 FILE = "metrics.json"
-VERSION = 1  # files without a version were written before there was one, and have the same keys
 
 
 class Section(BaseModel):
@@ -58,7 +57,7 @@ class Baseline(Section):
 
 
 class Metrics(Section):
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1  # files without one are older, and have the same keys
     model: str | None = None
     base_model: str | None = None  # Hub repository that a conversion started from
     conversion: Conversion | None = None
@@ -85,7 +84,7 @@ def read_metrics(folder: Path) -> Metrics:
         return Metrics.model_validate(read_json(path))
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}" for each in error.errors()]
-        raise ValueError(f"{path}: expected version {VERSION} of its schema, but {'; '.join(lines)}") from error
+        raise ValueError(f"{path}: expected version 1 of its schema, but {'; '.join(lines)}") from error
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> Path:

@@ -7,7 +7,7 @@ training or conversion left there. Nothing else in this package writes a file of
 import difflib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,9 +124,13 @@ def load_model(source: str) -> nn.Module:
 def check_name(name: str, expected: str = "a timm name") -> None:
     """Raise ValueError for a name that timm does not know."""
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"model.name: got {name}, expected {expected}{hint}")
+        raise ValueError(f"model.name: got {name}, expected {expected}{did_you_mean(name, timm.list_models())}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest known name, if one is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:

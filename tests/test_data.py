@@ -262,23 +262,23 @@ def test_nothing_is_augmented_unless_asked():
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c"])
-def test_a_missing_folder_is_told(name):
+def test_a_missing_folder_is_reported(name):
     with pytest.raises(FileNotFoundError, match=rf"data.name: got {name}, expected a folder"):
         open_source(DataConfig(name=name))
 
 
-def test_an_empty_folder_is_told(tmp_path):
+def test_an_empty_folder_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"):
         open_source(DataConfig(name=str(tmp_path)))
 
 
-def test_a_folder_without_labels_is_told(tmp_path):
-    image_folder(tmp_path / "bare", {"train": 3})
+def test_a_folder_without_labels_is_reported(tmp_path):
+    image_folder(tmp_path / "unlabelled", {"train": 3})
     with pytest.raises(ValueError, match=r"with columns image, expected labels: a folder per class"):
-        open_source(DataConfig(name=str(tmp_path / "bare")))
+        open_source(DataConfig(name=str(tmp_path / "unlabelled")))
 
 
-def test_a_hidden_label_is_told(tmp_path):
+def test_a_hidden_label_is_reported(tmp_path):
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
     rows = datasets.Dataset.from_dict({"img": noise_images(2), "label": [1, -1]}, features=features)
     (tmp_path / "hidden").mkdir()
@@ -287,27 +287,27 @@ def test_a_hidden_label_is_told(tmp_path):
         open_source(DataConfig(name=str(tmp_path / "hidden")))
 
 
-def test_a_data_set_without_images_is_told(tmp_path):
+def test_a_data_set_without_images_is_reported(tmp_path):
     (tmp_path / "train.csv").write_text("a,label\n1,0\n2,1\n")
     with pytest.raises(ValueError, match=r"with columns a, label, expected one of images"):
         open_source(DataConfig(name=str(tmp_path)))
 
 
-def test_a_data_set_without_training_images_is_told(tmp_path):
+def test_a_data_set_without_training_images_is_reported(tmp_path):
     folder = parquet_folder(tmp_path / "tiny", {"test": noise_images(5)})
     with pytest.raises(ValueError, match=r"with splits test, expected one called train"):
         open_source(DataConfig(name=str(folder)))
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGBA", 4)])
-def test_an_image_of_the_wrong_channel_count_is_told(tmp_path, mode, channels):
+def test_an_image_of_the_wrong_channel_count_is_reported(tmp_path, mode, channels):
     images = [*noise_images(3), *noise_images(1, mode=mode)]
     folder = parquet_folder(tmp_path / "mixed", {"train": images, "test": noise_images(1)})
     with pytest.raises(ValueError, match=rf"image 3 of the train split: got {channels} channels .* expected 3"):
         read(folder)
 
 
-def test_a_damaged_image_is_told(tmp_path):
+def test_a_damaged_image_is_reported(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is not an image"):

@@ -148,7 +148,7 @@ def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folde
     assert config["model_args"]["patch_size"] == TINY_VIT["patch_size"]
 
 
-def test_another_number_of_classes_is_told(run_folder, tmp_path):
+def test_another_number_of_classes_is_reported(run_folder, tmp_path):
     folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
     with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):
         evaluate_source(str(run_folder), DataConfig(name=str(folder)))
@@ -162,25 +162,25 @@ def test_another_number_of_classes_is_told(run_folder, tmp_path):
         ("test_resnet.none", FileNotFoundError, "weights: got none from test_resnet.none"),
     ],
 )
-def test_a_model_that_is_not_there_is_told(source, error, said):
+def test_a_model_that_is_not_there_is_reported(source, error, said):
     with pytest.raises(error, match=said):
         load_model(source)
 
 
-def test_a_folder_without_weights_is_told(run_folder, tmp_path):
+def test_a_folder_without_weights_is_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="weights: got none from"):
         load_model(str(tmp_path))
 
 
-def test_truncated_weights_are_told(run_folder, tmp_path):
+def test_truncated_weights_are_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes((run_folder / "model.safetensors").read_bytes()[:-5])
     with pytest.raises(ValueError, match="weights: got a truncated or damaged file"):
         load_model(str(tmp_path))
 
 
-def test_weights_of_another_model_are_told(run_folder, tmp_path):
+def test_weights_of_another_model_are_reported(run_folder, tmp_path):
     config = json.loads((run_folder / "config.json").read_text())
     config["model_args"]["depth"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))

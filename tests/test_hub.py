@@ -33,7 +33,7 @@ INFO, REFS = "GET /api/models/you/test-vit$", "GET /api/models/.*/refs"
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """A small timm model as a run leaves it, with things beside it that must stay at home."""
+    """A small timm model as a run leaves it, with things next to it that must not be published."""
     folder = make_run(tmp_path_factory.mktemp("runs") / "test_vit", "test_vit", num_classes=7)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "state.safetensors").write_bytes(b"large")
@@ -88,7 +88,7 @@ def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_fol
     assert {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()} == folders
     for repo_id in ("you/first", "you/second"):
         repository = hub.repositories[repo_id]
-        assert repository.commits[repository.head]["README.md"].decode().count(repo_id) == 2
+        assert repository.commits[repository.head]["README.md"].decode().count(repo_id) == 3
 
 
 def test_running_it_again_does_nothing(hub, run):
@@ -282,7 +282,7 @@ def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
         publish(run, REPO)
 
 
-def test_a_hub_without_xet_storage_is_told_how_to_do_without(hub, run, monkeypatch):
+def test_a_hub_without_xet_storage_is_reported_with_what_to_do(hub, run, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with pytest.raises(ConnectionError, match=r"could not commit: .*set HF_HUB_DISABLE_XET=1"):
         publish(run, REPO)

@@ -142,6 +142,22 @@ def test_files_that_are_no_such_checkpoint_are_refused(tmp_path):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"classifier.weight": 3},
+        {3: torch.zeros(1)},
+        {"classifier.weight": torch.tensor(1.0)},
+        {"features_upscale.weight": torch.zeros(3)},
+        {"features_upscale.weight": torch.zeros(5, 7)},
+    ],
+    ids=["a number", "no name", "no classes", "one axis", "an odd shape"],
+)
+def test_tensors_of_another_kind_or_shape_are_refused(state, tmp_path):
+    with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected one of"):
+        convert_reference(saved(state, tmp_path / "c"), "sa_quadratic_cifar", tmp_path / "out")
+
+
 class Bomb:
     def __reduce__(self):
         return print, ("code from a checkpoint ran",)

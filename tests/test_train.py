@@ -286,7 +286,7 @@ def test_resuming_with_another_config_names_what_changed(stopped):
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
-def test_a_truncated_checkpoint_is_told(stopped, tmp_path, name):
+def test_a_truncated_checkpoint_is_reported(stopped, tmp_path, name):
     shutil.copytree(stopped, tmp_path / "run")
     (path,) = (tmp_path / "run" / "checkpoints").glob(f"*/{name}")
     path.write_bytes(path.read_bytes()[:-20])
@@ -294,14 +294,14 @@ def test_a_truncated_checkpoint_is_told(stopped, tmp_path, name):
         train(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
 
 
-def test_a_checkpoint_without_its_tensors_is_told(stopped, tmp_path):
+def test_a_checkpoint_without_its_tensors_is_reported(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path / "run")
     next((tmp_path / "run" / "checkpoints").glob("*/state.safetensors")).unlink()
     with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged: No such file"):
         train(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
 
 
-def test_a_checkpoint_of_another_model_is_told(stopped, tmp_path):
+def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
     config = tiny_config(model={"args": {**TINY_VIT, "depth": 3}}, train={"epochs": 40})
     shutil.copytree(stopped, tmp_path / "run")
     (tmp_path / "run" / "train.toml").write_text(dump_config(config))
@@ -326,14 +326,14 @@ def test_a_checkpoint_of_another_model_is_told(stopped, tmp_path):
         ({"train": {"precision": "fp16"}}, r"train.precision: got fp16, expected bf16 or no on a CPU"),
     ],
 )
-def test_what_a_run_cannot_do_is_told_before_it_makes_a_folder(tmp_path, monkeypatch, sections, said):
+def test_what_a_run_cannot_do_is_reported_before_it_makes_a_folder(tmp_path, monkeypatch, sections, said):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(ValueError, match=said):
         train(tiny_config(**sections), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_initial_weights_that_are_not_there_are_told(tmp_path):
+def test_initial_weights_that_are_not_there_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"model.init: got local-dir:.*nowhere, expected weights"):
         train(tiny_config(model={"init": f"local-dir:{tmp_path}/nowhere"}), tmp_path / "run")
 

@@ -1,4 +1,4 @@
-"""Small configs, data sets and runs for the tests of the training tower."""
+"""Small configs, data sets and runs for the tests of training."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def noise_images(n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed
 def parquet_folder(
     folder: Path, images: dict[str, list[Image.Image]], classes: int = 3, columns: tuple[str, ...] = ("label",)
 ) -> Path:
-    """A folder in the layout of a Hub data set; every column of labels counts image i as i modulo its own classes."""
+    """A folder in the layout of a Hub data set; image i has class i modulo the classes of a column."""
     folder.mkdir(parents=True, exist_ok=True)
     features = {"img": datasets.Image()}
     features |= {c: datasets.ClassLabel(names=[f"{c} {i}" for i in range(classes + k)]) for k, c in enumerate(columns)}
@@ -63,7 +63,7 @@ def image_folder(folder: Path, counts: dict[str, int]) -> Path:
 
 @contextmanager
 def signalled_by(number: int, folder: Path, once: str) -> Iterator[None]:
-    """Sends this process a signal as soon as a file of that pattern is in the folder."""
+    """Send this process a signal as soon as the folder has a file that matches `once`."""
     over = threading.Event()
 
     def watch() -> None:

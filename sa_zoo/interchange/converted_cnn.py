@@ -2,10 +2,10 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import timm
 from timm.models import PretrainedCfg
-from torch import nn
 
 from sa_zoo.convolution.network_conversion import Report, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
@@ -14,11 +14,7 @@ from sa_zoo.model_folder import check_new, load_model, new_folder, write_file, w
 
 
 def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 46.0, content: bool = False) -> Report:
-    """Convert a trained CNN and write the result, completely or not at all.
-
-        model.safetensors, config.json   timm.create_model("local-dir:OUT", pretrained=True)
-        report.md, report.json           what the conversion changed, layer by layer
-        metrics.json                     model, base_model, conversion; results of an evaluation belong there too
+    """Convert a trained CNN and write a model folder: timm's two files, metrics.json, and the report as .md and .json.
 
     Args:
         source: a timm name with weights, "hf-hub:OWNER/NAME", "local-dir:FOLDER" or a model folder.
@@ -31,7 +27,7 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     check_new(out)
     if math.isinf(alpha):
         raise ValueError("alpha: got inf, which JSON cannot hold, expected a number; 46 gives the same function")
-    network = load_model(source).eval()
+    network: Any = load_model(source).eval()
     converted, report = convert(network, layers, alpha, content)
     backbone = _backbone(network, alpha=alpha, layers=layers, content=content)
     backbone.load_state_dict(converted.state_dict())
@@ -48,7 +44,7 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     return report
 
 
-def _backbone(network: nn.Module, **arguments) -> nn.Module:
+def _backbone(network: Any, **arguments: Any) -> Any:
     """The registered backbone of this CNN, without its weights, so that a config.json can name it."""
     cnn = network.pretrained_cfg["architecture"]
     name = f"mhsa_{cnn}"

@@ -8,6 +8,7 @@ reshaped: the linear map after space-to-depth, whose input has the order (y, x, 
 
 import re
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -41,7 +42,7 @@ RENAMED = {
 def state_dict_from_reference(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tensor]:
     """The state dict of a SANet from one of the paper's code.
 
-    Raises ValueError for a name or a shape that the paper's code does not give to any part of a SANet.
+    Raises ValueError for a name that the paper's code does not give to any part of a SANet.
     """
     state = {}
     for name, value in reference.items():
@@ -50,15 +51,10 @@ def state_dict_from_reference(reference: dict[str, Tensor], patch_size: int) -> 
             raise ValueError(
                 f"checkpoint: got a tensor {name!r}, expected the names of epfml/attention-cnn at 9ffaa306"
             )
-        if RENAMED[pattern] is not None:
-            state[re.sub(pattern, RENAMED[pattern], name)] = value
-    if (kernel := state.get("patch_embed.weight")) is not None:
-        if kernel.ndim != 2 or kernel.shape[1] % patch_size**2:
-            raise ValueError(
-                f"checkpoint: got features_upscale.weight of shape {tuple(kernel.shape)}, "
-                f"expected two dimensions, the second a multiple of {patch_size**2}"
-            )
-        kernel = kernel.unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
+        if (renamed := RENAMED[pattern]) is not None:
+            state[re.sub(pattern, renamed, name)] = value
+    if "patch_embed.weight" in state:
+        kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
         state["patch_embed.weight"] = kernel.permute(0, 3, 1, 2).contiguous()
     return state
 
@@ -81,11 +77,10 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
     check_new(out)
     reference = _read(checkpoint)
     classes = reference["classifier.weight"].shape[:1] if "classifier.weight" in reference else ()
-    net = timm.create_model(model, num_classes=classes[0] if classes else 10)
-    state = state_dict_from_reference(reference, net.patch_size)
+    net: Any = timm.create_model(model, num_classes=classes[0] if classes else 10)
     try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
+        net.load_state_dict(state_dict_from_reference(reference, net.patch_size))
+    except (RuntimeError, IndexError) as error:  # shapes
         raise ValueError(f"checkpoint: got {checkpoint}, expected one of {model}: {error}") from error
     with new_folder(out) as folder:
         write_timm_files(folder, net)
@@ -101,11 +96,8 @@ def _read(checkpoint: Path) -> dict[str, Tensor]:
             f"checkpoint: got {checkpoint}, expected a complete file that torch.save wrote, with tensors only"
         ) from error
     state = content.get("model_state_dict") if isinstance(content, dict) else None
-    if not isinstance(state, dict):
-        raise ValueError(f"checkpoint: got {checkpoint} without a 'model_state_dict', expected one of the paper's code")
-    for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError(
-                f"checkpoint: got {name!r}: {type(value).__name__} in model_state_dict, expected named tensors"
-            )
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise ValueError(
+            f"checkpoint: got {checkpoint} without a 'model_state_dict' of tensors, expected one of the paper's code"
+        )
     return state

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import timm
 from timm.data import resolve_model_data_config
@@ -29,7 +30,7 @@ def export_for_transformers(folder: Path) -> None:
         ValueError: for a network without pooling, a crop other than in the center, or a wrong number of labels.
     """
     written = read_json(folder / "config.json")
-    network = timm.create_model(f"local-dir:{folder}")
+    network: Any = timm.create_model(f"local-dir:{folder}")
     if not isinstance(network, SANet):
         return
     if written.get("model_type") == SAConfig.model_type:
@@ -45,8 +46,8 @@ def export_for_transformers(folder: Path) -> None:
             write_file(folder / path.name, path.read_bytes())
 
 
-def config_from_timm(network: SANet, pretrained_cfg: dict) -> SAConfig:
-    """The configuration of a network that timm has built; `pretrained_cfg` as in its config.json."""
+def config_from_timm(network: Any, pretrained_cfg: dict) -> SAConfig:
+    """The configuration of a SANet that timm has built; `pretrained_cfg` as in its config.json."""
     if network.global_pool != "avg":
         raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do")
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]

@@ -24,22 +24,6 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Left by a template or by hand.
 PLACEHOLDERS = re.compile(r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE)
 PAPER = "arXiv:1911.03584"
-BIBTEX = {
-    PAPER: """@inproceedings{cordonnier2020relationship,
-  title     = {On the Relationship between Self-Attention and Convolutional Layers},
-  author    = {Cordonnier, Jean-Baptiste and Loukas, Andreas and Jaggi, Martin},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2020},
-  url       = {https://arxiv.org/abs/1911.03584}
-}""",
-    "arXiv:1512.03385": """@inproceedings{he2016deep,
-  title     = {Deep Residual Learning for Image Recognition},
-  author    = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
-  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
-  year      = {2016},
-  url       = {https://arxiv.org/abs/1512.03385}
-}""",
-}
 
 
 def architecture(folder: Path) -> str:
@@ -125,7 +109,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     init = _init(recipe)
     name = architecture(folder)
     entry = timm.models.model_entrypoint(name)
-    model = timm.create_model(f"local-dir:{folder}" if (folder / "config.json").is_file() else name)
+    model: Any = timm.create_model(f"local-dir:{folder}" if (folder / "config.json").is_file() else name)
     described = model.pretrained_cfg
     return {
         "name": name,
@@ -151,7 +135,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "environment": {key: value for key, value in (metrics.environment or {}).items() if value != ""},
         "figures": sorted(path.name for path in (folder / "figures").glob("*.png")),
         "licence": described.get("license") or "apache-2.0",
-        "bibtex": BIBTEX.get(described.get("paper_ids")),
+        "paper": described.get("paper_ids"),
     }
 
 

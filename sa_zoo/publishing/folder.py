@@ -8,6 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -95,7 +96,7 @@ def check_loads(timm_name: str, transformers_name: str | Path, where: dict) -> t
     """
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
-    by_timm = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()
+    by_timm: Any = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()
     by_transformers = AutoModelForImageClassification.from_pretrained(
         transformers_name, trust_remote_code=False, use_safetensors=True, **where
     ).eval()

@@ -9,7 +9,6 @@
 Every mistake is a ValueError with one line per key: the dotted key, the value, what was expected, the nearest name.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,8 @@ from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sa_zoo.model_folder import did_you_mean
 
 # Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
 INSTALLED = Path(__file__).parents[1] / "recipes"
@@ -111,24 +112,17 @@ class Config(Section):
         return self
 
 
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
-
-
 def config_path(config: str | Path) -> Path:
     """The TOML file that `config` names: a path, or the name of a recipe.
 
     Raises FileNotFoundError, with the names of all recipes, if there is neither.
     """
-    path = Path(config)
-    if path.is_file():
-        return path
-    if path.name == str(config) and (RECIPES / f"{config}.toml").is_file():
-        return RECIPES / f"{config}.toml"
-    names = recipe_names()
-    near = difflib.get_close_matches(path.name, [*(file.name for file in path.parent.glob("*.toml")), *names], n=1)
+    path, recipes = Path(config), {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
+    if path.is_file() or str(config) in recipes:
+        return path if path.is_file() else recipes[str(config)]
+    hint = did_you_mean(path.name, [*(file.name for file in path.parent.glob("*.toml")), *recipes])
     raise FileNotFoundError(
-        f"config: got {config}, expected a TOML file or one of the recipes {', '.join(names)}{_nearest(near)}"
+        f"config: got {config}, expected a TOML file or one of the recipes {', '.join(recipes)}{hint}"
     )
 
 
@@ -183,28 +177,17 @@ def _describe(error: Mapping[str, Any]) -> str:
         case "missing":
             return f"{key}: got nothing, expected a value"
         case "extra_forbidden":
-            names = _names_next_to(error["loc"])
-            near = difflib.get_close_matches(str(error["loc"][-1]), names, n=1)
-            return f"{key}: got an unknown key, expected one of {', '.join(names)}{_nearest(near)}"
+            section: Any = Config if len(error["loc"]) == 1 else Config.model_fields[error["loc"][0]].annotation
+            names, name = list(section.model_fields), str(error["loc"][-1])
+            return f"{key}: got an unknown key, expected one of {', '.join(names)}{did_you_mean(name, names)}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{key}: got {value!r}, expected a table"
         case "literal_error":
             choices = error["ctx"]["expected"]
-            near = difflib.get_close_matches(str(value), re.findall("'(.+?)'", choices), n=1)
-            return f"{key}: got {value!r}, expected {choices}{_nearest(near)}"
+            hint = did_you_mean(str(value), re.findall("'(.+?)'", choices))
+            return f"{key}: got {value!r}, expected {choices}{hint}"
         case _:
             return f"{key}: got {value!r}, expected {error['msg'].removeprefix('Input should be ')}"
-
-
-def _names_next_to(location: tuple[Any, ...]) -> list[str]:
-    section = Config
-    for name in location[:-1]:
-        section = section.model_fields[name].annotation
-    return list(section.model_fields)
-
-
-def _nearest(near: list[str]) -> str:
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def dump_config(config: Config) -> str:

@@ -37,7 +37,8 @@ def evaluate(
     parts = [_scored(model, images, labels, input_format, accelerator) for images, labels, _ in loader]
     model.train(training)
     losses, top, confidence, labels = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    assert len(labels) == len(loader.dataset), f"counted {len(labels)} images of {len(loader.dataset)}"
+    images = len(loader.dataset)  # type: ignore[arg-type]
+    assert len(labels) == images, f"counted {len(labels)} images of {images}"
     correct = top == labels[:, None]  # (n, 5)
     return Scores(
         top1=float(correct[:, 0].mean()),

@@ -1,12 +1,12 @@
 """The optimizer of a run and its learning rate."""
 
-import difflib
 import math
 
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers
 from torch import nn
 
+from sa_zoo.model_folder import did_you_mean
 from sa_zoo.training.config import OptimConfig
 
 
@@ -24,8 +24,7 @@ def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> fl
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     """timm's optimizer; no weight decay on biases, norms and the parameters that `model.no_weight_decay()` names."""
     if optim.name not in list_optimizers():
-        near = difflib.get_close_matches(optim.name, list_optimizers(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = did_you_mean(optim.name, list_optimizers())
         raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{hint}")
     return create_optimizer_v2(
         model,
