@@ -107,7 +107,7 @@ def test_every_equation_and_lemma_has_its_function_and_its_test():
 
 
 CHECKS = """
-import timm, torch
+import timm, torch, warnings
 from laplacian import Laplacian
 import sa_zoo
 
@@ -133,6 +133,10 @@ with torch.no_grad(), only("by axes"):
 with torch.no_grad():
     assert torch.allclose(net(x), expected, atol=1e-5)
     assert net(torch.randn(1, 3, 20, 44)).shape == (1, 10)  # any size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
+assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
 """
 
 
