@@ -197,7 +197,7 @@ def bench(
     from sa_zoo.analysis.benchmark import run_cases
 
     models = models or ["sa_quadratic_cifar"]
-    suites.check_names(models, phase, compile_)
+    suites.check_names(models, phase)
     if threads:
         torch.set_num_threads(threads)
     place = timing.device_named(device, compile_)

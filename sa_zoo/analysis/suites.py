@@ -20,21 +20,18 @@ PHASES = (
     "training, float32, dropout on probabilities",
     "training, bfloat16",
 )
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
 
 Change = Callable[[Any], nn.Module]  # from a registered model to the network that is measured
 
 
-def check_names(models: Iterable[str], phase: str, compile_mode: str) -> None:
+def check_names(models: Iterable[str], phase: str) -> None:
     """ValueError for a name that the benchmark does not know."""
     if unknown := [name for name in models if not timm.is_model(name)]:
         ours = ", ".join(timm.list_models(module="timm_models"))
         raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, such as {ours}")
     if not any(known.startswith(phase) for known in PHASES):
         raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(PHASES)}")
-    if compile_mode and compile_mode not in COMPILE_MODES:
-        raise ValueError(f"--compile: got {compile_mode!r}, expected one of {', '.join(COMPILE_MODES)}")
 
 
 class Convolution(nn.Conv2d):

@@ -85,10 +85,10 @@ def device_named(name: str, compile_mode: str = "") -> torch.device:
         raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
     try:
         if compile_mode:
-            torch.compile(torch.neg)(torch.ones(2, device=device))
+            torch.compile(torch.neg, mode=compile_mode)(torch.ones(2, device=device))
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--compile: expected a compiler that torch.compile can use, got: {reason}") from error
+        expected = f"a mode of torch.compile, and a compiler for it: {str(error).splitlines()[0]}"
+        raise ValueError(f"--compile: got {compile_mode!r}, expected {expected}") from error
     return device
 
 
