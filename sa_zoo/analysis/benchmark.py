@@ -63,7 +63,7 @@ def step(network: nn.Module, x: Tensor, route: str = "", dtype=torch.float32, co
 
     All layers are evaluated by `route`, or as they choose if it is empty. `compiled` is called in place of the network.
     """
-    call = compiled or network
+    call = network if compiled is None else compiled
 
     def infer() -> None:
         with torch.inference_mode(), only(route) if route else nullcontext():
