@@ -127,6 +127,9 @@ def test_routes_of_a_case_give_the_same_logits(model, phase, batch, names):
 def test_convolutions_are_measured_against_attention_made_of_them(monkeypatch):
     monkeypatch.setitem(SCRIPT["layer"].__globals__, "LAYERS", ((3, 7),))
     cases = list(SCRIPT["convolution_cases"]())
+    monkeypatch.setattr(suites, "resolve_model_data_config", lambda _: {"input_size": (3, 32, 32)})
+    gmacs = (1_814_073_344 - 512_000) / 49e9 + 512_000 / 1e9  # convolutions of a 49th of the pixels, and the classifier
+    assert [row["gmacs"] for row in measure(cases[0], 1, CPU)] == pytest.approx([gmacs, gmacs])
     assert [(case.model, case.images, case.yardstick) for case in cases[:2]] == [
         ("mhsa_resnet18", batch, "resnet18") for batch in (1, 8)
     ]

@@ -79,7 +79,7 @@ def networks(
             torch.manual_seed(0)  # the same weights for all of them
             network = change(timm.create_model(model)).to(device).train(phase.startswith("training"))
             dtype = torch.bfloat16 if "bfloat16" in phase and not name.endswith("float32") else torch.float32
-            network = network if network.training else network.to(dtype)
+            network = network if network.training else network.to(dtype).requires_grad_(False)
             for path, module in network.named_modules():
                 if "dropout" in phase and path.endswith("attn_drop"):
                     module.p = 0.1  # the paper's
