@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sa_zoo.kernels import portions
-from sa_zoo.kernels.choose import KEPT, PORTION, is_recomputed
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
 
 K, N = 7, 11
@@ -16,6 +15,7 @@ K, N = 7, 11
 @pytest.fixture(autouse=True)
 def two_images_per_portion(monkeypatch):
     monkeypatch.setattr(portions, "PORTION", 2 * 3 * K)
+    monkeypatch.setattr(portions, "KEPT", 1)
 
 
 def test_the_workspace_is_reused_in_every_mode_and_separate_for_each_thread():
@@ -91,8 +91,8 @@ def test_portions_draw_the_same_dropout_again_for_their_gradients():
 
 
 def test_only_large_batches_in_float32_are_recomputed():
-    large = torch.empty(KEPT * PORTION + 1, device="meta")
-    assert is_recomputed(large) and not is_recomputed(large[1:])
-    assert not is_recomputed(large.bfloat16()) and not is_recomputed(large.half())
+    large = torch.empty(2 * 3 * K + 1)
+    assert portions.is_recomputed(large) and not portions.is_recomputed(large[1:])
+    assert not portions.is_recomputed(large.bfloat16()) and not portions.is_recomputed(large.half())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not is_recomputed(large)
+        assert not portions.is_recomputed(large)

@@ -28,9 +28,8 @@ class Definition(Attention):
 
 @pytest.fixture(autouse=True)
 def several_portions(monkeypatch):
-    for module in (portions, choose):
-        monkeypatch.setattr(module, "PORTION", 2 * H * W * D)
-    monkeypatch.setattr(choose, "KEPT", 1)
+    monkeypatch.setattr(portions, "PORTION", 2 * H * W * D)
+    monkeypatch.setattr(portions, "KEPT", 1)
 
 
 every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))

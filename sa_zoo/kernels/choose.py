@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sa_zoo.kernels.absorbed import absorbed, can_absorb, is_plain, is_positional
 from sa_zoo.kernels.fused import can_fuse, fused
-from sa_zoo.kernels.portions import KEPT, PORTION, has_storage, in_portions, portions
+from sa_zoo.kernels.portions import has_storage, in_portions, is_recomputed, portions
 from sa_zoo.kernels.remembered import remembered
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
@@ -60,15 +60,6 @@ def is_pure(X: Tensor) -> bool:
     return not torch.is_autocast_enabled("cpu") and (torch.compiler.is_compiling() or has_storage(X))
 
 
-def is_recomputed(X: Tensor) -> bool:
-    """Whether training evaluates a batch X on a CPU again in the backward pass, rather than keeping all of it.
-
-    Not in half precision, where products are so fast that recomputing costs more time than it is worth.
-    """
-    half = X.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cpu")
-    return X.numel() > KEPT * PORTION and not half
-
-
 def evaluate(self, X: Tensor) -> Tensor:
     """`Attention.evaluate` by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
     if torch.jit.is_scripting():
@@ -92,10 +83,8 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
 
 @torch.jit.ignore
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    whole = torch.jit.is_tracing() or torch.compiler.is_compiling() or not x.is_cpu or bool(_only)
-    if whole or (torch.is_grad_enabled() and not is_recomputed(x)):
-        return block.rest(x, attended)
-    return in_portions(block.rest, x, attended)
+    whole = torch.jit.is_tracing() or bool(_only)
+    return block.rest(x, attended) if whole else in_portions(block.rest, x, attended)
 
 
 @contextmanager

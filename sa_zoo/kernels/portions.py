@@ -41,10 +41,22 @@ class Workspace(threading.local):
 WORKSPACE = Workspace()
 
 
+def is_recomputed(X: Tensor) -> bool:
+    """Whether training evaluates a batch X on a CPU again in the backward pass, rather than keeping all of it.
+
+    Not in half precision, where products are so fast that recomputing costs more time than it is worth.
+    """
+    half = X.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cpu")
+    return X.numel() > KEPT * PORTION and not half
+
+
 def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
-    """function(X, *more), evaluated for a few images at a time if X holds more than fits."""
+    """function(X, *more), on a CPU for a few images at a time if X holds more than fits."""
     images = max(1, PORTION // max(1, X[:1].numel()))
-    if images >= len(X):
+    by_themselves = (
+        torch.compiler.is_compiling() or not X.is_cpu
+    )  # compilers and accelerators choose their own portions
+    if by_themselves or images >= len(X) or (torch.is_grad_enabled() and not is_recomputed(X)):
         return function(X, *more)
     portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
     if torch.is_grad_enabled():
