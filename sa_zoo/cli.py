@@ -1,7 +1,6 @@
 """The command `sa-zoo`. Each verb imports what it needs, so that help and mistakes answer at once."""
 
 import json
-import os
 import runpy
 import shlex
 import sys
@@ -178,72 +177,33 @@ def publish(
 
 @app.command()
 def bench(
-    models: Annotated[list[str] | None, typer.Argument(help="timm names; sa_quadratic_cifar if none.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    batch: Annotated[int, typer.Option(min=1)] = 32,
+    models: Annotated[list[str] | None, typer.Argument(help="timm names (default: sa_quadratic_cifar).")] = None,
+    device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, ...")] = "cpu",
+    batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
     side: Annotated[
-        list[int] | None, typer.Option(help="Also one layer of the first model on SIDE x SIDE tokens.", min=1)
+        list[int] | None, typer.Option(help="Also measure one layer of the first model on SIDE x SIDE tokens.", min=1)
     ] = None,
-    phase: Annotated[str, typer.Option(help="How the phases to measure begin: inference, training, ...")] = "",
-    compile_: Annotated[str, typer.Option("--compile", help="Also compiled, in this mode of torch.compile.")] = "",
-    threads: Annotated[int, typer.Option(help="Of a CPU; all cores if 0.", min=0)] = 0,
-    rounds: Annotated[int, typer.Option(help="Turns that each network takes.", min=1)] = 5,
-    json_: Annotated[Path | None, typer.Option("--json", help="Results; with --side, a plot beside it.")] = None,
+    phase: Annotated[str, typer.Option(help="First words of the phases to measure: inference, training, ...")] = "",
+    compile_: Annotated[str, typer.Option("--compile", help="Also measure torch.compile in this mode.")] = "",
+    threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,
+    rounds: Annotated[int, typer.Option(help="Number of turns that each subject takes.", min=1)] = 5,
+    json_: Annotated[Path | None, typer.Option("--json", help="File to add the results of this run to.")] = None,
 ) -> None:
-    """Measure time, memory and work of models beside their yardsticks, which take turns with them."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts bytes, tells of its every start
-    import timm
+    """Measure time, memory and work of models, each against a yardstick that takes turns with it."""
     import torch
 
     import sa_zoo  # noqa: F401  registers the names
-    from sa_zoo.analysis import benchmark, timing
-    from sa_zoo.analysis.scaling import plot_growth
-    from sa_zoo.analysis.yardsticks import beside, evaluations
-    from sa_zoo.model_folder import write_json
-    from sa_zoo.models.network import SANet
+    from sa_zoo.analysis import suites, timing
+    from sa_zoo.analysis.benchmark import run_cases
 
-    models, sides = models or ["sa_quadratic_cifar"], side or []
-    unknown = [name for name in models if not timm.is_model(name)]
-    if unknown:
-        ours = ", ".join(timm.list_models(module="timm_models"))
-        raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, as {ours}")
-    if not any(known.startswith(phase) for known in benchmark.PHASES):
-        raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(benchmark.PHASES)}")
-    if compile_ and compile_ not in benchmark.COMPILE_MODES:
-        raise ValueError(f"--compile: got {compile_!r}, expected one of {', '.join(benchmark.COMPILE_MODES)}")
+    models = models or ["sa_quadratic_cifar"]
+    suites.check_names(models, phase)
     if threads:
         torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    place = timing.device_named(device)
-    if compile_:
-        timing.check_compiler(place)
-    first = timm.create_model(models[0])
-    if sides and not isinstance(first, SANet):
-        raise ValueError(f"--side: got {models[0]!r} as the first model, expected one of attention")
-    if json_:
-        json_.parent.mkdir(parents=True, exist_ok=True)
-    conditions = timing.conditions(place, rounds)
-    typer.echo(json.dumps(conditions))
-    rows = []
-    for name in models:
-        networks = beside(timm.create_model(name)) | {"resnet18_cifar": timm.create_model("resnet18_cifar")}
-        images = torch.randn(batch, *timm.get_pretrained_cfg(name).input_size, device=place)
-        placed = {key: network.to(place) for key, network in networks.items()}
-        rows += benchmark.bench(name, placed, images, rounds, phase, compile_)
-        typer.echo(benchmark.table([row for row in rows if row.model == name]) + "\n")
-        if json_:
-            write_json(json_, benchmark.results(rows, [], conditions))
-
-    def layers_for(side: int) -> dict[str, torch.nn.Module]:
-        network = timm.create_model(models[0], depth=1, img_size=side * first.patch_size).eval()
-        return {key: twin.blocks[0].attn for key, twin in evaluations(network).items()}
-
-    layers = benchmark.growth(layers_for, sides, rounds, place)
-    if layers:
-        typer.echo(benchmark.growth_table(layers))
-    if layers and json_:
-        write_json(json_, benchmark.results(rows, layers, conditions))
-        plot_growth(layers, json_.with_suffix(".png"))
+    place = timing.device_named(device, compile_)
+    cases = [case for case in suites.models(models, batch, place, compile_) if case.phase.startswith(phase)]
+    cases += suites.layers(models[0], side or [], place, {"as built": "", "definition": "definition"})
+    run_cases(cases, rounds, place, shlex.join(["sa-zoo", *sys.argv[1:]]), json_)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

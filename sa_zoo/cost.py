@@ -1,19 +1,28 @@
-"""What one image costs a model: parameters, multiply-adds, activations, counted while the model runs."""
+"""What one image costs a model: parameters, multiply-adds and activations, counted while the model runs."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.kernels.choose import only
+
+# Layers whose `weight` (D_out, ..) meets the input once at every output position; attention made of a convolution too.
+WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
 
 
 @dataclass(frozen=True)
 class Cost:
     """Counts for one image; a multiply-add (MAC) is two floating-point operations.
 
-    linear_macs: in nn.Linear layers alone, which is how the paper counts (its FLOPs are twice that).
-    macs: in every matrix product and convolution of the evaluation, attention's included.
+    linear_macs: in linear maps with weights, that is linear layers and convolutions, without the products of attention
+        probabilities. Twice this number are the FLOPs of the paper's Table 1, whose code counts by layers.
+    macs: in every matrix product and convolution of the definition, including those of attention.
     activations: elements that those products and convolutions write.
     """
 
@@ -22,17 +31,26 @@ class Cost:
     macs: int
     activations: int
 
+    @property
+    def paper_gflops(self) -> float:
+        """Floating-point operations (1e9) as the paper counts them."""
+        return 2 * self.linear_macs / 1e9
+
+    @property
+    def gflops(self) -> float:
+        """Floating-point operations (1e9) of all products."""
+        return 2 * self.macs / 1e9
+
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """Run `model` once in evaluation mode on one image (C, H, W).
 
-    A network that can be evaluated by its definition is counted so: the same on every device, and what papers count.
+    Attention is evaluated by its definition: the result does not depend on the device, and is comparable with papers.
     """
     model.eval()
-    model = model.explicit() if hasattr(model, "explicit") else model
     image = torch.zeros(1, *input_size)
     elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry, _elements_written))
-    with torch.no_grad(), FlopCounterMode(display=False) as flops, elements:
+    with torch.no_grad(), only("definition"), FlopCounterMode(display=False) as flops, elements:
         linear_macs = _linear_macs(model, image)
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -47,13 +65,14 @@ def _elements_written(*args, out_shape, **kwargs) -> int:
     return math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])
 
 
-def _linear_macs(model: nn.Module, image: torch.Tensor) -> int:
+def _linear_macs(model: nn.Module, image: Tensor) -> int:
     counts: list[int] = []
-    hooks = [
-        module.register_forward_hook(lambda layer, _, output: counts.append(output.numel() * layer.in_features))
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    ]
+
+    def count(layer: Any, _, output: Tensor) -> None:
+        weight = layer.weight
+        counts.append(output.numel() // len(weight) * weight.numel())
+
+    hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, WEIGHTED)]
     try:
         model(image)
     finally:

@@ -1,22 +1,23 @@
-"""python scripts/sweep_conversions.py --out runs/sweep
+"""python scripts/sweep_conversions.py [NAME ...] [--side 96] [--json docs/conversions.json]
 
 Converts networks of many kinds, with random weights and random batch-norm statistics, and compares logits: in the hard
-limit (alpha 46, layers run as convolutions) and at alpha 20 (layers run as attention, by composed kernels). Writes
-sweep.json and sweep.md. Exits with an error if any logit differs by more than 1e-4 of the largest in float32.
+limit (alpha 46, layers run as convolutions) and at alpha 20 (layers run as attention, by composed kernels). Exits with
+an error if any logit differs by more than 1e-4 of the largest one in float32.
 
 The deepest EfficientNets are not in the list: with random weights they are chaotic, so that even the CNN's own logits
 in float32 and in float64 have little in common.
 """
 
-import argparse
-import json
 from pathlib import Path
+from typing import Annotated
 
 import timm
 import torch
+import typer
 from torch import nn
 
 from sa_zoo.convolution.network_conversion import convert
+from sa_zoo.model_folder import write_json
 
 ARCHITECTURES = (
     "resnet18",
@@ -68,7 +69,7 @@ ARCHITECTURES = (
 TOLERANCE = 1e-4
 
 
-def randomise(network: nn.Module) -> None:
+def randomize(network: nn.Module) -> None:
     """Batch norms as after training: no statistic, scale or shift is left at its initial value."""
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -79,52 +80,40 @@ def randomise(network: nn.Module) -> None:
                 nn.init.normal_(module.bias, std=0.1)
 
 
-def sweep(name: str, side: int) -> dict[str, object]:
-    """The row of one architecture: layers, heads, and differences of logits relative to the largest."""
+def sweep(name: str, side: int) -> dict[str, str | int | float]:
+    """The row of one architecture: numbers of layers and heads, and differences of logits relative to the largest."""
     torch.manual_seed(0)
     network = timm.create_model(name).eval()
-    randomise(network)
+    randomize(network)
     channels, *size = network.pretrained_cfg["input_size"]
     if not network.pretrained_cfg.get("fixed_input_size"):
         size = [min(side, length) for length in size]
     example = torch.randn(2, channels, *size)
     _, hard = convert(network, alpha=46.0, example=example)
     _, soft = convert(network, alpha=20.0, example=example)
-    return {
-        "architecture": name,
-        "layers": len(hard.layers),
-        "heads": sum(layer.heads for layer in hard.layers),
-        "left": hard.skipped,
-        "hard": hard.logits,
-        "soft": soft.logits,
-    }
+    heads = sum(layer.heads for layer in hard.layers)
+    counts = {"layers": len(hard.layers), "heads": heads, "left": len(hard.skipped)}
+    return {"architecture": name, **counts, "hard": hard.logits, "soft": soft.logits}
 
 
-def table(rows: list[dict[str, object]]) -> str:
-    lines = ["| architecture | layers | heads | left as convolutions | alpha 46 | alpha 20 |", "|---" * 6 + "|"]
-    for row in rows:
-        name, layers, heads, left = (row[key] for key in ("architecture", "layers", "heads", "left"))
-        lines.append(f"| {name} | {layers} | {heads:,} | {len(left)} | {row['hard']:.1e} | {row['soft']:.1e} |")
-    return "\n".join([*lines, ""])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
-    parser.add_argument("--out", type=Path, required=True, help="folder for sweep.json and sweep.md")
-    parser.add_argument("--side", type=int, default=128, help="of images, where the network takes any size")
-    parser.add_argument("names", nargs="*", default=ARCHITECTURES, help="timm names; the list in this file if none")
-    options = parser.parse_args()
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="timm names; the list in this file if none.")] = None,
+    side: Annotated[int, typer.Option(help="Side of images, where the network takes any size.")] = 96,
+    json: Annotated[Path | None, typer.Option(help="File to write, which scripts/render_docs.py reads.")] = None,
+) -> None:
     rows = []
-    for name in options.names:
-        rows.append(sweep(name, options.side))
-        print(table(rows[-1:]).splitlines()[-1], flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    (options.out / "sweep.md").write_text(table(rows), encoding="utf-8")
+    for name in names or ARCHITECTURES:
+        rows.append(sweep(name, side))
+        print(*rows[-1].values(), flush=True)
+    if json:
+        command = f"python scripts/sweep_conversions.py --side {side}"
+        conditions = {"weights": "random, with random batch-norm statistics", "type": "float32"}
+        conditions |= {"torch": torch.__version__, "timm": timm.__version__, "runs": 1}
+        write_json(json, {"command": command, "conditions": conditions, "rows": rows})
     wrong = [row["architecture"] for row in rows if not max(row["hard"], row["soft"]) <= TOLERANCE]
     if wrong:
         raise SystemExit(f"logits differ by more than {TOLERANCE:g}: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,4 +1,4 @@
-"""timing.py, benchmark.py and scaling.py: what is counted is right; times are looked at, not tested."""
+"""benchmark.py and timing.py: what is counted is right; measured times are not tested."""
 
 import json
 import os
@@ -11,27 +11,45 @@ from torch import nn
 from typer.testing import CliRunner
 
 from sa_zoo.analysis import benchmark, timing
+from sa_zoo.analysis.benchmark import Case, Subject, measure, run_cases, step
 from sa_zoo.cli import app
-from sa_zoo.kernels import products
+from sa_zoo.kernels.choose import only
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.terms import Quadratic
 
 CPU = torch.device("cpu")
+PIXELS = 3 * 5 * 7
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(3 * 5 * 7, 11)
-        self.attn_drop = nn.Dropout(0.0)
+        self.linear = nn.Linear(PIXELS, 11)
 
     def forward(self, x):
-        return self.attn_drop(self.linear(x.flatten(1)))
+        return self.linear(x.flatten(1))
+
+
+class Twice(Net):
+    """The same at twice the cost."""
+
+    def forward(self, x):
+        return (super().forward(x) + super().forward(x)) / 2
+
+
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 5, 7)
+
+
+def case(**subjects: Subject) -> Case:
+    return Case("net", "inference, float32", 2, list(subjects)[-1], lambda: subjects)
 
 
 def test_runs_take_turns_and_the_first_round_does_not_count():
     order = []
     times = timing.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, CPU)
     assert order == ["a", "b"] * 4
-    assert [len(taken) for taken in times.values()] == [3, 3]
+    assert [len(seconds) for seconds in times.values()] == [3, 3]
 
 
 def test_the_peak_is_the_most_held_at_a_time():
@@ -44,112 +62,89 @@ def test_the_peak_is_the_most_held_at_a_time():
     assert timing.peak_bytes(run, CPU) == pytest.approx(12_000_000, rel=1e-3)
 
 
-def test_what_a_run_keeps_for_the_next_one_counts():
-    def run():
-        products.ROOM.of("kept", torch.float32, 1_000_000)
-
-    run()
-    assert timing.peak_bytes(run, CPU) == pytest.approx(4_000_000, rel=1e-3)
-
-
-def test_rows_say_what_was_run_and_relative_to_what():
-    networks = {"as built": Net(), "explicit": Net()}
-    rows = benchmark.bench("net", networks, torch.randn(2, 3, 5, 7), rounds=1)
-    by_phase = {}
-    for row in rows:
-        by_phase.setdefault(row.phase, []).append(row)
-    assert tuple(by_phase) == benchmark.PHASES
-    assert [row.network for row in by_phase["inference, bfloat16"]] == ["as built", "explicit, float32"]
-    for phase, present in by_phase.items():
-        inference = phase.startswith("inference")
-        for row in present:
-            assert row.gmacs == pytest.approx((1 if inference else 2) * 3 * 5 * 7 * 11 / 1e9)  # no gradient of images
-            assert row.needed == pytest.approx((1 if inference else 3) * 3 * 5 * 7 * 11 / 1e9)
-            assert row.milliseconds > 0 and row.batch == 2 and row.ceiling > 0
-    assert all(row.speed == 1.0 and row.memory == 1.0 for row in rows if row.network.startswith("explicit"))
-    assert networks["as built"].attn_drop.p == 0.0 and networks["as built"].training
+@pytest.mark.parametrize(("training", "products"), [(False, 1), (True, 2)])  # no gradient of the images
+def test_work_is_counted_per_image_and_needed_is_the_least_of_those_that_compute_the_same(training, products):
+    once = products * PIXELS * 11 / 1e9
+    nets = {"lean": Net(), "double": Twice(), "other": Twice()}
+    functions = {"lean": "f", "double": "f", "other": "g"}
+    subjects = {key: Subject(step(net.train(training), images()), function=functions[key]) for key, net in nets.items()}
+    rows = {row["subject"]: row for row in measure(case(**subjects), 1, CPU)}
+    assert [rows[key]["gmacs"] for key in nets] == pytest.approx([once, 2 * once, 2 * once])
+    assert [rows[key]["needed"] for key in nets] == pytest.approx([once, once, 2 * once])
+    assert rows["other"]["speed"] == rows["other"]["memory"] == 1.0
+    assert all(row["milliseconds"] > 0 and row["images"] == 2 and row["ceiling"] > 0 for row in rows.values())
 
 
-def test_speed_is_the_median_over_rounds_of_how_much_longer_the_yardstick_takes(monkeypatch):
-    taken = {"as built": [1.0, 2.0, 4.0], "explicit": [7.0, 10.0, 12.0]}
-    monkeypatch.setattr(benchmark, "products", lambda *_: (1.0, [lambda: None]))
-    monkeypatch.setattr(benchmark, "in_turns", lambda runs, *_: {name: taken.get(name, [1.0]) for name in runs})
-    networks = {"as built": Net(), "explicit": Net()}
-    quick, yardstick = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 3, "inference, float32")
-    assert quick.speed == 5.0 and yardstick.speed == 1.0
-    assert quick.milliseconds == 400.0
+def test_speed_is_the_median_over_rounds_of_the_ratio_to_the_yardstick(monkeypatch):
+    seconds = {"quick": [1.0, 2.0, 4.0], "yardstick": [7.0, 10.0, 12.0]}
+    monkeypatch.setattr(benchmark, "in_turns", lambda runs, *_: {name: seconds.get(name, [0.5]) for name in runs})
+    monkeypatch.setattr(benchmark, "matrix_products", lambda *_: (3.0, [lambda: None, lambda: None]))
+    subjects = {name: Subject(step(Net().eval(), images())) for name in seconds}
+    quick, yardstick = measure(case(**subjects), 3, CPU)
+    assert quick["speed"] == 5.0 and yardstick["speed"] == 1.0
+    assert quick["milliseconds"] == 1000.0  # the median, for 2 images
+    assert quick["ceiling"] == pytest.approx(quick["needed"] / 1.0 / (3.0 / 0.5))
 
 
-class Twice(Net):
-    """The same at twice the cost."""
-
-    def forward(self, x):
-        return (super().forward(x) + super().forward(x)) / 2
-
-
-def test_work_is_counted_on_the_leanest_evaluation_of_the_same(monkeypatch):
-    monkeypatch.setattr(benchmark, "products", lambda *_: (3.0, [lambda: "slow", lambda: "fast"]))
-
-    def in_turns(runs, *_):
-        seconds = {"slow": [7.0, 7.0], "fast": [2.0, 1.0]}
-        return {name: seconds[run()] if name.startswith("torch.") else [5.0, 5.0] for name, run in runs.items()}
-
-    monkeypatch.setattr(benchmark, "in_turns", in_turns)
-    networks = {"as built": Twice(), "folded": Net(), "explicit": Twice(), "another": Twice()}
-    once = 3 * 5 * 7 * 11 / 1e9
-    for phase, needed in (("inference, float32", once), ("training, float32, dropout", 2 * 3 * once)):
-        rows = benchmark.bench("net", networks, torch.randn(2, 3, 5, 7), 1, phase)
-        assert rows
-        for row in rows:
-            alone = 2 * once * (3 if "training" in phase else 1)
-            assert row.needed == pytest.approx(alone if row.network == "another" else needed)
-            assert row.ceiling == pytest.approx(row.needed / 2.5 / 3.0)  # of 2 images, which take 5 seconds
+def test_a_compiled_subject_has_the_work_of_what_it_compiles():
+    net, x = Net().eval(), images()
+    plain, compiled = step(net, x), step(net, x, compiled=lambda x: torch.zeros(2, 11))
+    made, _ = measure(case(compiled=Subject(compiled, counted=plain), plain=Subject(plain)), 1, CPU)
+    assert made["gmacs"] == pytest.approx(PIXELS * 11 / 1e9)
 
 
-class Sharing(Net):
-    """With work that is done once for all images."""
-
-    def forward(self, x):
-        return super().forward(x) + (self.linear.weight.T @ self.linear.weight).sum()
-
-
-def test_work_for_all_images_is_shared_among_them():
-    networks = {"as built": Sharing(), "explicit": Sharing()}
-    rows = benchmark.bench("net", networks, torch.randn(5, 3, 5, 7), 1, "inference, float32")
-    pixels = 3 * 5 * 7
-    assert all(row.needed == pytest.approx((pixels * 11 + pixels * 11 * pixels / 5) / 1e9) for row in rows)
-
-
-def test_half_precision_is_that_of_weights_in_inference_and_of_autocast_in_training():
+def test_half_precision_is_autocast_in_training_and_gradients_are_made():
     seen = []
-
-    class Seeing(Net):
-        def forward(self, x):
-            made = super().forward(x)
-            seen.append((self.training, self.linear.weight.dtype, made.dtype))
-            return made
-
-    benchmark.bench("net", {"as built": Seeing()}, torch.randn(2, 3, 5, 7), 1, "inference, bfloat16")
-    assert seen[-1] == (False, torch.bfloat16, torch.bfloat16)
-    benchmark.bench("net", {"as built": Seeing()}, torch.randn(2, 3, 5, 7), 1, "training, bfloat16")
-    assert seen[-1] == (True, torch.float32, torch.bfloat16)
+    net = Net().train()
+    net.linear.register_forward_hook(lambda layer, _, output: seen.append((layer.weight.dtype, output.dtype)))
+    step(net, images(), dtype=torch.bfloat16)()
+    assert seen == [(torch.float32, torch.bfloat16)]
+    assert net.linear.weight.grad.shape == (11, PIXELS)
+    step(net.eval(), images())()
+    assert seen[1] == (torch.float32, torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.compile itself
-def test_compiled_networks_take_part(monkeypatch):
-    compiled = []
-    original = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda net, **how: compiled.append((net, how["mode"])) or original(net, **how)
-    )
-    networks = {"as built": Net(), "folded": Net(), "explicit": Net()}
-    rows = benchmark.bench("net", networks, torch.randn(2, 3, 5, 7), 1, "inference, float32", "default")
-    assert [row.network for row in rows] == ["as built", "folded", "explicit", "compiled"]
-    network, mode = compiled[0]
-    assert mode == "default" and torch.equal(network.linear.weight, networks["folded"].linear.weight)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_route_is_forced_for_the_whole_step(training, monkeypatch):
+    layer = Attention(5, 2, (Quadratic,), (3, 7)).train(training)
+    routes, X = [], torch.randn(1, 3, 7, 5)
+    monkeypatch.setattr(layer.W_out, "forward", lambda x: routes.append(layer.route(X)) or x)
+    step(layer, X, "by axes")()
+    assert routes == ["by axes"]
+    assert layer.route(X) != "by axes"
+    with only("by axes"):
+        assert layer.route(X) == "by axes"
 
 
-def test_a_machine_without_a_compiler_is_told(tmp_path):
+def test_a_run_is_added_to_the_file_after_each_case_and_other_runs_stay(tmp_path):
+    path = tmp_path / "made" / "result.json"
+    net = Net().eval()
+
+    def broken():
+        raise OSError("the machine has gone")
+
+    good = case(net=Subject(step(net, images())))
+    bad = Case("net", "training, float32", 2, "net", broken)
+    run_cases([good], 1, CPU, "first", path)
+    with pytest.raises(OSError, match="has gone"):
+        run_cases([good, bad], 1, CPU, "second", path)
+    found = json.loads(path.read_text())
+    assert [run["command"] for run in found["runs"]] == ["first", "second"]
+    assert [len(run["rows"]) for run in found["runs"]] == [1, 1]
+    assert found["runs"][1]["rows"][0].keys() == measure(good, 1, CPU)[0].keys()
+    assert found["runs"][0]["conditions"]["torch"] == torch.__version__
+    assert [entry.name for entry in path.parent.iterdir()] == ["result.json"]
+
+
+def test_a_file_that_holds_something_else_is_left_alone(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="expected a new file or one of this command"):
+        run_cases([], 1, CPU, "", path)
+    assert path.read_text() == "[1]"
+
+
+def test_a_missing_compiler_is_reported(tmp_path):
     """In a process of its own: torch remembers which compiler it found."""
     settings = {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -158,93 +153,39 @@ def test_a_machine_without_a_compiler_is_told(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1 and "error: --compile: expected a compiler that torch.compile can use" in done.stderr
-
-
-def test_phases_can_be_chosen():
-    rows = benchmark.bench("net", {"explicit": Net()}, torch.randn(2, 3, 5, 7), 1, "training")
-    assert [row.phase for row in rows] == list(benchmark.PHASES[2:])
-    failed = CliRunner().invoke(app, ["bench", "--phase", "cooking"])
-    assert failed.exit_code == 1 and "got 'cooking', expected the beginning of one of inference" in failed.output
+    assert (
+        done.returncode == 1
+        and "--compile: got 'default', expected a mode of torch.compile, and a compiler" in done.stderr
+    )
 
 
 def test_bench_on_the_command_line(tmp_path):
-    out = tmp_path / "bench" / "result.json"
-    done = CliRunner().invoke(
-        app,
-        [
-            "bench",
-            "sa_quadratic_tiny_cifar",
-            "--batch",
-            "2",
-            "--threads",
-            "1",
-            "--rounds",
-            "1",
-            "--side",
-            "3",
-            "--side",
-            "5",
-            "--json",
-            str(out),
-        ],
-    )
+    out = tmp_path / "result.json"
+    options = ["--batch", "2", "--threads", "1", "--rounds", "1", "--phase", "inference, bf", "--json", str(out)]
+    done = CliRunner().invoke(app, ["bench", "sa_quadratic_tiny_cifar", *options])
     assert done.exit_code == 0, done.output
-    assert "| sa_quadratic_tiny_cifar | inference, bfloat16 | explicit, float32 |" in done.output
-    result = json.loads(out.read_text())
-    assert result["conditions"]["threads"] == 1 and result["conditions"]["torch"] == torch.__version__
-    assert {row["network"] for row in result["networks"]} >= {"as built", "folded", "resnet18_cifar"}
-    assert [(row["network"], row["side"]) for row in result["layer"]] == [
-        *[("as built", 3), ("explicit", 3), ("as built", 5), ("explicit", 5)]
-    ]
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_bench_says_which_names_there_are():
-    done = CliRunner().invoke(app, ["bench", "sa_quadratik"])
-    assert done.exit_code == 1
-    assert "got 'sa_quadratik', expected a name that timm lists, as resnet18_cifar" in done.output
+    assert "| sa_quadratic_tiny_cifar | inference, bfloat16 | definition, float32 | 2 |" in done.output
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["conditions"]["threads"] == run["conditions"]["rounds"] == 1
+    assert {row["subject"] for row in run["rows"]} >= {"as built", "folded", "3x3 convolutions", "resnet18_cifar"}
 
 
 MISTAKES = {
-    "an unknown way to compile": (["--compile", "fast"], "--compile: got 'fast', expected one of default, reduce-over"),
-    "a device that is not": (["--device", "abacus"], "--device: got 'abacus', expected one that is at hand"),
-    "one without a clock": (["--device", "meta"], "--device: got 'meta', expected cpu or cuda"),
+    "an unknown model": (
+        ["sa_quadratik"],
+        "got 'sa_quadratik', expected a name that timm lists, such as resnet18_cifar",
+    ),
+    "an unknown phase": (["--phase", "cooking"], "got 'cooking', expected the beginning of one of inference"),
+    "an unknown way to compile": (["--compile", "fast"], "--compile: got 'fast', expected a mode of torch.compile"),
+    "an unknown device": (["--device", "abacus"], "--device: got 'abacus', expected an available one"),
+    "a device without a clock": (["--device", "meta"], "--device: got 'meta', expected cpu or cuda"),
     "layers of a CNN": (["resnet18_cifar", "--side", "3"], "--side: got 'resnet18_cifar' as the first model"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_told_before_anything_is_measured(mistake, tmp_path):
+def test_mistakes_are_reported_before_anything_is_measured(mistake, tmp_path):
     arguments, message = MISTAKES[mistake]
     done = CliRunner().invoke(app, ["bench", *arguments, "--json", str(tmp_path / "result.json")])
     assert done.exit_code == 1 and message in done.output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_results_of_models_are_kept_as_they_come(tmp_path, monkeypatch):
-    out = tmp_path / "result.json"
-
-    def broken(*_):
-        raise OSError("the machine has gone")
-
-    monkeypatch.setattr(benchmark, "growth", broken)
-    arguments = ["sa_quadratic_tiny_cifar", "--phase", "inference, float32", "--batch", "2", "--rounds", "1"]
-    done = CliRunner().invoke(app, ["bench", *arguments, "--json", str(out)])
-    assert done.exit_code == 1 and "the machine has gone" in done.output
-    assert len(json.loads(out.read_text())["networks"]) == 5
-
-
-def test_explicit_layers_whose_maps_would_not_fit_are_left_out(monkeypatch):
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.W_val = nn.Linear(2 * 3, 3)
-
-        def forward(self, X):
-            return self.W_val(torch.cat([X, X], dim=-1))
-
-    monkeypatch.setattr(benchmark, "MAPS", 4 * 2 * 5**4)
-    rows = benchmark.growth(lambda side: {"as built": Layer(), "explicit": Layer()}, [5, 7], 1, CPU)
-    assert [(row.network, row.side) for row in rows] == [("as built", 5), ("explicit", 5), ("as built", 7)]
-    assert rows[0].bytes >= 4 * (2 * 3 + 3)

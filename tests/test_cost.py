@@ -1,10 +1,11 @@
 """Counted costs against formulas written by hand."""
 
+import pytest
 import timm
 import torch
 from torch import nn
 
-import sa_zoo  # noqa: F401  registers the names
+from sa_zoo import attention_from_conv
 from sa_zoo.cost import cost_of
 
 
@@ -24,16 +25,38 @@ class Network(nn.Module):
 def test_counts_are_those_of_the_formulas():
     cost = cost_of(Network(), (3, 13, 13))
     pixels = 12 * 11
+    convolution, linear = 5 * 3 * 2 * 3 * pixels, 5 * 5 * 17
     assert cost.parameters == 5 * 3 * 2 * 3 + 5 + 5 * 17 + 17
-    assert cost.linear_macs == 5 * 5 * 17
-    assert cost.macs == 5 * 3 * 2 * 3 * pixels + 5 * 5 * pixels + 5 * 5 * 17
+    assert cost.linear_macs == convolution + linear
+    assert cost.macs == convolution + 5 * 5 * pixels + linear
     assert cost.activations == 5 * pixels + 5 * 5 + 5 * 17
+    assert (cost.paper_gflops, cost.gflops) == (2e-9 * cost.linear_macs, 2e-9 * cost.macs)
 
 
-def test_the_papers_count_of_its_quadratic_model_is_6_2_gflops():
-    cost = cost_of(timm.create_model("sa_quadratic_cifar"), (3, 32, 32))
-    assert round(2 * cost.linear_macs / 1e9, 1) == 6.2
-    assert cost.macs > cost.linear_macs
+# Table 1 of the paper, in billions: ResNet18, SA quadratic, SA learned, SA learned + content.
+PAPER = {"resnet18_cifar": 1.1, "sa_quadratic_cifar": 6.2, "sa_learned_cifar": 6.2, "sa_content_cifar": 15.0}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_flops_as_the_paper_counts_are_those_of_its_table(name):
+    cost = cost_of(timm.create_model(name), (3, 32, 32))
+    assert round(cost.paper_gflops, 1) == PAPER[name]
+    assert (cost.macs > cost.linear_macs) == name.startswith("sa_")
+
+
+def test_attention_made_of_a_convolution_counts_as_that_convolution():
+    conv = nn.Conv2d(6, 4, (3, 5), stride=2, padding=1, groups=2, bias=False)
+    counts = {cost_of(layer, (6, 13, 17)).linear_macs for layer in (conv, attention_from_conv(conv, alpha=46.0))}
+    assert counts == {4 * 3 * 15 * 7 * 8}
+
+
+def test_the_definition_is_counted_whatever_route_a_network_takes():
+    network = timm.create_model("sa_quadratic_tiny_cifar", img_size=64)
+    tokens, dim, hidden = 16 * 16, 96, 192
+    layer = 9 * tokens * tokens * dim + tokens * (9 * dim * dim + dim * dim + 2 * dim * hidden)
+    cost = cost_of(network, (3, 64, 64))
+    assert cost.macs == 6 * layer + tokens * 48 * dim + dim * 10
+    assert cost.linear_macs == cost.macs - 6 * 9 * tokens * tokens * dim
 
 
 def test_fused_attention_counts_both_products_and_one_output():

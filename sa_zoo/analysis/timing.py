@@ -1,17 +1,20 @@
-"""Seconds, bytes and the fastest product of a machine: how a run is measured beside others.
+"""How one run is measured: seconds, bytes, the fastest matrix product of the machine, and the conditions.
 
-Absolute times drift from hour to hour; what is to be compared is therefore run in turns.
+Absolute times drift from hour to hour, so runs that are to be compared take turns.
 """
 
 import itertools
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import timm
 import torch
 from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
@@ -24,87 +27,83 @@ def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[st
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            _wait(device)
+            _synchronize(device)
             start = time.perf_counter()
             run()
-            _wait(device)
+            _synchronize(device)
             times[name].append(time.perf_counter() - start)
-    return {name: taken[1:] for name, taken in times.items()}
+    return {name: seconds[1:] for name, seconds in times.items()}
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:
-    """The most memory that a run holds at a time beyond what was held before it.
+    """Largest number of bytes that a run holds at a time, beyond what was allocated before it.
 
-    On a CPU in a thread of its own, so that what earlier runs keep for the next one of their thread is counted.
+    On a CPU the run gets a thread of its own, so that buffers which earlier runs keep for their thread are counted.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
         return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs each of its starts
     with profile(activities=[ProfilerActivity.CPU]):
         pass  # its first use has to be in the main thread
-    with ThreadPoolExecutor(max_workers=1) as alone:
-        return alone.submit(_peak_of_thread, run).result()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(_peak_of_thread, run).result()
 
 
 def _peak_of_thread(run: Run) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
-    # The profiler's tables only sum allocations up; the peak is in their order.
+    # The profiler's tables only sum allocations; the peak follows from their order.
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(itertools.accumulate(changes), default=0)
 
 
-def products(dtype: torch.dtype, device: torch.device) -> tuple[float, list[Run]]:
-    """GMACs of a square matrix product that keeps the device busy, and the ways it is done: one is the fastest there.
-
-    torch's own product, and a 1x1 convolution.
-    """
+def matrix_products(dtype: torch.dtype, device: torch.device) -> tuple[float, list[Run]]:
+    """GMACs of a square matrix product that keeps the device busy, and two ways to compute it: one is the fastest."""
     size = 2048 if device.type == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     image, kernel = a.view(16, 1, -1, size).permute(0, 3, 1, 2), b[:, :, None, None]
     return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
 
 
-def device_named(name: str) -> torch.device:
-    """A device whose clock and memory can be read; ValueError for any other one, or one that is not there."""
+def device_named(name: str, compile_mode: str = "") -> torch.device:
+    """A device that can be measured, and that torch.compile compiles for if there is a mode; else ValueError."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device: got {name!r}, expected one that is at hand: {reason}") from error
+        raise ValueError(f"--device: got {name!r}, expected an available one: {str(error).splitlines()[0]}") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
+    try:
+        if compile_mode:
+            torch.compile(torch.neg, mode=compile_mode)(torch.ones(2, device=device))
+    except RuntimeError as error:
+        expected = f"a mode of torch.compile, and a compiler for it: {str(error).splitlines()[0]}"
+        raise ValueError(f"--compile: got {compile_mode!r}, expected {expected}") from error
     return device
 
 
-def check_compiler(device: torch.device) -> None:
-    """ValueError where torch.compile finds no compiler that builds for a device."""
-    try:
-        torch.compile(torch.neg)(torch.ones(2, device=device))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--compile: expected a compiler that torch.compile can use, got: {reason}") from error
-
-
-def conditions(device: torch.device, rounds: int) -> dict[str, object]:
+def conditions(device: torch.device, rounds: int) -> dict[str, str | int | float]:
     """What a figure has to be read with."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
-        "device": name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
         "rounds": rounds,
         "load": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
+        "timm": timm.__version__,
         "python": platform.python_version(),
+        "code": _commit(),
     }
 
 
@@ -113,3 +112,12 @@ def _processor() -> str:
     lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """Commit of this checkout, marked if files were changed since; empty for an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

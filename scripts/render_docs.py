@@ -1,0 +1,133 @@
+"""python scripts/render_docs.py
+
+Renders the tables in README.md and docs/ from committed JSON and by counting: whatever stands between
+`<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
+
+docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; "title" and
+"notes" may be added to it by hand.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import timm
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.analysis.benchmark import cell, table
+from sa_zoo.cost import cost_of
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+# Rows of README's speed table: label, model, phase, subject.
+SPEED = (
+    ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
+    ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
+    ("inference in bfloat16", "sa_quadratic_cifar", "inference, bfloat16", "as built"),
+    ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
+    (
+        "training step, dropout on probabilities",
+        "sa_quadratic_cifar",
+        "training, float32, dropout on probabilities",
+        "as built",
+    ),
+    ("training step in bfloat16", "sa_quadratic_cifar", "training, bfloat16", "as built"),
+    ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
+    ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
+    ("one layer, 64x64 tokens", "one layer of sa_quadratic_cifar, 64x64 tokens", "inference, float32", "as built"),
+)
+MODELS = {
+    "sa_quadratic_cifar": "-alpha \\|delta - Delta\\|^2, 9 heads (Eq. 9)",
+    "sa_quadratic_h16_cifar": "the same, 16 heads",
+    "sa_quadratic_gen_cifar": "the same with any covariance (appendix)",
+    "sa_learned_cifar": "learned by row and column (Section 4.3)",
+    "sa_content_cifar": "query-key products + learned relative encoding (Section 4.3)",
+    "sa_eq8_cifar": "all four terms of Eq. 8",
+    "sa_absolute_cifar": "absolute encoding (Eq. 7), for contrast",
+    "resnet18_cifar": "none: the paper's baseline",
+    "sa_quadratic_tiny_cifar": "as `sa_quadratic_cifar`, with 4x4 patches and 96 channels",
+    "sa_learned_tiny_cifar": "learned, 4x4 patches, 96 channels",
+    "sa_content_tiny_cifar": "learned + content, 4x4 patches, 96 channels",
+    "resnet_tiny_cifar": "none: the baseline of the tiny models",
+}
+
+
+def markdown_table(head: list[str], rows: Iterable[Iterable[str]], text: int) -> str:
+    """A table whose first `text` columns are text, and whose others are numbers."""
+    rule = "|".join(["---"] * text + ["--:"] * (len(head) - text))
+    first, *others = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return "\n".join([first, f"|{rule}|", *others]) + "\n"
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
+
+
+def machines() -> list[dict[str, Any]]:
+    """The benchmark results, by file name."""
+    return [read(f"benchmarks/{path.name}") for path in sorted((ROOT / "docs" / "benchmarks").glob("*.json"))]
+
+
+def models() -> str:
+    rows = []
+    for name, scores in MODELS.items():
+        cost = cost_of(timm.create_model(name), (3, 32, 32))
+        numbers = f"{cost.parameters:,}", f"{cost.paper_gflops:.2f}", f"{cost.gflops:.2f}"
+        rows.append([f"`{name}`", scores, *numbers])
+    head = ["timm name", "attention scores", "parameters", "GFLOPs, as the paper counts", "GFLOPs, all products"]
+    return markdown_table(head, rows, text=2)
+
+
+def conversions() -> str:
+    found = read("conversions.json")
+    rows = []
+    for row in found["rows"]:
+        counts = str(row["layers"]), f"{row['heads']:,}", str(row["left"])
+        rows.append([row["architecture"], *counts, f"{row['hard']:.1e}", f"{row['soft']:.1e}"])
+    head = ["architecture", "layers", "heads", "left as convolutions", "alpha 46", "alpha 20"]
+    return f"`{found['command']}`\n\n{facts(found['conditions'])}\n\n" + markdown_table(head, rows, text=1)
+
+
+def facts(conditions: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in conditions.items() if value != "")
+
+
+def benchmarks() -> str:
+    parts = []
+    for machine in machines():
+        parts.append(f"## {machine.get('title') or machine['runs'][0]['conditions']['device']}\n")
+        parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(machine.get("notes"))
+        for run in machine["runs"]:
+            parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", table(run["rows"]) + "\n"]
+    return "\n".join(parts)
+
+
+def speed() -> str:
+    """Speed and memory of a few subjects on every machine, from the first of its rows of that kind."""
+    found, lines = machines(), []
+    for label, *kind in SPEED:
+        lines.append([label])
+        for machine in found:
+            rows = [row for run in machine["runs"] for row in run["rows"]]
+            same = [row for row in rows if [row["model"], row["phase"], row["subject"]] == kind] or [{}]
+            lines[-1].append(", ".join(filter(None, (cell(same[0], key) for key in ("speed", "memory")))))
+    return markdown_table(["speed, memory"] + [machine["title"] for machine in found], lines, text=1)
+
+
+RENDERED = {"models": models, "conversions": conversions, "benchmarks": benchmarks, "speed": speed}
+
+
+def render(text: str) -> str:
+    """A document with its rendered parts made again."""
+    return BLOCK.sub(lambda match: match[1] + match[2] + RENDERED[match[1]](), text)
+
+
+def main() -> None:
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""README.md and docs/: tables are rendered, names exist, examples run, commands parse."""
+
+import ast
+import importlib
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from sa_zoo.cli import app
+
+ROOT = Path(__file__).parents[1]
+README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
+THEOREM = (ROOT / "docs" / "theorem.md").read_text(encoding="utf-8")
+# What a row of a table of theorem.md is about, and the rest of the row.
+ROWS = dict(
+    re.findall(r"^\| ((?:Eq|Lemma|Theorem|Section|Appendix)[^|]*?) \|(.*)$", THEOREM.replace(r"\|", ""), re.MULTILINE)
+)
+NAMES = sorted(set(re.findall(r"`(sa_zoo\.[\w.]+)`", THEOREM)))
+TESTS = sorted(set(re.findall(r"`(tests/\w+\.py::\w+)`", THEOREM)))
+
+
+@pytest.fixture(scope="module")
+def render():
+    return runpy.run_path(str(ROOT / "scripts" / "render_docs.py"))["render"]
+
+
+@pytest.mark.parametrize("path", [README, *DOCS], ids=lambda path: path.name)
+def test_rendering_again_changes_nothing(path, render):
+    text = path.read_text(encoding="utf-8")
+    assert render(text) == text
+
+
+def test_a_wrong_number_would_be_rendered_away(render):
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert "12,086,844" in text
+    assert render(text.replace("12,086,844", "12,086,845")) == text
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 160
+    for document in (README, *DOCS):
+        for link in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / link).is_file(), (document.name, link)
+
+
+def commands() -> list[str]:
+    texts = [path.read_text(encoding="utf-8") for path in (README, *DOCS)]
+    texts = [re.sub(r"<!-- rendered: benchmarks -->.*<!-- end -->", "", text, flags=re.DOTALL) for text in texts]
+    found = [command for text in texts for command in re.findall(r"(?:sa-zoo|-m sa_zoo) ([a-z][^`#\n]*)", text)]
+    return sorted({command.partition(" && ")[0].strip() for command in found})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_documents_exist_with_their_options(command):
+    verb, *arguments = shlex.split(command)
+    known = typer.main.get_command(app).commands[verb]
+    if verb != "run":
+        options = {option for parameter in known.params for option in parameter.opts}
+        assert {argument for argument in arguments if argument.startswith("--")} <= options
+    if verb == "train" and arguments[0] not in ("...", "NAME"):
+        assert (ROOT / "configs" / f"{arguments[0]}.toml").is_file()
+
+
+def test_python_in_the_readme_is_python():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_the_walk_through_the_theorem_exist(name):
+    parts = name.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[split:]:
+            found = getattr(found, part)
+        return
+    pytest.fail(f"no module of {name}")
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_tests_in_the_walk_through_the_theorem_exist(name):
+    path, _, function = name.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_equation_and_lemma_has_its_function_and_its_test():
+    subjects = " ".join(ROWS)
+    assert all(re.search(rf"\bEq\. {number}\b", subjects) for number in range(1, 11))
+    assert all(subject in subjects for subject in ("Lemma 1", "Lemma 2", "Theorem 1", "Section 4.2", "Section 4.3"))
+    for subject, row in ROWS.items():
+        assert any(f"`{name}`" in row for name in NAMES), subject
+        assert any(f"`{name}`" in row for name in TESTS), subject
+
+
+CHECKS = """
+import timm, torch, warnings
+from laplacian import Laplacian
+import sa_zoo
+
+torch.manual_seed(0)
+term, X = Laplacian(5, 3, (7, 11)), torch.randn(2, 7, 11, 5)
+scores = term(X)
+assert scores.shape == (3, 77, 77)
+dy, dx = 6 - 1, 2 - 10  # from the query (1, 10) to the key (6, 2)
+expected = -term.spread * ((dy - term.Delta[:, 0]).abs() + (dx - term.Delta[:, 1]).abs())
+assert torch.allclose(scores[:, 1 * 11 + 10, 6 * 11 + 2], expected)
+
+small = {"embed_dim": 16, "depth": 2, "num_heads": 3, "hidden_dim": 13}
+net = timm.create_model("sa_laplacian_cifar", **small)
+assert "sa_laplacian_cifar" in timm.list_models("sa_laplacian*") and net.pretrained_cfg["input_size"] == (3, 32, 32)
+x = torch.randn(2, 3, 32, 32)
+net(x).logsumexp(1).sum().backward()
+assert all(p.grad is not None for p in net.parameters())
+from sa_zoo.kernels.choose import only
+with torch.no_grad(), only("definition"):
+    expected = net.eval()(x)
+with torch.no_grad(), only("by axes"):
+    assert torch.allclose(net(x), expected, atol=1e-5)
+with torch.no_grad():
+    assert torch.allclose(net(x), expected, atol=1e-5)
+    assert net(torch.randn(1, 3, 20, 44)).shape == (1, 10)  # any size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
+assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
+"""
+
+
+def test_the_worked_example_runs(tmp_path):
+    """In a process of its own, as it registers a name."""
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "extend.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert len([line for line in example.splitlines() if line.strip()]) <= 28
+    (tmp_path / "laplacian.py").write_text(example)
+    (tmp_path / "checks.py").write_text(CHECKS)
+    command = [sys.executable, "-W", "error", str(tmp_path / "checks.py")]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
