@@ -91,7 +91,7 @@ def test_low_rank_value_matrices_are_the_best_of_their_rank(groups):
 
 
 def test_head_dim_of_the_slices_rank_loses_nothing_and_the_usual_one_most():
-    """Theorem 1 asks for D_h = D_out; D_out / N_h, the usual choice, is no convolution any more."""
+    """Theorem 1 asks for D_h = D_out; D_out / N_h, the usual choice, is not a convolution any more."""
     conv = nn.Conv2d(19, 18, 3).double()
     x = torch.randn(1, 19, 7, 5, dtype=torch.float64)
     full = attention_from_conv(conv, head_dim=18)
@@ -107,6 +107,18 @@ def test_head_dim_of_the_slices_rank_loses_nothing_and_the_usual_one_most():
     assert torch.allclose(exact(x), rank_two(x), atol=1e-4)
     with pytest.raises(ValueError, match="head_dim: got 19, expected 1 to 18"):
         attention_from_conv(conv, head_dim=19)
+
+
+def test_head_dim_may_be_larger_than_the_number_of_input_channels():
+    """Lemma 1 takes D_h = D_out, whatever D_in is."""
+    conv = nn.Conv2d(5, 11, 3, padding=1).double()
+    x = torch.randn(2, 5, 7, 13, dtype=torch.float64)
+    layer = attention_from_conv(conv, head_dim=11)
+    assert layer.W_val.weight.shape == (9, 11, 5) and layer.W_val.W_out.shape == (11, 9, 11)
+    assert layer.W_val.error == 0 and (layer(x) - conv(x)).abs().max() < 1e-12
+    assert (layer.explicit(x) - conv(x)).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="head_dim: got 12, expected 1 to 11"):
+        attention_from_conv(conv, head_dim=12)
 
 
 def test_folding_patches_and_back():
@@ -159,7 +171,7 @@ def test_what_attention_cannot_express_is_refused_with_the_reason():
     hooked.register_forward_hook(lambda *_: None)
     for layer, reason in (
         (nn.ConvTranspose2d(3, 5, 3), "puts queries between keys"),
-        (nn.Linear(3, 5), "Linear is no convolution"),
+        (nn.Linear(3, 5), "Linear is not a convolution"),
         (nn.LazyConv2d(5, 3), "no weights before its first image"),
         (parametrized, "computed anew"),
         (hooked, "hooks"),
