@@ -173,7 +173,7 @@ def test_what_attention_cannot_express_is_refused_with_the_reason():
         (nn.ConvTranspose2d(3, 5, 3), "puts queries between keys"),
         (nn.Linear(3, 5), "Linear is not a convolution"),
         (nn.LazyConv2d(5, 3), "no weights before its first image"),
-        (parametrized, "computed anew"),
+        (parametrized, "computed on every call"),
         (hooked, "hooks"),
         (StdConv2d(3, 5, 3), "StdConv2d computes more than a convolution"),
     ):
