@@ -33,7 +33,7 @@ def _register() -> None:
     from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification, SAModel
 
     AutoConfig.register(SAConfig.model_type, SAConfig)
-    processors = {"torchvision": CLIPImageProcessor, "pil": CLIPImageProcessorPil}
+    processors: dict[str, type] = {"torchvision": CLIPImageProcessor, "pil": CLIPImageProcessorPil}
     AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
     SAConfig.register_for_auto_class()
     models = {

@@ -69,7 +69,8 @@ def is_recomputed(X: Tensor) -> bool:
     return X.numel() > KEPT * PORTION and not half
 
 
-def evaluate(self, X: Tensor) -> Tensor:
+# `self` has no type in these two: TorchScript would compile its class instead of the module.
+def evaluate(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Attention.evaluate` by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
     if torch.jit.is_scripting():
         if self.separable and self.large and not self.drops():
@@ -83,7 +84,7 @@ def _routed(attention: Attention, X: Tensor) -> Tensor:
     return ROUTES[choose(attention, X)](attention, X)
 
 
-def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Block.after_attention`, for as many images at a time as its attention: (B, H, W, D), twice -> (B, H, W, D)"""
     if torch.jit.is_scripting():
         return self.rest(x, attended)
@@ -116,5 +117,5 @@ def only(route: str) -> Iterator[None]:
 
 def install() -> None:
     """Let the networks of models/ be evaluated by `choose`."""
-    Attention.evaluate, Attention.route = evaluate, torch.jit.ignore(choose)
-    Block.after_attention = after_attention
+    Attention.evaluate, Attention.route = evaluate, torch.jit.ignore(choose)  # type: ignore[method-assign]
+    Block.after_attention = after_attention  # type: ignore[method-assign]
