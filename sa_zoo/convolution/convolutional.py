@@ -19,6 +19,7 @@ Symbols: theorem.py. Positions are counted in keys: query i stands on the key st
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,11 +71,14 @@ class ConvolutionalAttention(nn.Module):
         alpha: (N_h,), sharpness of each head.
     """
 
+    Delta: Tensor
+    alpha: Tensor
+
     def __init__(
         self,
         W_val: nn.Module,
         b_out: Tensor | None,
-        pad: nn.Module,
+        pad: Padding,
         stride: Sequence[int],
         dilation: Sequence[int],
         center: Sequence[int],
@@ -181,13 +185,13 @@ class HardAttention(ConvolutionalAttention):
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad
-        native = type(pad) is Padding and pad.mode == "constant" and pad.before == pad.after
-        self.outside = nn.Identity() if native else pad
-        self.padding = pad.before if native else self.zeros
+        self.outside: nn.Module = pad
+        self.padding = self.zeros
+        if type(pad) is Padding and pad.mode == "constant" and pad.before == pad.after:
+            self.outside, self.padding = nn.Identity(), pad.before
 
-    def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        error_msgs: list[str] = args[-1]
         alpha, Delta = state_dict.get(prefix + "alpha", self.alpha), state_dict.get(prefix + "Delta", self.Delta)
         offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
         if not is_exact(offset, alpha):
@@ -196,9 +200,7 @@ class HardAttention(ConvolutionalAttention):
                 f"{prefix}alpha: got heads that miss their targets by {missed:.1e}, expected exact ones in a layer "
                 "that was built for a large alpha; build it with the alpha of these weights"
             )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @torch.jit.ignore
     def macs(self, image: list[int]) -> int:

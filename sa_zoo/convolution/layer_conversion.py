@@ -5,10 +5,12 @@ Uses timm only for its convolutions with TensorFlow's padding.
 
 import copy
 import math
+from typing import Any
 
 import torch
 from timm.layers.conv2d_same import Conv2dSame, Conv2dSameExport
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
@@ -19,7 +21,8 @@ from sa_zoo.convolution.slices import Slices, low_rank_slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, seen_offsets, window
 
-CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+# Any: torch declares sizes as tuples of one, two or three items.
+CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TENSORFLOW_CONVOLUTIONS = (Conv2dSame, Conv2dSameExport)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -28,7 +31,7 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     """Why this layer cannot be expressed as multi-head self-attention, with a content term or not; empty if it can."""
     if isinstance(layer, TRANSPOSED):
         return "its stride puts queries between keys, and each position in between has its own kernel"
-    if not isinstance(layer, tuple(CONVOLUTIONS.values())):
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return f"{type(layer).__name__} is not a convolution"
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
         return "it has no weights before its first image"
@@ -45,21 +48,19 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     return ""
 
 
-def _extent(conv: nn.Module) -> list[int]:
+def _extent(conv: _ConvNd) -> list[int]:
     """Last minus first key of a window, per axis."""
     return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
 
 
-def _amounts(conv: nn.Module) -> list[tuple[int, int]]:
+def _amounts(conv: _ConvNd) -> list[tuple[int, int]]:
     """Padding (before, after) each axis, by the padding argument of nn.Conv."""
-    if conv.padding == "same":
-        return [(size // 2, size - size // 2) for size in _extent(conv)]
-    if conv.padding == "valid":
-        return [(0, 0)] * len(conv.kernel_size)
+    if isinstance(conv.padding, str):
+        return [(size // 2, size - size // 2) if conv.padding == "same" else (0, 0) for size in _extent(conv)]
     return [(amount, amount) for amount in conv.padding]
 
 
-def _center(conv: nn.Module) -> list[int]:
+def _center(conv: _ConvNd) -> list[int]:
     """The key that the first query stands on, per axis."""
     if type(conv) in TENSORFLOW_CONVOLUTIONS:  # whose padding follows the image; the middle of the window does not
         return [size // 2 for size in _extent(conv)]
@@ -67,7 +68,7 @@ def _center(conv: nn.Module) -> list[int]:
 
 
 def attention_from_conv(
-    conv: nn.Module,
+    conv: _ConvNd,
     alpha: float = 46.0,
     content: bool = False,
     head_dim: int | None = None,
@@ -95,7 +96,7 @@ def attention_from_conv(
 
 
 def attention_in_place(
-    conv: nn.Module, alpha: float, content: bool, head_dim: int | None = None
+    conv: _ConvNd, alpha: float, content: bool, head_dim: int | None = None
 ) -> ConvolutionalAttention:
     """Like attention_from_conv, but takes over the tensors of a convolution that is not used any more."""
     if not alpha > 0:
@@ -103,7 +104,7 @@ def attention_in_place(
     if content and math.isinf(alpha):
         raise ValueError("alpha: got inf with content=True, expected a finite one: one-hot heads see no content")
     if type(conv) in TENSORFLOW_CONVOLUTIONS:
-        pad = SamePadding(_extent(conv), conv.stride)
+        pad: Padding | SamePadding = SamePadding(_extent(conv), conv.stride)
     else:
         pad = Padding(_amounts(conv), conv.padding_mode)
     offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
@@ -125,7 +126,7 @@ def attention_in_place(
     return attention.train(conv.training)
 
 
-def _patch_attention(conv: nn.Module, alpha: float, content: bool, head_dim: int | None, patch: int) -> nn.Module:
+def _patch_attention(conv: _ConvNd, alpha: float, content: bool, head_dim: int | None, patch: int) -> PatchAttention:
     extent = _extent(conv)
     if type(conv) in TENSORFLOW_CONVOLUTIONS or any(size % 2 for size in extent) or max(conv.stride) > 1:
         raise ValueError(f"patch: got {conv}, expected stride 1 and an odd kernel, so that patches stay where they are")
@@ -152,12 +153,12 @@ def _patch_attention(conv: nn.Module, alpha: float, content: bool, head_dim: int
     return PatchAttention(attention, conv.kernel_size, conv.dilation, patch)
 
 
-def conv_from_attention(attention: nn.Module) -> nn.Module:
+def conv_from_attention(attention: nn.Module) -> _ConvNd:
     """The convolution that the layer equals, bit for bit; at finite alpha the nearest one."""
     return nearest_convolution(attention)[0]
 
 
-def nearest_convolution(attention: nn.Module) -> tuple[nn.Module, float]:
+def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
     """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's.
 
     Returns:
@@ -200,9 +201,9 @@ def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     return kernel.to(attention.W_val()).unflatten(-1, attention.kernel_size), float(off_taps.max())
 
 
-def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> nn.Module:
+def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> _ConvNd:
     """A convolution with this layer's geometry and bias."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "in_channels": attention.in_channels,
         "out_channels": attention.out_channels,
         "kernel_size": attention.kernel_size,
@@ -213,7 +214,7 @@ def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> nn.Module
         "device": "meta",
     }
     if isinstance(attention.pad, SamePadding):
-        conv = Conv2dSame(**arguments)
+        conv: _ConvNd = Conv2dSame(**arguments)
     else:
         padding = attention.pad.before if attention.pad.before == attention.pad.after else "same"
         mode = "zeros" if attention.pad.mode == "constant" else attention.pad.mode
@@ -224,11 +225,11 @@ def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> nn.Module
     return conv.train(attention.training)
 
 
-def _pixel_convolution(folded: PatchAttention) -> tuple[nn.Module, float]:
+def _pixel_convolution(folded: PatchAttention) -> tuple[_ConvNd, float]:
     among_patches, distance = nearest_convolution(folded.attention)
     kernel = pixel_kernel(among_patches.weight.detach(), folded.kernel_size, folded.dilation, folded.patch)
     pixels = folded.patch ** len(folded.kernel_size)
-    conv = CONVOLUTIONS[len(folded.kernel_size)](
+    conv: _ConvNd = CONVOLUTIONS[len(folded.kernel_size)](
         kernel.shape[1] * among_patches.groups,
         kernel.shape[0],
         folded.kernel_size,

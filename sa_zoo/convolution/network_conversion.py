@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.convolution.layer_conversion import attention_from_conv, attention_in_place, why_not
+from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def convert(
         example = _noise(network)
     converted = copy.deepcopy(network).eval()
     convolutions, skipped = _chosen(converted, layers, content)
-    attentions = {name: attention_from_conv(conv, alpha, content) for name, conv in convolutions.items()}
+    attentions = {name: attention_in_place(copy.deepcopy(conv), alpha, content) for name, conv in convolutions.items()}
     measured: dict[str, tuple[list[int], float, float]] = {}
     hooks = [
         conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
@@ -109,10 +110,10 @@ def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bo
         _replace(network, conv, attention_in_place(conv, alpha, content))
 
 
-def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, nn.Module], dict[str, str]]:
+def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
     uses = Counter(id(weight) for module in network.modules() for weight in module.parameters(recurse=False))
-    named = {name: module for name, module in network.named_modules() if isinstance(module, nn.modules.conv._ConvNd)}
+    named = {name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)}
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))]
     if not chosen:
         near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
@@ -131,12 +132,12 @@ def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
         for name, child in list(module._modules.items()):  # named_children would name a layer used twice once
             if child is conv:
                 setattr(module, name, attention)
-    network.no_weight_decay = MethodType(undecayed, network)
+    network.no_weight_decay = MethodType(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
 
 
 def undecayed(network: nn.Module) -> set[str]:
     """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
-    own = getattr(type(network), "no_weight_decay", lambda _: set())(network)
+    own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
     last = ("Delta", "alpha", "gate")
     return set(own) | {name for name, _ in network.named_parameters() if name.rpartition(".")[2] in last}
 

@@ -12,7 +12,7 @@ Where images are small and channels many, evaluating all queries by the factors 
 kernel; multiply-adds decide.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,7 @@ class SoftAttention(ConvolutionalAttention):
         self.settle()
         return super().train(mode)
 
-    def _load_from_state_dict(self, *args) -> None:
+    def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self.settle()
 

@@ -71,8 +71,8 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
 
 def exact_heads(heads: int, alpha: float, axes: int) -> tuple[Tensor, Tensor]:
     """offset (N_h, n) and alpha (N_h,) of heads centered on their targets, float64, on the CPU."""
-    doubles = {"device": "cpu", "dtype": torch.float64}
-    return torch.zeros(heads, axes, **doubles), torch.full((heads,), alpha, **doubles)
+    offset = torch.zeros(heads, axes, device="cpu", dtype=torch.float64)
+    return offset, torch.full((heads,), alpha, device="cpu", dtype=torch.float64)
 
 
 def is_exact(offset: Tensor, alpha: Tensor) -> bool:

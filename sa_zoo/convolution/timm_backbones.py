@@ -20,21 +20,19 @@ from timm.models import (
     PretrainedCfg,
     adapt_input_conv,
     build_model_with_cfg,
-    convnext_atto,
-    efficientnet_b0,
     generate_default_cfgs,
     get_pretrained_cfg,
     list_models,
-    mobilenetv3_small_100,
     model_entrypoint,
     register_model,
     register_notrace_module,
-    resnet18,
-    resnet34,
-    resnet50,
-    vgg11_bn,
 )
+from timm.models.convnext import convnext_atto
+from timm.models.efficientnet import efficientnet_b0
+from timm.models.mobilenetv3 import mobilenetv3_small_100
+from timm.models.resnet import resnet18, resnet34, resnet50
 from timm.models.vgg import _filter_fn as from_torchvision_vgg
+from timm.models.vgg import vgg11_bn
 from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
@@ -56,7 +54,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
     """
     converted = from_torchvision_vgg(state_dict) if isinstance(model, VGG) else dict(state_dict)
     own = model.state_dict()
-    first = (model.pretrained_cfg.get("first_conv") or "").removesuffix(".W_val")
+    first = (getattr(model, "pretrained_cfg", {}).get("first_conv") or "").removesuffix(".W_val")
     for name, module in model.named_modules():
         if not isinstance(module, ConvolutionalAttention):
             continue
@@ -69,6 +67,13 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
         if name == first and kernel is not None and kernel.shape[1] != module.in_channels:
             converted[f"{name}.W_val.weight"] = adapt_input_conv(module.in_channels, kernel, kernel.shape[1])
     return converted
+
+
+def cnn_cfg(name: str) -> PretrainedCfg:
+    """timm's configuration of a CNN; RuntimeError if there is none."""
+    cfg = get_pretrained_cfg(name, allow_unregistered=False)
+    assert cfg is not None
+    return cfg
 
 
 def backbone_cfg(cfg: PretrainedCfg) -> PretrainedCfg:
@@ -99,13 +104,15 @@ CNNS = (
 
 def _with_tags(cnn: str) -> list[str]:
     """The CNN's names, one per set of weights, the default set first: timm makes the first one the default."""
-    default = get_pretrained_cfg(cnn).tag or ""
+    default = cnn_cfg(cnn).tag or ""
     return sorted(list_models(cnn, include_tags=True), key=lambda name: name.partition(".")[2] != default)
 
 
 default_cfgs = generate_default_cfgs(
-    {f"mhsa_{name}": backbone_cfg(get_pretrained_cfg(name)) for cnn in CNNS for name in _with_tags(cnn.__name__)}
-    | {"mhsa_network": dataclasses.replace(backbone_cfg(get_pretrained_cfg("resnet18")), hf_hub_id=None, url=None)}
+    {
+        **{f"mhsa_{name}": backbone_cfg(cnn_cfg(name)) for cnn in CNNS for name in _with_tags(cnn.__name__)},
+        "mhsa_network": dataclasses.replace(backbone_cfg(cnn_cfg("resnet18")), hf_hub_id=None, url=None),
+    }
 )
 
 
@@ -137,7 +144,7 @@ def _create(
     if pretrained:
         # Otherwise transformers (5.23) resets the batch norms of any timm backbone that it loads.
         for module in network.modules():
-            module._is_hf_initialized = True
+            module._is_hf_initialized = True  # type: ignore[assignment]  # nn.Module declares Tensor | Module
     return network
 
 
@@ -199,6 +206,6 @@ def mhsa_convnext_atto(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 def mhsa_network(pretrained: bool = False, cnn: str = "resnet18", **kwargs: Any) -> nn.Module:
     """Any CNN of timm, by name, as multi-head self-attention; used by converted networks that have no own name."""
     if not isinstance(kwargs.get("pretrained_cfg"), dict):
-        cfg = backbone_cfg(get_pretrained_cfg(cnn))
+        cfg = backbone_cfg(cnn_cfg(cnn))
         kwargs["pretrained_cfg"] = dataclasses.replace(cfg, architecture="mhsa_network").to_dict()
     return _create("mhsa_network", model_entrypoint(cnn), pretrained, **kwargs)

@@ -60,7 +60,8 @@ def is_pure(X: Tensor) -> bool:
     return not torch.is_autocast_enabled("cpu") and (torch.compiler.is_compiling() or has_storage(X))
 
 
-def evaluate(self, X: Tensor) -> Tensor:
+# `self` has no type in these two: TorchScript would compile its class instead of the module.
+def evaluate(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Attention.evaluate` by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
     if torch.jit.is_scripting():
         if self.separable and self.large and not self.drops():
@@ -74,7 +75,7 @@ def _routed(attention: Attention, X: Tensor) -> Tensor:
     return ROUTES[choose(attention, X)](attention, X)
 
 
-def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Block.after_attention`, for as many images at a time as its attention: (B, H, W, D), twice -> (B, H, W, D)"""
     if torch.jit.is_scripting():
         return self.rest(x, attended)
@@ -105,5 +106,5 @@ def only(route: str) -> Iterator[None]:
 
 def install() -> None:
     """Let the networks of models/ be evaluated by `choose`."""
-    Attention.evaluate, Attention.route = evaluate, torch.jit.ignore(choose)
-    Block.after_attention = after_attention
+    Attention.evaluate, Attention.route = evaluate, torch.jit.ignore(choose)  # type: ignore[method-assign]
+    Block.after_attention = after_attention  # type: ignore[method-assign]

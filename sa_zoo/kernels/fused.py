@@ -7,6 +7,7 @@ ATEN_CPU_CAPABILITY=avx2 leaves it unused. `can_fuse` says for which inputs it w
 import ctypes
 import warnings
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_v
     (B, H, W, D), N_h, N = X.shape, P_down.shape[0], W_val.shape[0]
     expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), *([] if b_val is None else [(N,)])]
     given = [P_down, P_across, W_val, *([] if b_val is None else [b_val])]
-    if not can_fuse(X, W_val):
+    if LIBRARY is None or not can_fuse(X, W_val):
         raise ValueError(
             f"expected an AVX-512 processor, float32 and channels in multiples of {LANES}, "
             f"got {X.dtype} {tuple(X.shape)} and {W_val.dtype} {tuple(W_val.shape)}"
@@ -98,7 +99,7 @@ def _(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor 
 
 
 @register_flop_formula(torch.ops.sa_zoo.fused_values, get_raw=True)
-def _flops(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, *_, **__) -> int:
+def _flops(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, *_: Any, **__: Any) -> int:
     """Two per multiplication by a weight or by a probability that is not zero."""
     B, H, W, D = X.shape
     mixing = int(P_down.count_nonzero()) * W * D + int(P_across.count_nonzero()) * H * D

@@ -21,7 +21,7 @@ Legend, here and in the whole package:
     D_h   query and key channels per head   P        probabilities, softmax(A)
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -79,16 +79,16 @@ class Attention(nn.Module):
         terms: tuple[type[nn.Module], ...],
         grid: tuple[int, int],
         attn_drop: float = 0.0,
-        device=None,
-        dtype=None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.terms = nn.ModuleList(term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms)
+        self.terms: Any = nn.ModuleList(term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms)
         self.separable = all(hasattr(term, "axis_scores") for term in self.terms)
         self.large = grid[0] * grid[1] > DENSE_PIXELS
         self.attn_drop = nn.Dropout(attn_drop)
         self.W_val = nn.Linear(num_heads * dim, dim, device=device, dtype=dtype)
-        self.W_out = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.W_out: nn.Linear | nn.Identity = nn.Linear(dim, dim, device=device, dtype=dtype)
 
     def probabilities(self, X: Tensor) -> Tensor:
         """softmax(A): (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); at least float32."""

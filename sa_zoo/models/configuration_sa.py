@@ -91,7 +91,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """All fields, the keys that timm reads, and the location of the code."""
         # num_classes stays out of model_args: transformers' wrapper of timm passes its own number of labels as well.
-        labels = sorted((int(index), label) for index, label in self.id2label.items())
+        labels = sorted((int(index), label) for index, label in (self.id2label or {}).items())
         derived = {
             "num_classes": self.num_labels,
             "num_features": self.hidden_size,

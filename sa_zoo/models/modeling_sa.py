@@ -74,7 +74,7 @@ class SAPreTrainedModel(PreTrainedModel):
     config_class = SAConfig
     base_model_prefix = ""  # no wrapper, so that no key of a state dict is ever renamed
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers' own models, too
     supports_gradient_checkpointing = True
     _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
     _input_embed_layer = "patch_embed"
@@ -87,23 +87,25 @@ class SAPreTrainedModel(PreTrainedModel):
             config.num_channels, config.hidden_size, config.patch_size, stride=config.patch_size
         )
         self.blocks = nn.ModuleList(SABlock(config, index) for index in range(config.num_hidden_layers))
+        self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """As in timm_models.py, by each module's `reset_parameters`; parameters that were loaded keep their values."""
-        if not hasattr(module, "reset_parameters"):
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None:
             return
         parameters = list(module.parameters(recurse=False))
         loaded = [(p, p.clone()) for p in parameters if getattr(p, "_is_hf_initialized", False)]
-        module.reset_parameters()
+        reset()
         for parameter, value in loaded:
             parameter.copy_(value)
 
     def grid(self, pixel_values: Tensor) -> tuple[int, int]:
         """(H, W), in tokens, of images (B, C, P H, P W)."""
-        height, width = checked_size(tuple(pixel_values.shape[2:]), self.config.patch_size)
-        fixed = any(hasattr(term, "set_grid") for term in self.blocks[0].attn.terms)
-        if fixed and (height, width) != self.config.height_and_width:
+        height, width = pixel_values.shape[2:]
+        height, width = checked_size((height, width), self.config.patch_size)
+        if self.fixed_img_size and (height, width) != self.config.height_and_width:
             expected = "x".join(map(str, self.config.height_and_width))
             raise ValueError(f"pixel_values: got images of {height}x{width}, expected {expected}; call set_input_size")
         return height // self.config.patch_size, width // self.config.patch_size
@@ -156,7 +158,7 @@ class SAForImageClassification(SAPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.head_drop = nn.Dropout(config.classifier_dropout)
-        self.head = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        self.head = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
         self.post_init()
 
     @can_return_tuple

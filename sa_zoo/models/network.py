@@ -5,10 +5,12 @@ the layout (B, H, W, D).
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 from torchvision.ops import StochasticDepth
 
 from .attention import Attention
@@ -26,16 +28,16 @@ class Block(nn.Module):
         dim: int,
         num_heads: int,
         hidden_dim: int,
-        terms: Sequence[type[nn.Module]],
+        terms: tuple[type[nn.Module], ...],
         grid: tuple[int, int],
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
-        device=None,
-        dtype=None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.fc1 = nn.Linear(dim, hidden_dim, **dd)
@@ -77,7 +79,7 @@ class SANet(nn.Module):
 
     def __init__(
         self,
-        terms: Sequence[type[nn.Module]],
+        terms: tuple[type[nn.Module], ...],
         img_size: int | tuple[int, int] = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -91,11 +93,11 @@ class SANet(nn.Module):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device=None,
-        dtype=None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.img_size = checked_size(img_size, patch_size)
@@ -119,7 +121,7 @@ class SANet(nn.Module):
                 for index in range(depth)
             )
         )
-        self.fixed_img_size = any(hasattr(term, "set_grid") for term in self.blocks[0].attn.terms)
+        self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
 
@@ -161,7 +163,7 @@ class SANet(nn.Module):
             [..., q, k] with pixels in row-major order; at least float32, each row sums to 1.
         """
         x, maps = self.embed(x), []
-        for block in self.blocks:
+        for block in cast(Iterable[Block], self.blocks):
             maps.append(block.attn.probabilities(x))
             x = block(x)
         return maps
@@ -178,16 +180,15 @@ class SANet(nn.Module):
     def init_weights(self) -> None:
         """Initialize all parameters again: PyTorch's default, and the paper's for Delta and spread."""
         for module in self.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            if reset := getattr(module, "reset_parameters", None):
+                reset()
 
 
-def set_grid(blocks: Iterable[Block], grid: tuple[int, int]) -> None:
-    """Interpolate the learned encodings of `blocks` to a grid of (H, W) pixels."""
-    for block in blocks:
-        for term in block.attn.terms:
-            if hasattr(term, "set_grid"):
-                term.set_grid(grid)
+def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:
+    """Interpolate the learned encodings in `blocks` to a grid of (H, W) pixels."""
+    for module in blocks.modules():
+        if resize := getattr(module, "set_grid", None):
+            resize(grid)
 
 
 def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:

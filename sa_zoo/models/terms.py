@@ -10,6 +10,7 @@ A term is a module built by term(dim, num_heads, grid). Its forward is its defin
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from .positions import (
     at_least_float32,
@@ -24,6 +25,7 @@ from .positions import (
 )
 
 Grid = tuple[int, int]
+Dtype = torch.dtype | None
 
 
 class Quadratic(nn.Module):
@@ -31,7 +33,7 @@ class Quadratic(nn.Module):
 
     positional = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
         self.spread = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
@@ -58,7 +60,7 @@ class GeneralizedQuadratic(nn.Module):
 
     positional = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
         self.spread = nn.Parameter(torch.empty(num_heads, 2, 2, device=device, dtype=dtype))
@@ -81,7 +83,7 @@ class RelativeTables(nn.Module):
     Every layer and axis has its own table, as in the paper's code; in the paper's text layers share one r_delta.
     """
 
-    def __init__(self, dim_row: int, dim_col: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim_row: int, dim_col: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.row = nn.Parameter(torch.empty(2 * grid[1] - 1, dim_row, device=device, dtype=dtype))
         self.col = nn.Parameter(torch.empty(2 * grid[0] - 1, dim_col, device=device, dtype=dtype))
@@ -105,7 +107,7 @@ class Learned(RelativeTables):
 
     positional = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(dim, dim, grid, device=device, dtype=dtype)
         self.w = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
         self.v = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
@@ -135,7 +137,7 @@ class Content(RelativeTables):
     r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
     """
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
         self.num_heads = num_heads
         self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
@@ -157,7 +159,7 @@ class Relative(RelativeTables):
     W_qry, W_key and W_key_pos (the paper's What_key): (N_h D, D); u, v: (N_h, D).
     """
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
         self.num_heads = num_heads
         # No biases: u is the query's, and the key's would add one score to all keys, which no softmax sees.
@@ -191,7 +193,7 @@ class Relative(RelativeTables):
 class Absolute(nn.Module):
     """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)

@@ -8,6 +8,7 @@ from timm.models import checkpoint, checkpoint_seq, register_notrace_module
 from timm.models._features import feature_take_indices
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
+from torch.types import Device
 
 from .network import Block, SANet, checked_pool
 from .positions import resized_grid, resized_table
@@ -110,13 +111,16 @@ class TimmSANet(SANet):
 class CifarResNet(ResNet):
     """timm's ResNet for small images: a 3x3 stem of stride 1 and no max-pooling (He et al. 2016, as in the paper)."""
 
-    def __init__(self, in_chans: int = 3, device=None, dtype=None, **kwargs: Any) -> None:
+    def __init__(
+        self, in_chans: int = 3, device: Device = None, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(in_chans=in_chans, device=device, dtype=dtype, **kwargs)
-        self.conv1 = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, device=device, dtype=dtype)
-        self.maxpool = nn.Identity()
+        stem = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, device=device, dtype=dtype)
+        self.conv1 = stem  # type: ignore[assignment]  # mypy takes the first of timm's assignments as the type
+        self.maxpool = nn.Identity()  # type: ignore[assignment]
         for index, info in enumerate(self.feature_info):
             info["reduction"] = 2 ** max(index - 1, 0)
-        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
