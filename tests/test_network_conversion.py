@@ -53,7 +53,7 @@ def test_a_network_is_the_same_function_after_conversion_and_the_original_untouc
     assert report.skipped == {
         "tied.0": "its weight is another layer's too",
         "tied.1": "its weight is another layer's too",
-        "up": "its stride puts queries between keys, and each place between has a kernel of its own",
+        "up": "its stride puts queries between keys, and each position in between has its own kernel",
     }
 
 

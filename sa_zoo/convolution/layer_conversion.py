@@ -20,6 +20,7 @@ from sa_zoo.convolution.patches import PatchAttention, patch_kernel, pixel_kerne
 from sa_zoo.convolution.slices import Slices, low_rank_slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, seen_offsets, window
+from sa_zoo.models.positions import quadratic_scores
 
 # Any: torch declares sizes as tuples of one, two or three items.
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -103,10 +104,8 @@ def attention_in_place(
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
     if content and math.isinf(alpha):
         raise ValueError("alpha: got inf with content=True, expected a finite one: one-hot heads see no content")
-    if type(conv) in TENSORFLOW_CONVOLUTIONS:
-        pad: Padding | SamePadding = SamePadding(_extent(conv), conv.stride)
-    else:
-        pad = Padding(_amounts(conv), conv.padding_mode)
+    same = type(conv) in TENSORFLOW_CONVOLUTIONS
+    pad = SamePadding(_extent(conv), conv.stride) if same else Padding(_amounts(conv), conv.padding_mode)
     offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
     exact = is_exact(offset, alphas)
     evaluation = ContentAttention if content else HardAttention if exact else SoftAttention
@@ -135,20 +134,9 @@ def _patch_attention(conv: _ConvNd, alpha: float, content: bool, head_dim: int |
     if patch < 1:
         raise ValueError(f"patch: got {patch}, expected a positive number of pixels")
     kernel = patch_kernel(conv.weight.detach(), conv.dilation, patch)
-    heads = list(kernel.shape[2:])
-    pixels = patch ** len(heads)
-    among_patches = CONVOLUTIONS[len(heads)](
-        conv.in_channels * pixels,
-        conv.out_channels * pixels,
-        heads,
-        padding=[size // 2 for size in heads],
-        groups=conv.groups,
-        bias=conv.bias is not None,
-        device="meta",
-    )
-    among_patches.weight = nn.Parameter(kernel, requires_grad=conv.weight.requires_grad)
-    if conv.bias is not None:
-        among_patches.bias = nn.Parameter(conv.bias.detach().repeat_interleave(pixels))
+    bias = None if conv.bias is None else conv.bias.detach().repeat_interleave(patch ** (kernel.ndim - 2))
+    padding = [size // 2 for size in kernel.shape[2:]]
+    among_patches = _convolution(kernel, bias, conv.groups, padding=padding).requires_grad_(conv.weight.requires_grad)
     attention = attention_in_place(among_patches.train(conv.training), alpha, content, head_dim)
     return PatchAttention(attention, conv.kernel_size, conv.dilation, patch)
 
@@ -175,10 +163,17 @@ def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
     if isinstance(attention, ContentAttention) and attention.gate.detach().any():
         raise ValueError("attention: got a layer whose gate is open, expected a layer that does not look at content")
     with torch.no_grad():
-        kernel, distance = attention.W_val(), 0.0
+        kernel, distance = attention.W_val().clone(), 0.0
         if not isinstance(attention, HardAttention):
             kernel, distance = _nearest_kernel(attention)
-    return _convolution(attention, kernel), distance
+    bias = None if attention.b_out is None else attention.b_out.detach().clone()
+    geometry: dict[str, Any] = {"stride": attention.stride, "dilation": attention.dilation}
+    if not isinstance(attention.pad, SamePadding):
+        symmetric = attention.pad.before == attention.pad.after
+        geometry["padding"] = attention.pad.before if symmetric else "same"
+        geometry["padding_mode"] = "zeros" if attention.pad.mode == "constant" else attention.pad.mode
+    kind = Conv2dSame if isinstance(attention.pad, SamePadding) else None
+    return _convolution(kernel, bias, attention.groups, kind, **geometry).train(attention.training), distance
 
 
 def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
@@ -190,8 +185,9 @@ def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     for axis in range(Delta.shape[1]):
         first, _, _ = window(seen := seen_offsets(Delta[:, axis], alpha, precision))
         offsets = torch.arange(first, max(last for _, last in seen) + 1).to(Delta)
-        scores = -alpha[:, None] * (offsets - Delta[:, axis, None]).square()
-        at_taps = -alpha[:, None] * (taps[:, axis] - Delta[:, axis, None]).square()
+        query = torch.zeros(1).to(Delta)
+        scores = quadratic_scores(Delta[:, axis], alpha, query, offsets).squeeze(1)
+        at_taps = quadratic_scores(Delta[:, axis], alpha, query, taps[:, axis]).squeeze(1)
         on_taps = on_taps * (at_taps - scores.logsumexp(dim=1, keepdim=True)).exp()
         everywhere = (everywhere[:, :, None] * scores.softmax(dim=1)[:, None, :]).flatten(1)
     slices = attention.W_val().double().flatten(2)
@@ -201,45 +197,23 @@ def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     return kernel.to(attention.W_val()).unflatten(-1, attention.kernel_size), float(off_taps.max())
 
 
-def _convolution(attention: ConvolutionalAttention, kernel: Tensor) -> _ConvNd:
-    """A convolution with this layer's geometry and bias."""
-    arguments: dict[str, Any] = {
-        "in_channels": attention.in_channels,
-        "out_channels": attention.out_channels,
-        "kernel_size": attention.kernel_size,
-        "stride": attention.stride,
-        "dilation": attention.dilation,
-        "groups": attention.groups,
-        "bias": attention.b_out is not None,
-        "device": "meta",
-    }
-    if isinstance(attention.pad, SamePadding):
-        conv: _ConvNd = Conv2dSame(**arguments)
-    else:
-        padding = attention.pad.before if attention.pad.before == attention.pad.after else "same"
-        mode = "zeros" if attention.pad.mode == "constant" else attention.pad.mode
-        conv = CONVOLUTIONS[len(attention.kernel_size)](**arguments, padding=padding, padding_mode=mode)
-    conv.weight = nn.Parameter(kernel.detach().clone())
-    if attention.b_out is not None:
-        conv.bias = nn.Parameter(attention.b_out.detach().clone())
-    return conv.train(attention.training)
+def _convolution(
+    weight: Tensor, bias: Tensor | None, groups: int, kind: type[_ConvNd] | None = None, **geometry: Any
+) -> _ConvNd:
+    """A convolution with these tensors; `geometry`: further arguments of nn.Conv."""
+    kind = kind or CONVOLUTIONS[weight.ndim - 2]
+    channels, kernel_size = (weight.shape[1] * groups, weight.shape[0]), tuple(weight.shape[2:])
+    conv: _ConvNd = kind(*channels, kernel_size, groups=groups, bias=bias is not None, device="meta", **geometry)
+    conv.weight = nn.Parameter(weight)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias)
+    return conv
 
 
 def _pixel_convolution(folded: PatchAttention) -> tuple[_ConvNd, float]:
     among_patches, distance = nearest_convolution(folded.attention)
     kernel = pixel_kernel(among_patches.weight.detach(), folded.kernel_size, folded.dilation, folded.patch)
-    pixels = folded.patch ** len(folded.kernel_size)
-    conv: _ConvNd = CONVOLUTIONS[len(folded.kernel_size)](
-        kernel.shape[1] * among_patches.groups,
-        kernel.shape[0],
-        folded.kernel_size,
-        dilation=folded.dilation,
-        padding=[step * (size - 1) // 2 for step, size in zip(folded.dilation, folded.kernel_size, strict=True)],
-        groups=among_patches.groups,
-        bias=among_patches.bias is not None,
-        device="meta",
-    )
-    conv.weight = nn.Parameter(kernel)
-    if among_patches.bias is not None:
-        conv.bias = nn.Parameter(among_patches.bias.detach()[::pixels].clone())
+    bias = None if among_patches.bias is None else among_patches.bias.detach()[:: folded.patch ** (kernel.ndim - 2)]
+    padding = [step * (size - 1) // 2 for step, size in zip(folded.dilation, folded.kernel_size, strict=True)]
+    conv = _convolution(kernel, bias, among_patches.groups, padding=padding, dilation=folded.dilation)
     return conv.train(folded.training), distance

@@ -148,58 +148,25 @@ def _create(
     return network
 
 
-@register_model
-def mhsa_resnet18(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet18 (He et al. 2016) as multi-head self-attention."""
-    return _create("mhsa_resnet18", resnet18, pretrained, **kwargs)
+def _registered(cnn: Callable[..., nn.Module], description: str, feature_levels: int = 5) -> Callable[..., nn.Module]:
+    """The entry point of the backbone of timm's function `cnn`, registered with timm."""
+
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return _create(create.__name__, cnn, pretrained, feature_levels=feature_levels, **kwargs)
+
+    create.__name__, create.__doc__ = f"mhsa_{cnn.__name__}", f"{description}, as multi-head self-attention."
+    return register_model(create)
 
 
-@register_model
-def mhsa_resnet34(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet34 (He et al. 2016) as multi-head self-attention."""
-    return _create("mhsa_resnet34", resnet34, pretrained, **kwargs)
-
-
-@register_model
-def mhsa_resnet50(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet50 (He et al. 2016) as multi-head self-attention."""
-    return _create("mhsa_resnet50", resnet50, pretrained, **kwargs)
-
-
-@register_model
-def mhsa_resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """The paper's baseline, resnet18_cifar, as multi-head self-attention."""
-    return _create("mhsa_resnet18_cifar", resnet18_cifar, pretrained, **kwargs)
-
-
-@register_model
-def mhsa_resnet_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """resnet_tiny_cifar as multi-head self-attention: for two CPU cores."""
-    return _create("mhsa_resnet_tiny_cifar", resnet_tiny_cifar, pretrained, **kwargs)
-
-
-@register_model
-def mhsa_vgg11_bn(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """VGG11 with batch norm (Simonyan and Zisserman 2015) as multi-head self-attention."""
-    return _create("mhsa_vgg11_bn", vgg11_bn, pretrained, feature_levels=6, **kwargs)
-
-
-@register_model
-def mhsa_mobilenetv3_small_100(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """MobileNetV3 small (Howard et al. 2019) as multi-head self-attention: depthwise heads among them."""
-    return _create("mhsa_mobilenetv3_small_100", mobilenetv3_small_100, pretrained, **kwargs)
-
-
-@register_model
-def mhsa_efficientnet_b0(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """EfficientNet B0 (Tan and Le 2019) as multi-head self-attention: depthwise heads among them."""
-    return _create("mhsa_efficientnet_b0", efficientnet_b0, pretrained, **kwargs)
-
-
-@register_model
-def mhsa_convnext_atto(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ConvNeXt atto (Liu et al. 2022) as multi-head self-attention: 49 depthwise heads per block."""
-    return _create("mhsa_convnext_atto", convnext_atto, pretrained, feature_levels=4, **kwargs)
+mhsa_resnet18 = _registered(resnet18, "ResNet18 (He et al. 2016)")
+mhsa_resnet34 = _registered(resnet34, "ResNet34 (He et al. 2016)")
+mhsa_resnet50 = _registered(resnet50, "ResNet50 (He et al. 2016)")
+mhsa_resnet18_cifar = _registered(resnet18_cifar, "The paper's baseline, resnet18_cifar,")
+mhsa_resnet_tiny_cifar = _registered(resnet_tiny_cifar, "resnet_tiny_cifar, for two CPU cores")
+mhsa_vgg11_bn = _registered(vgg11_bn, "VGG11 with batch norm (Simonyan and Zisserman 2015)", feature_levels=6)
+mhsa_mobilenetv3_small_100 = _registered(mobilenetv3_small_100, "MobileNetV3 small (Howard et al. 2019)")
+mhsa_efficientnet_b0 = _registered(efficientnet_b0, "EfficientNet B0 (Tan and Le 2019)")
+mhsa_convnext_atto = _registered(convnext_atto, "ConvNeXt atto (Liu et al. 2022)", feature_levels=4)
 
 
 @register_model
