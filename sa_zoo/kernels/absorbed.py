@@ -100,14 +100,9 @@ def weights_of(layer: nn.Linear, num_heads: int) -> tuple[Tensor, Tensor]:
 
 
 def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Tensor]:
-    """The linear map from X to q . factor / sqrt(D_h).
+    """Weight (N_h F, D) and bias (N_h F,) of the linear map from X to q . factor / sqrt(D_h).
 
-    Args:
-        factor: (N_h, D_h, F), what the queries of each head are multiplied with.
-        b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
-
-    Returns:
-        Weight (N_h F, D) and bias (N_h F,).
+    factor: (N_h, D_h, F), what the queries of each head are multiplied with; b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
     """
     factor = factor.transpose(1, 2) * factor.shape[1] ** -0.5
     return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
@@ -131,14 +126,9 @@ def products_with_pixels(rows: Tensor, X: Tensor) -> Tensor:
 
 
 def add_by_displacement(scores: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """scores[.., k] + across[.., dx] + down[.., dy], where each query has a score per displacement.
+    """scores[b, q, h, k] + across[.., dx] + down[.., dy], where each query has a score per displacement.
 
-    Args:
-        scores: (B, T, N_h, T), indexed [b, q, h, k].
-        across: (B, H, W, N_h, 2 W - 1), from dx = -(W - 1) to W - 1; down: (B, H, W, N_h, 2 H - 1).
-
-    Returns:
-        (B, T, N_h, T)
+    (B, T, N_h, T), (B, H, W, N_h, 2 W - 1) from dx = -(W - 1) to W - 1, (B, H, W, N_h, 2 H - 1) -> (B, T, N_h, T)
     """
     across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
     down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)

@@ -33,32 +33,16 @@ def displacements(size: int, device: torch.device) -> Tensor:
 
 
 def table_rows(table: Tensor, size: int) -> Tensor:
-    """r_delta along one axis: row `delta + size - 1` of `table` for every query and key.
-
-    Args:
-        table: (2 * size - 1, D_p), one encoding per displacement, from -(size - 1) to size - 1.
-        size: pixels along the axis.
-
-    Returns:
-        (size, size, D_p), indexed [q, k].
-    """
+    """r_delta along one axis: (2 * size - 1, D_p), from delta = -(size - 1) to size - 1 -> (size, size, D_p), [q, k]"""
     position = torch.arange(size, device=table.device)
     return table[position[None, :] - position[:, None] + (size - 1)]
 
 
 def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """-alpha_h (delta - Delta_h)^2 along one axis (Eq. 9, centered form).
+    """-alpha_h (delta - Delta_h)^2 along one axis (Eq. 9): (N_h,), (N_h,), (Q,), (N,) -> (N_h, Q, N), [h, q, k]
 
-    The centered form differs from the paper's v^T r_delta by -alpha |Delta|^2, which no softmax over keys can see,
-    and keeps every score near its maximum small.
-
-    Args:
-        Delta: (N_h,), centers along this axis, in pixels.
-        alpha: (N_h,), in 1 / pixels^2; may be infinite.
-        queries: (Q,), keys: (N,), positions in pixels.
-
-    Returns:
-        (N_h, Q, N), indexed [h, q, k].
+    Positions and Delta are in pixels, alpha, which may be infinite, in 1 / pixels^2. This centered form differs from
+    v^T r_delta by -alpha |Delta|^2, which no softmax over keys can see, and keeps scores near their maximum small.
     """
     delta = keys[None, :] - queries[:, None]
     distance = delta - at_least_float32(Delta)[:, None, None]
@@ -72,8 +56,7 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
     Written without a matrix product, so that autocast leaves it in float32.
 
     Args:
-        Delta: (N_h, 2), centers (row, column), in pixels.
-        spread: (N_h, 2, 2), S_h, in 1 / pixels.
+        Delta: (N_h, 2), centers (row, column), in pixels; spread: (N_h, 2, 2), S_h, in 1 / pixels.
 
     Returns:
         (N_h, T, T) with T = height * width, pixels in row-major order, indexed [h, q, k].
@@ -87,16 +70,7 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
 
 
 def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
-    """r_delta . w_h along one axis: one learned score per head and displacement.
-
-    Args:
-        table: (2 * size - 1, D_p), learned encodings of the displacements.
-        weight: (N_h, D_p), w_h.
-        size: pixels along the axis.
-
-    Returns:
-        (N_h, size, size), indexed [h, q, k].
-    """
+    """r_delta . w_h along one axis: (2 * size - 1, D_p), (N_h, D_p) -> (N_h, size, size), indexed [h, q, k]"""
     # A sum of products, not a matrix product: autocast leaves it in float32.
     score = (at_least_float32(table)[:, None, :] * at_least_float32(weight)[None, :, :]).sum(
         dim=-1
@@ -105,15 +79,8 @@ def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
 
 
 def outer_sum(rows: Tensor, columns: Tensor) -> Tensor:
-    """Scores of pixels from scores along two axes, pixels in row-major order: rows[h, y, y'] + columns[h, x, x'].
-
-    Args:
-        rows: (..., Q_1, N_1), columns: (..., Q_2, N_2), with equal leading axes.
-
-    Returns:
-        (..., Q_1 Q_2, N_1 N_2)
-    """
-    scores = rows[..., :, None, :, None] + columns[..., None, :, None, :]  # (..., Q_1, Q_2, N_1, N_2)
+    """rows[h, y, y'] + columns[h, x, x'], pixels in row-major order: (.., Q, N), (.., Q', N') -> (.., Q Q', N N')"""
+    scores = rows[..., :, None, :, None] + columns[..., None, :, None, :]  # (.., Q, Q', N, N')
     return scores.flatten(-2, -1).flatten(-3, -2)
 
 
@@ -138,15 +105,9 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
 
 
 def resized_table(table: Tensor, size: int) -> Tensor:
-    """A table of displacement encodings, interpolated linearly from its own axis size to `size` pixels.
+    """Encodings of displacements, interpolated to `size` pixels: (2 * old_size - 1, D_p) -> (2 * size - 1, D_p)
 
     The extreme displacements stay the extremes: the encodings scale with the image.
-
-    Args:
-        table: (2 * old_size - 1, D_p).
-
-    Returns:
-        (2 * size - 1, D_p), in the type of `table`.
     """
     curve = at_least_float32(table).T[None]  # (1, D_p, 2 * old_size - 1)
     curve = interpolate(curve, size=2 * size - 1, mode="linear", align_corners=True)
