@@ -26,7 +26,7 @@ def head_shifts(kernel_size: Sequence[int], dilation: Sequence[int], center: Seq
 
 
 def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[int, int]]:
-    """First and last key that each head sees along one axis, as displacements from the query: (N_h,), (N_h,) -> N_h pairs
+    """First and last key that each head sees along one axis, as displacements from the query: N_h pairs.
 
     A head sees a key if its probability, relative to that of the key nearest to Delta_h, is above `precision`.
     """

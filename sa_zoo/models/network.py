@@ -105,22 +105,9 @@ class SANet(nn.Module):
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
-        self.blocks = nn.Sequential(
-            *(
-                Block(
-                    embed_dim,
-                    num_heads,
-                    hidden_dim,
-                    terms,
-                    grid,
-                    proj_drop=proj_drop_rate,
-                    attn_drop=attn_drop_rate,
-                    drop_path=drop_path_rate * index / max(depth - 1, 1),
-                    **dd,
-                )
-                for index in range(depth)
-            )
-        )
+        sizes = (embed_dim, num_heads, hidden_dim, terms, grid, proj_drop_rate, attn_drop_rate)
+        drop_path_rates = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
+        self.blocks = nn.Sequential(*(Block(*sizes, rate, **dd) for rate in drop_path_rates))
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
