@@ -12,7 +12,7 @@ from torch import nn
 
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.convolution.theorem import rounding_alpha
+from sa_zoo.convolution.theorem import exact_heads, missed_attention
 
 # Half of the layers in the range where heads still see their neighbours, the others from dull to one-hot.
 ALPHAS = st.one_of(st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf")))
@@ -81,7 +81,7 @@ def test_the_two_parts_of_the_bound():
     conv = nn.Conv2d(3, 5, 3, padding=1)
     soft, at_rounding = certificate(attention_from_conv(conv, 4.0), [7, 7]), attention_from_conv(conv, 18.1)
     assert (soft.attention > 1e3 * soft.rounding).all()
-    assert rounding_alpha(torch.float32, 2) < 18.1
+    assert missed_attention(*exact_heads(1, 18.1, 2)) < torch.finfo(torch.float32).eps / 2
     assert (certificate(at_rounding, [7, 7]).attention < certificate(at_rounding, [7, 7]).rounding).all()
     infinite = certificate(attention_from_conv(conv, float("inf")), [7, 7])
     assert not infinite.attention.any() and infinite.worst < 2e-5

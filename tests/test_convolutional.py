@@ -13,7 +13,7 @@ from torch import nn
 
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.convolution.theorem import head_shifts, missed_attention, one_hot_alpha, rounding_alpha
+from sa_zoo.convolution.theorem import DULLEST, exact_heads, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
 
@@ -134,6 +134,29 @@ def test_what_a_head_misses_is_its_softmax_on_a_wide_grid():
         assert missed[head].item() == pytest.approx(1 - at_target, rel=1e-6)
     assert missed_attention(torch.zeros(1, 2), torch.tensor([0.0])).item() == 1.0
     assert missed_attention(torch.zeros(1, 2), torch.tensor([INFINITY])).item() == 0.0
+
+
+def rounding_alpha(dtype: torch.dtype, axes: int) -> float:
+    """The smallest alpha at which heads on pixels miss their targets by no more than the type's rounding error.
+
+    In two dimensions about 18 for float32, 38 for float64, 9 for float16 and 7 for bfloat16. From there on, attention
+    equals a convolution up to the type's rounding; the paper's 46 is beyond all of them.
+    """
+    low, high = DULLEST, -4 * axes * math.log(torch.finfo(dtype).eps)  # at high, exp(-alpha) is far below
+    while high - low > 1e-6 * high:
+        alpha = (low + high) / 2
+        missed = missed_attention(*exact_heads(1, alpha, axes))
+        low, high = (alpha, high) if missed > torch.finfo(dtype).eps / 2 else (low, alpha)
+    return high
+
+
+def one_hot_alpha(dtype: torch.dtype) -> float:
+    """The alpha above which a computed softmax is exactly one-hot: half the smallest positive number rounds to zero.
+
+    About 104 for float32 and 745 for float64: the paper's 46 leaves 1e-20 off the target, which changes no sum.
+    """
+    limits = torch.finfo(dtype)
+    return -math.log(limits.smallest_normal) - math.log(limits.eps) + math.log(2)
 
 
 def test_the_papers_alpha_of_46_is_beyond_rounding_and_short_of_one_hot():

@@ -75,26 +75,3 @@ def exact_heads(heads: int, alpha: float, axes: int) -> tuple[Tensor, Tensor]:
 def is_exact(offset: Tensor, alpha: Tensor) -> bool:
     """Whether no head misses its target by more than float64 can represent. Arguments as `missed_attention`'s."""
     return bool((missed_attention(offset, alpha) <= EXACT).all())
-
-
-def rounding_alpha(dtype: torch.dtype, axes: int) -> float:
-    """The smallest alpha at which heads on pixels miss their targets by no more than the type's rounding error.
-
-    In two dimensions about 18 for float32, 38 for float64, 9 for float16 and 7 for bfloat16. From there on, attention
-    equals a convolution up to the type's rounding; the paper's 46 is beyond all of them.
-    """
-    low, high = DULLEST, -4 * axes * math.log(torch.finfo(dtype).eps)  # at high, exp(-alpha) is far below
-    while high - low > 1e-6 * high:
-        alpha = (low + high) / 2
-        missed = missed_attention(*exact_heads(1, alpha, axes))
-        low, high = (alpha, high) if missed > torch.finfo(dtype).eps / 2 else (low, alpha)
-    return high
-
-
-def one_hot_alpha(dtype: torch.dtype) -> float:
-    """The alpha above which a computed softmax is exactly one-hot: half the smallest positive number rounds to zero.
-
-    About 104 for float32 and 745 for float64: the paper's 46 leaves 1e-20 off the target, which changes no sum.
-    """
-    limits = torch.finfo(dtype)
-    return -math.log(limits.smallest_normal) - math.log(limits.eps) + math.log(2)
