@@ -17,7 +17,6 @@ Each layer is evaluated in the cheapest way that its parameters allow; all are e
 Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -162,11 +161,6 @@ class ConvolutionalAttention(nn.Module):
         """N of an image of this size."""
         return self.pad.sizes(image)
 
-    @torch.jit.ignore
-    def macs(self, image: list[int]) -> int:
-        """Multiply-adds of forward for one image of this size."""
-        raise NotImplementedError
-
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, heads={self.Delta.shape[0]}, kernel_size={self.kernel_size}, "
@@ -201,10 +195,6 @@ class HardAttention(ConvolutionalAttention):
                 "that was built for a large alpha; build it with the alpha of these weights"
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    @torch.jit.ignore
-    def macs(self, image: list[int]) -> int:
-        return self.W_val().numel() * math.prod(self.queries(self.key_sizes(image)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""

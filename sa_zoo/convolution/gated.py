@@ -8,7 +8,6 @@ CNNs: recasting pre-trained convolutional layers with self-attention" (2021, htt
 gate mixes two softmaxes; this one adds a term to the scores of one, as Eq. 8 does.
 """
 
-import math
 from typing import Final
 
 import torch
@@ -51,15 +50,6 @@ class ContentAttention(ConvolutionalAttention):
         scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
         query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
         return query, torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))
-
-    @torch.jit.ignore
-    def macs(self, image: list[int]) -> int:
-        sizes = self.key_sizes(image)
-        heads, head_dim, _ = self.W_qry.shape
-        queries, keys = math.prod(self.queries(sizes)), math.prod(sizes)
-        projected = heads * head_dim * self.in_channels * (queries + keys)
-        attended = heads * queries * keys * (head_dim + self.in_channels)
-        return projected + attended + heads * queries * (self.in_channels // self.groups) * self.out_channels
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.flop_counter import FlopCounterMode
 
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
@@ -30,7 +31,7 @@ class LayerReport:
     shifts: list[list[int]]  # the distinct Delta along each axis
     alpha: float
     parameters: int
-    macs: int  # multiply-adds of the attention
+    macs: int  # multiply-adds that the attention executes
     conv_macs: int  # multiply-adds of the convolution
     bound: float  # certificate.py's, for the difference of outputs and the largest input seen
     measured: float  # the difference of outputs
@@ -188,13 +189,15 @@ def _row(
     name: str, attention: ConvolutionalAttention, image: list[int], magnitude: float, measured: float
 ) -> LayerReport:
     queries = attention.queries(attention.key_sizes(image))
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        attention(torch.zeros(1, attention.in_channels, *image).to(attention.W_val()))
     return LayerReport(
         name=name,
         heads=len(attention.alpha),
         shifts=[sorted({round(shift) for shift in axis}) for axis in attention.Delta.T.tolist()],
         alpha=float(attention.alpha.detach().min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
-        macs=attention.macs(image),
+        macs=counted.get_total_flops() // 2,
         conv_macs=attention.W_val().numel() * math.prod(queries),
         bound=certificate(attention, image, magnitude).worst,
         measured=measured,

@@ -217,11 +217,6 @@ class SoftAttention(ConvolutionalAttention):
     def cheaper_by_axes(self, sizes: list[int]) -> bool:
         return self.axes_cost * self.by_axes_macs(sizes) < self.composed_macs(sizes)
 
-    @torch.jit.ignore
-    def macs(self, image: list[int]) -> int:
-        sizes = self.key_sizes(image)
-        return self.by_axes_macs(sizes) if self.cheaper_by_axes(sizes) else self.composed_macs(sizes)
-
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
         keys = self.pad.keys(x)

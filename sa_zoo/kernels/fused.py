@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sa_zoo.kernels.portions import WORKSPACE
+from sa_zoo.kernels.remembered import recall
 from sa_zoo.models.attention import Attention
 
 # fused.cpp takes numbers of channels that are multiples of this.
@@ -50,7 +51,8 @@ def can_fuse(X: Tensor, W_val: Tensor) -> bool:
 
 def fused(attention: Attention, X: Tensor) -> Tensor:
     """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
-    return fused_values(X, *attention.axis_probabilities(X), attention.W_val.weight, attention.W_val.bias)
+    factors = recall(attention, "axis_probabilities", X)
+    return fused_values(X, *factors, attention.W_val.weight, attention.W_val.bias)
 
 
 def tile_height(X: Tensor, threads: int) -> int:

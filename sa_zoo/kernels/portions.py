@@ -41,6 +41,11 @@ class Workspace(threading.local):
 WORKSPACE = Workspace()
 
 
+def images_in(numbers: float, X: Tensor) -> int:
+    """How many images of X hold so many numbers, at least one."""
+    return max(1, int(numbers) // max(1, X[:1].numel()))
+
+
 def is_recomputed(X: Tensor) -> bool:
     """Whether training evaluates a batch X on a CPU again in the backward pass, rather than keeping all of it.
 
@@ -50,13 +55,11 @@ def is_recomputed(X: Tensor) -> bool:
     return X.numel() > KEPT * PORTION and not half
 
 
-def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor) -> Tensor:
-    """function(X, *more), on a CPU for a few images at a time if X holds more than fits."""
-    images = max(1, PORTION // max(1, X[:1].numel()))
-    by_themselves = (
-        torch.compiler.is_compiling() or not X.is_cpu
-    )  # compilers and accelerators choose their own portions
-    if by_themselves or images >= len(X) or (torch.is_grad_enabled() and not is_recomputed(X)):
+def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor, factor: float = 1.0) -> Tensor:
+    """function(X, *more), on a CPU for a few images at a time if X holds more than `factor` portions."""
+    images = images_in(factor * PORTION, X)
+    one_call = torch.compiler.is_compiling() or not X.is_cpu  # compilers and accelerators make their own portions
+    if one_call or images >= len(X) or (torch.is_grad_enabled() and not is_recomputed(X)):
         return function(X, *more)
     portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
     if torch.is_grad_enabled():
@@ -84,19 +87,21 @@ def portions(attention: Attention, X: Tensor) -> Tensor:
     if torch.is_grad_enabled() or not has_storage(X) or torch.is_autocast_enabled("cpu"):
         return in_portions(lambda some: attention.W_val(attend_by_axes(factors, some)), X)
     down, across = (P.to(X.dtype) for P in factors)
-    return in_portions(lambda some: attention.W_val(attend_in_workspace(down, across, some)), X)
+    # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
+    return in_portions(lambda some: attention.W_val(attend_in_workspace(down, across, some)), X, factor=1.75)
 
 
 def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
     """`attend_by_axes` in two dimensions, without gradients, in memory that the next call overwrites."""
-    N_h, H, W = len(P_down), P_down.shape[1], P_across.shape[1]
-    B, D = len(X), X.shape[3]
-    mixed = WORKSPACE.empty("mixed", X.dtype, B, H * N_h, W * D)
-    torch.matmul(P_down.transpose(0, 1).flatten(0, 1), X.flatten(2), out=mixed)
-    heads = WORKSPACE.empty("heads", X.dtype, B, H, N_h, W, D)
-    torch.matmul(P_across, mixed.view(B, H, N_h, W, D), out=heads)
-    side_by_side = WORKSPACE.empty("mixed", X.dtype, B, H, W, N_h, D)  # `mixed` is not needed any more
-    return side_by_side.copy_(heads.transpose(2, 3)).flatten(3)
+    (B, H, W, D), N_h, images = X.shape, len(P_down), images_in(PORTION / 2, X)
+    heads = WORKSPACE.empty("heads", X.dtype, B, H, W, N_h, D)
+    for some, place in zip(X.split(images), heads.split(images), strict=True):
+        mixed = WORKSPACE.empty("mixed", X.dtype, len(some), H * N_h, W * D)
+        torch.matmul(P_down.transpose(0, 1).flatten(0, 1), some.flatten(2), out=mixed)
+        across = WORKSPACE.empty("across", X.dtype, len(some), H, N_h, W, D)
+        torch.matmul(P_across, mixed.view(across.shape), out=across)
+        place.copy_(across.transpose(2, 3))
+    return heads.flatten(3)
 
 
 def has_storage(X: Tensor) -> bool:

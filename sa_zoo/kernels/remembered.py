@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,24 +14,31 @@ from sa_zoo.models.attention import Attention
 
 @dataclass
 class Remembered:
-    """P of a layer, and what it was computed from."""
+    """P of a layer, or its factors, and what they were computed from."""
 
-    size: torch.Size
+    occasion: tuple[str, torch.Size]
     parameters: list[Tensor]
-    P: Tensor
+    value: Any
 
 
 _LAST: WeakKeyDictionary[Attention, Remembered] = WeakKeyDictionary()
 
 
 def remembered(attention: Attention, X: Tensor) -> Tensor:
-    """The layer with the P of the call before, if neither its parameters nor the size of X have changed."""
-    parameters, size = list(attention.terms.parameters()), X.shape[1:3]
+    """The layer with the P of the call before."""
+    return in_portions(partial(attention.values, recall(attention, "probabilities", X)), X)
+
+
+def recall(attention: Attention, name: str, X: Tensor) -> Any:
+    """The method `name` of X, as in the call before if neither the layer's terms nor the size of X have changed."""
+    if torch.compiler.is_compiling():  # a graph cannot remember
+        return getattr(attention, name)(X)
+    parameters, occasion = list(attention.terms.parameters()), (name, X.shape[1:3])
     last = _LAST.get(attention)
-    if last is None or last.size != size or not _equal(last.parameters, parameters):
-        P = attention.probabilities(X)
-        last = _LAST[attention] = Remembered(size, [parameter.detach().clone() for parameter in parameters], P)
-    return in_portions(partial(attention.values, last.P), X)
+    if last is None or last.occasion != occasion or not _equal(last.parameters, parameters):
+        copies = [parameter.detach().clone() for parameter in parameters]
+        last = _LAST[attention] = Remembered(occasion, copies, getattr(attention, name)(X))
+    return last.value
 
 
 def _equal(known: list[Tensor], given: list[Tensor]) -> bool:
