@@ -9,10 +9,7 @@ from torch import Tensor
 
 
 def open_accelerator(**settings: Any) -> Accelerator:
-    """A new Accelerator for this process.
-
-    Without a GPU it gets `cpu=True`: otherwise several CPU processes would each train alone.
-    """
+    """A new Accelerator for this process; without a GPU, `cpu=True` keeps CPU processes from each training alone."""
     AcceleratorState._reset_state()  # one per process, which refuses another precision
     GradientState._reset_state()
     return Accelerator(cpu=not torch.accelerator.is_available(), **settings)

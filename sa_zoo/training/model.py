@@ -46,14 +46,13 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     check_name(config.name)
     source = config.init or config.name
     try:
-        resolved = resolve_model_input_args(
-            source, {"img_size": image_size or None}, **config.args, num_classes=classes
-        )
+        sizes = {"img_size": image_size or None}
+        arguments = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
     except (OSError, RuntimeError) as error:
         raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
-    if resolved["model_name"] != config.name.partition(".")[0]:
-        raise ValueError(f"model.init: got weights of {resolved['model_name']} in {source}, expected {config.name}")
-    model = build_model(source, pretrained=bool(config.init), **resolved)
+    if arguments["model_name"] != config.name.partition(".")[0]:
+        raise ValueError(f"model.init: got weights of {arguments['model_name']} in {source}, expected {config.name}")
+    model = build_model(source, pretrained=bool(config.init), **arguments)
     if config.freeze:
         _freeze(model, config.freeze)
     return model
@@ -61,8 +60,8 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
 
 def _freeze(model: nn.Module, pattern: str) -> None:
     parameters = dict(model.named_parameters())
-    found = [name for name in parameters if re.search(pattern, name)]
+    found = [parameter for name, parameter in parameters.items() if re.search(pattern, name)]
     if len(found) in (0, len(parameters)):
         raise ValueError(f"model.freeze: got {pattern!r}, which matches {len(found)} of {len(parameters)} parameters")
-    for name in found:
-        parameters[name].requires_grad_(False)
+    for parameter in found:
+        parameter.requires_grad_(False)

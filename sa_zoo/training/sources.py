@@ -38,8 +38,8 @@ def open_source(config: DataConfig) -> Source:
     found = _load(config)
     if "train" not in found:
         raise ValueError(f"data.name: got {config.name} with splits {', '.join(found)}, expected one called train")
-    test = [found[name] for name in TEST_SPLITS if name in found]
-    splits = dict(zip(("train", "test"), (found["train"], *test), strict=False))
+    test = next((found[name] for name in TEST_SPLITS if name in found), None)
+    splits = {"train": found["train"]} | ({} if test is None else {"test": test})
     image, label = _columns(found["train"].features, config)
     labels = {}
     for split, data in splits.items():
@@ -82,8 +82,7 @@ def _load(config: DataConfig) -> Mapping[str, Any]:
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
-    """The column of images, and that of labels: the one that the config names, the only one of class labels, or one
-    with a usual name."""
+    """The column of images and that of labels: as the config says, or the only one of class labels, or a usual name."""
     names, got = ", ".join(features), f"data.name: got {config.name} with columns"
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
