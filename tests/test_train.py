@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 images"),
         (
             {"augment": {"mixup": 0.2}},
-            r"train.batch_size: got 211 images per micro-batch, expected an even number",
+            r"train.batch_size: got 211, which is 211 images per micro-batch, expected an even number",
         ),
         ({"train": {"precision": "fp16"}}, r"train.precision: got fp16, expected bf16 or no on a CPU"),
     ],
