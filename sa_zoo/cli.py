@@ -15,10 +15,8 @@ from sa_zoo.training.progress import Interrupted
 
 
 class Commands(TyperGroup):
-    """The verbs, with one error handler around them.
-
-    A mistake of the user becomes its message and exit code 1, an interrupted run says how to resume it, and
-    everything else keeps its traceback.
+    """One error handler around all verbs: a mistake of the user becomes its message and exit code 1, an interrupted
+    run says how to resume it, and everything else keeps its traceback.
     """
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
@@ -126,19 +124,18 @@ def convert(
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
-    from sa_zoo.metrics import Baseline, read_metrics, write_metrics
+    from sa_zoo.metrics import Metrics, read_metrics, write_metrics
     from sa_zoo.training.config import DataConfig
     from sa_zoo.training.evaluate import evaluate_source
 
     report = convert_to_folder(source, out, layers, alpha, content)
     typer.echo(report.table())
     if data:
-        before, after = (evaluate_source(model, DataConfig(name=data)) for model in (source, str(out)))
-        baseline = Baseline.model_validate({"model": source, "test": before.test})
-        measured = {"data": after.data, "test": after.test, "baseline": baseline}
-        write_metrics(out, read_metrics(out).model_copy(update=measured))
-        accuracies = [each.measured()["test"]["top1"] for each in (before, after)]
-        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(*accuracies))
+        before, after = (evaluate_source(model, DataConfig(name=data)).measured() for model in (source, str(out)))
+        baseline = {"model": source, "test": before["test"]}
+        measured = read_metrics(out).measured() | {key: after[key] for key in ("data", "test")}
+        write_metrics(out, Metrics.model_validate(measured | {"baseline": baseline}))
+        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(before["test"]["top1"], after["test"]["top1"]))
     finish_folder(out)
 
 

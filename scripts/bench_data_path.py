@@ -56,7 +56,7 @@ def main() -> None:
         optimizer.zero_grad()
 
     def loaded() -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen, labels, indices in split.loader_in_order(batches):
+        for chosen, labels, indices in split.loader_in_order(batches.tolist()):
             yield augment(chosen, labels, indices, 0)
 
     there = next(loaded())

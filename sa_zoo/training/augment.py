@@ -83,11 +83,11 @@ class Augment:
             (counter_hash(stream, self.seed, epoch, counters) % np.uint64(2 * padding + 1)).astype(np.int64)[:, None]
             for stream in (CROP_ROWS, CROP_COLUMNS)
         )
-        rows, columns = top + np.arange(height), left + np.arange(width)  # (B, H), (B, W)
+        y, x = top + np.arange(height), left + np.arange(width)  # (B, H), (B, W)
         if self.config.flip:
             flipped = (counter_hash(FLIP, self.seed, epoch, counters) >> np.uint64(63)).astype(bool)
-            columns[flipped] = columns[flipped, ::-1]
-        rows, columns = (to_device(torch.from_numpy(x), images.device) for x in (rows, columns))
+            x[flipped] = x[flipped, ::-1]
+        rows, columns = (to_device(torch.from_numpy(indices), images.device) for indices in (y, x))
         batch = torch.arange(len(images), device=images.device)
         padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
         # index b, h, w broadcast to (B, H, W); the channel axis between them moves to the end

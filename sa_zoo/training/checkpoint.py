@@ -14,9 +14,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sa_zoo.model_folder import new_folder, write_file, write_json
 
+Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
 TENSORS, COUNTERS = "state.safetensors", "state.json"
 
 
@@ -24,21 +26,14 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(folder.glob("epoch-*"), default=None)
 
 
-def save_checkpoint(
-    folder: Path,
-    epoch: int,
-    step: int,
-    modules: dict[str, nn.Module],
-    optimizer: torch.optim.Optimizer,
-    counters: dict[str, Any],
-) -> None:
-    """Write folder/epoch-E-step-S, then remove older ones. `counters` is anything that JSON holds."""
+def save_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer, counters: dict[str, Any]) -> None:
+    """Write folder/epoch-E-step-S, then remove older ones. `counters` holds epoch, step and whatever JSON can hold."""
     states, saved = {name: module.state_dict() for name, module in modules.items()}, optimizer.state_dict()
     states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
     values = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
     tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in values.items() if key not in tensors}
-    final = folder / f"epoch-{epoch:05d}-step-{step:07d}"
+    final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
     if not final.exists():  # it does if the run was interrupted right after saving
         with new_folder(final) as new:
             write_file(new / TENSORS, save(tensors, {"format": "pt"}))
@@ -48,16 +43,14 @@ def save_checkpoint(
             shutil.rmtree(older)
 
 
-def load_checkpoint(
-    folder: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer
-) -> dict[str, Any] | None:
+def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dict[str, Any]:
     """Load the newest checkpoint of `folder` into the modules and the optimizer, and return its counters.
 
-    None if there is none yet. Raises ValueError if it is damaged or belongs to another model.
+    These are empty if there is no checkpoint yet. Raises ValueError if it is damaged or belongs to another model.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
-        return None
+        return {}
     try:
         tensors = load_file(newest / TENSORS)
         rest = json.loads((newest / COUNTERS).read_text())

@@ -86,17 +86,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        classes, batch, parts = self.model.args.get("num_classes"), self.train.batch_size, self.train.accumulation
+        classes, freeze = self.model.args.get("num_classes"), self.model.freeze
+        batch, parts = self.train.batch_size, self.train.accumulation
         if classes is not None:
             raise ValueError(f"model.args.num_classes: got {classes}, expected nothing: the data set decides")
         if batch % parts:
             raise ValueError(f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}")
         try:
-            re.compile(self.model.freeze)
+            re.compile(freeze)
         except re.error as error:
-            raise ValueError(
-                f"model.freeze: got {self.model.freeze!r}, expected a regular expression: {error}"
-            ) from error
+            raise ValueError(f"model.freeze: got {freeze!r}, expected a regular expression: {error}") from error
         return self
 
 

@@ -39,17 +39,17 @@ def evaluate(
         losses = F.cross_entropy(logits, labels, reduction="none")
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
     model.train(training)
-    losses, top, confidence, labels = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    loss, predicted, probability, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     images = len(loader.dataset)  # type: ignore[arg-type]
-    assert len(labels) == images, f"counted {len(labels)} images of {images}"
-    correct = top == labels[:, None]  # (n, 5)
+    assert len(true) == images, f"counted {len(true)} images of {images}"
+    correct = predicted == true[:, None]  # (n, 5)
     scores = Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()),
-        loss=float(losses.mean(dtype=np.float64)),
-        n=len(labels),
+        loss=float(loss.mean(dtype=np.float64)),
+        n=len(true),
     )
-    return _with_detail(scores, top[:, 0], confidence, labels, logits.shape[1]) if detail else scores
+    return _with_detail(scores, predicted[:, 0], probability, true, logits.shape[1]) if detail else scores
 
 
 def _with_detail(

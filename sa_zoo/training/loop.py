@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -49,15 +48,12 @@ class Run:
     ) -> None:
         self.config, self.out, self.folder = config, out, out / CHECKPOINTS
         self.accelerator, self.model, self.split, self.augment = accelerator, model, split, augment
-        train, processes = config.train, accelerator.num_processes
-        # images that one process evaluates at once
-        self.micro_batch, rest = divmod(train.batch_size, processes * train.accumulation)
+        train, parts = config.train, (accelerator.num_processes, config.train.accumulation)
+        self.micro_batch, rest = divmod(train.batch_size, math.prod(parts))  # images that one process evaluates at once
         self.steps = len(split) // train.batch_size
         got = f"train.batch_size: got {train.batch_size}"
         if rest:
-            raise ValueError(
-                f"{got}, expected a multiple of {processes} processes x {train.accumulation} micro-batches"
-            )
+            raise ValueError(f"{got}, expected a multiple of {parts[0]} processes x {parts[1]} micro-batches")
         if not self.steps:
             raise ValueError(f"{got}, expected at most the {len(split)} images")
         if augment.mixup and self.micro_batch % 2:
@@ -70,15 +66,11 @@ class Run:
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
         self.clock = time.perf_counter()
-        self.counters = self._restored()
+        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
+        if self.counters.scaler:
+            accelerator.scaler.load_state_dict(self.counters.scaler)
         self.interruption = Interruption()
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
-
-    def _restored(self) -> Counters:
-        counters = Counters(**(load_checkpoint(self.folder, self.modules, self.optimizer) or {}))
-        if counters.scaler:
-            self.accelerator.scaler.load_state_dict(counters.scaler)
-        return counters
 
     def save(self) -> None:
         """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
@@ -88,7 +80,7 @@ class Run:
         counters, scaler = self.counters, self.accelerator.scaler
         counters.scaler = scaler.state_dict() if scaler else {}
         if self.accelerator.is_main_process:
-            save_checkpoint(self.folder, counters.epoch, counters.step, self.modules, self.optimizer, asdict(counters))
+            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters))
         self.accelerator.wait_for_everyone()
 
     def train_epoch(self) -> None:
@@ -129,12 +121,12 @@ class Run:
                     self.ema.update(self.model, step=self._steps_done() + 1)
                 yield
 
-    def _batches(self) -> np.ndarray:
-        """Indices of the remaining micro-batches of this process, (micro-batches, images)."""
+    def _batches(self) -> list[list[int]]:
+        """Indices of the images in each remaining micro-batch of this process."""
         train, counters = self.config.train, self.counters
         order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
         parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
-        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch)
+        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch).tolist()
 
     def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
         inputs, targets = self.augment(images, labels, indices, self.counters.epoch)

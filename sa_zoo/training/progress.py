@@ -41,18 +41,17 @@ class Progress(tqdm):
 class Interruption:
     """A context in which the first SIGINT or SIGTERM sets `requested`; a second SIGINT raises KeyboardInterrupt."""
 
-    def __init__(self) -> None:
-        self.requested = False
-        self.before: dict[int, Any] = {}
+    requested = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+        self.before = {
+            number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM) if main
+        }
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.requested = True
         signal.signal(number, self.before[number])
-
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():

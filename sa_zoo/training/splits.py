@@ -5,7 +5,7 @@ Decoded once and kept on the device if that is small, decoded by worker processe
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.sources import Source
 
+SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
 
@@ -43,11 +44,9 @@ class Split(Dataset):
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: Iterable[np.ndarray]) -> DataLoader:
+    def loader_in_order(self, batches: Sequence[list[int]]) -> DataLoader:
         """The images of these indices, batch by batch."""
-        return DataLoader(
-            self, batch_sampler=[batch.tolist() for batch in batches], collate_fn=tuple, num_workers=self.workers
-        )
+        return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 
 
 class StreamedSplit(Split):
@@ -71,12 +70,7 @@ class Decoder:
 
     def __init__(self, input_format: InputFormat, gray_as_color: bool) -> None:
         self.input_size, self.gray_as_color = input_format.input_size, gray_as_color
-        self.transform = create_transform(
-            input_format.input_size,
-            interpolation=input_format.interpolation,
-            crop_pct=input_format.crop_pct,
-            normalize=False,
-        )
+        self.transform = create_transform(**vars(input_format), normalize=False)
 
     def __call__(self, image: Image.Image, table: str, row: int) -> Tensor:
         channels, height, width = self.input_size
@@ -95,23 +89,17 @@ class Decoder:
     def table(self, source: Source, table: str) -> Tensor:
         """All images of a table, uint8 (N, C, H, W)."""
         decoded = torch.empty((len(source.labels[table]), *self.input_size), dtype=torch.uint8)
-        row = -1
+        row = -1  # the last image that was read
         try:
             for row, image in enumerate(source.images[table]):
                 decoded[row] = self(image, table, row)
         except UnidentifiedImageError as error:
-            raise ValueError(
-                f"image {row + 1} of the {table} split: got a file that is not an image: {error}"
-            ) from error
+            raise ValueError(f"image {row + 1} of the {table} split: got no image file: {error}") from error
         return decoded
 
 
 def splits_of(
-    source: Source,
-    validation: float,
-    input_format: InputFormat,
-    device: torch.device,
-    names: Iterable[str] = ("train", "validation", "test"),
+    source: Source, validation: float, input_format: InputFormat, device: torch.device, names: Iterable[str] = SPLITS
 ) -> dict[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
     rows = _rows(source, validation)

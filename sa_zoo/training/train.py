@@ -51,7 +51,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     if accelerator.is_main_process:
         # a tag would name weights that timm offers, and these are others
         model_config = {"label_names": list(classes), "pretrained_cfg": {"tag": ""}}
-        write_timm_files(out, run.averaged, model_config, {"input_size": input_format.input_size})
+        data_config = {"input_size": input_format.input_size}
+        write_timm_files(out, run.averaged, model_config=model_config, data_config=data_config)
     accelerator.wait_for_everyone()
     # the test split for the only time, in full precision, with the model as the run folder gives it
     published, scores = load_model(str(out)).to(device), {}
@@ -110,7 +111,11 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a/b": 1}; lists become text, as a tracker takes numbers and text only."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}/")
+        else:
+            flat[prefix + key] = str(value) if isinstance(value, list) else value
     return flat
