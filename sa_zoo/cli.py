@@ -1,4 +1,4 @@
-"""The command `sa-zoo`. Each verb imports what it needs, so that help and mistakes answer at once."""
+"""The `sa-zoo` command. Each verb imports what it needs, so that help and error messages appear immediately."""
 
 import json
 import os
@@ -37,9 +37,8 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(
-    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
-)
+HELP = "Train, evaluate, convert and publish self-attention networks that can express convolution."
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 
 
 @app.command()
@@ -73,9 +72,9 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")],
     data: Annotated[str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")] = "",
     revision: Annotated[str, typer.Option(help="Revision of a Hub data set.")] = "",
-    label_column: Annotated[str, typer.Option(help="Label column of a data set with several.")] = "",
-    json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to, as well.")] = None,
-    detail: Annotated[bool, typer.Option("--detail", help="Add accuracy per class, calibration, confusion.")] = False,
+    label_column: Annotated[str, typer.Option(help="Label column, if the data set has several.")] = "",
+    json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to as well.")] = None,
+    detail: Annotated[bool, typer.Option("--detail", help="Add per-class accuracy, calibration, confusion.")] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
     from accelerate import PartialState
@@ -84,12 +83,10 @@ def evaluate(
     from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
-    if data:
-        config = DataConfig(name=data, revision=revision, label_column=label_column)
-    elif (Path(model) / "train.toml").is_file():
-        config = load_config(Path(model) / "train.toml").data
-    else:
+    run = Path(model) / "train.toml"
+    if not data and not run.is_file():
         raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
+    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else load_config(run).data
     measured = evaluate_source(model, config, detail).measured()
     del measured["version"]
     if PartialState().is_main_process:
@@ -117,7 +114,7 @@ def convert(
     source: Annotated[str, typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a model folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     layers: Annotated[str, typer.Option(help="Names of layers, with wildcards, separated by commas.")] = "*",
-    alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they are convolutions.")] = 46.0,
+    alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they equal convolutions.")] = 46.0,
     content: Annotated[bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")] = False,
     data: Annotated[str, typer.Option(help="Data set on whose test split to measure accuracy before and after.")] = "",
 ) -> None:
@@ -165,7 +162,7 @@ def publish(
     repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do the checks without network; send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish

@@ -1,6 +1,6 @@
 """Random numbers by counter, and the augmentation of training images.
 
-Nothing here has a state: the order of an epoch is a function of (seed, epoch), the crop of an image a function of
+Nothing here keeps state: the order of an epoch is a function of (seed, epoch), the crop of an image a function of
 (seed, epoch, index). Workers, processes and resuming therefore do not change what the model sees. The exception is
 mixup, which pairs the images of one micro-batch and depends on how a batch is divided.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 
+Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
 ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)  # independent streams of numbers
 
 
@@ -53,12 +54,7 @@ class Augment:
     """
 
     def __init__(
-        self,
-        config: AugmentConfig,
-        seed: int,
-        classes: int,
-        normalize: Callable[[Tensor], Tensor],
-        device: torch.device,
+        self, config: AugmentConfig, seed: int, classes: int, normalize: Normalize, device: torch.device
     ) -> None:
         self.config, self.seed, self.normalize = config, seed, normalize
         self.erasing = RandomErasing(config.random_erasing, mode="const", device=device)

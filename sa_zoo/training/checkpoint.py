@@ -1,6 +1,6 @@
 """What a run needs to resume: one safetensors file of tensors and one JSON file of everything else, in one folder.
 
-The folder gets its final name only when it is complete, and the one before it is removed only then. No pickle.
+The folder gets its final name only when it is complete, and the previous checkpoint is removed only then. No pickle.
 """
 
 import json

@@ -1,5 +1,7 @@
 """One function computes every accuracy that is reported."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -27,7 +29,7 @@ def evaluate(
 ) -> Scores:
     """The scores of a model on a split.
 
-    The loader is one that the accelerator prepared over the whole split; every image counts exactly once, with any
+    The loader covers the whole split and was prepared by the accelerator; every image counts exactly once, with any
     number of processes. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
     (rows: true class). The model keeps its mode, training or evaluation.
     """
@@ -43,31 +45,27 @@ def evaluate(
     images = len(loader.dataset)  # type: ignore[arg-type]
     assert len(true) == images, f"counted {len(true)} images of {images}"
     correct = predicted == true[:, None]  # (n, 5)
-    scores = Scores(
+    return Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()),
         loss=float(loss.mean(dtype=np.float64)),
         n=len(true),
+        **(_detail(predicted[:, 0], probability, true, logits.shape[1]) if detail else {}),
     )
-    return _with_detail(scores, predicted[:, 0], probability, true, logits.shape[1]) if detail else scores
 
 
-def _with_detail(
-    scores: Scores, predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int
-) -> Scores:
+def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int) -> dict[str, Any]:
     """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
     matrix = confusion_matrix(labels, predicted, labels=range(classes))
     accuracy, mean_confidence = calibration_curve(predicted == labels, confidence, n_bins=CALIBRATION_BINS)
     counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
     weights = counts[counts > 0] / len(labels)
-    return scores.model_copy(
-        update={
-            "per_class": [float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)],
-            "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
-            "calibration_curve": {"confidence": mean_confidence.tolist(), "accuracy": accuracy.tolist()},
-            "confusion_matrix": matrix.tolist(),
-        }
-    )
+    return {
+        "per_class": [float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)],
+        "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
+        "calibration_curve": {"confidence": mean_confidence.tolist(), "accuracy": accuracy.tolist()},
+        "confusion_matrix": matrix.tolist(),
+    }
 
 
 def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:

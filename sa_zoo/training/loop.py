@@ -131,7 +131,7 @@ class Run:
     def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
         inputs, targets = self.augment(images, labels, indices, self.counters.epoch)
         logits = self.prepared(inputs)
-        # mixup has smoothed its own targets
+        # mixup smooths its targets itself
         smoothing = 0.0 if self.augment.mixup else self.config.augment.label_smoothing
         loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         self.accelerator.backward(loss)

@@ -1,4 +1,4 @@
-"""The model of a run by its timm name: built, initialized, frozen. Nothing here knows what is inside one."""
+"""The model of a run, by its timm name: built, initialized, frozen. Nothing here depends on its architecture."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sa_zoo.training.device import to_device
 
 @dataclass(frozen=True)
 class InputFormat:
-    """What a model takes: channels, height, width; and the normalization its weights expect."""
+    """Input that a model expects: (channels, height, width), and the resizing and normalization of its images."""
 
     input_size: tuple[int, int, int]
     mean: tuple[float, ...]
@@ -30,7 +30,7 @@ class InputFormat:
 
 
 def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
-    """What images the model takes; `image_size` counts if the model leaves the size open."""
+    """The input format of a model; `image_size`, if not 0, applies where the model does not fix the size."""
     given = image_size or getattr(model, "_traits", {}).get("img_size")
     data = resolve_input_data_config(model, {"img_size": given or None})
     channels = data["input_size"][0]

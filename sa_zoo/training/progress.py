@@ -45,9 +45,8 @@ class Interruption:
 
     def __enter__(self) -> None:
         main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
-        self.before = {
-            number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM) if main
-        }
+        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self.before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in numbers}
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.requested = True

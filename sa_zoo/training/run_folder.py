@@ -23,7 +23,7 @@ from sa_zoo.model_folder import write_file
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
-MAY_CHANGE = {"checkpoint_steps", "tracker"}  # between a run and its resumption
+MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 
 
 def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
@@ -79,7 +79,7 @@ def environment(device: torch.device, processes: int) -> dict[str, str | int]:
 def _commit() -> str:
     """The commit of the checkout that this file is in; empty for an installed package."""
     checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
+    if not (checkout / ".git").exists() or not shutil.which("git"):
         return ""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True)
     return found.stdout.strip() if found.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""Labelled images by name: a Hub data set, a folder, or the digits that come with scikit-learn. No pixel is read."""
+"""Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. No pixels are decoded here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 @dataclass(frozen=True)
 class Source:
-    """Per split, the images (a sequence of PIL images) and their labels (N,); and the names of the classes."""
+    """Images (a sequence of PIL images) and labels (N,) per split, and the names of the classes."""
 
     name: str
     images: Mapping[str, Any]
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
-    gray_as_color: bool = False  # whether a model for RGB gets gray images three times
+    gray_as_color: bool = False  # whether an RGB model gets gray images, repeated per channel
 
 
 def open_source(config: DataConfig) -> Source:
@@ -54,7 +54,7 @@ def open_source(config: DataConfig) -> Source:
 
 
 def _digits() -> Source:
-    """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), gray in 17 steps."""
+    """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
     gray = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     images = [Image.fromarray(x) for x in gray]
@@ -63,7 +63,7 @@ def _digits() -> Source:
 
 def _load(config: DataConfig) -> Mapping[str, Any]:
     name = config.name
-    # a Hub name is NAME or OWNER/NAME; anything else was meant as a folder
+    # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder
     if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise FileNotFoundError(f"data.name: got {name}, expected a folder of images or of parquet files")
     try:

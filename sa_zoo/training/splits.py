@@ -1,6 +1,6 @@
-"""Train, validation and test of a Source, resized to what a model takes.
+"""Train, validation and test splits of a Source, resized for a model.
 
-Decoded once and kept on the device if that is small, decoded by worker processes otherwise.
+A small data set is decoded once and kept on the device, a larger one is decoded by worker processes.
 """
 
 import math
@@ -74,7 +74,7 @@ class Decoder:
 
     def __call__(self, image: Image.Image, table: str, row: int) -> Tensor:
         channels, height, width = self.input_size
-        # a palette holds RGB colors
+        # palette images hold RGB colors
         if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_color):
             image = image.convert("RGB")
         if (found := len(image.getbands())) != channels:
@@ -94,7 +94,7 @@ class Decoder:
             for row, image in enumerate(source.images[table]):
                 decoded[row] = self(image, table, row)
         except UnidentifiedImageError as error:
-            raise ValueError(f"image {row + 1} of the {table} split: got no image file: {error}") from error
+            raise ValueError(f"image {row + 1} of the {table} split: got no readable image: {error}") from error
         return decoded
 
 
@@ -117,7 +117,7 @@ def splits_of(
 
 
 def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
-    """Split -> (the table of the source that it is taken from, the rows of that table)."""
+    """Split -> (table of the source, rows of that table)."""
     rows = {table: np.arange(len(labels)) for table, labels in source.labels.items()}
     if "test" in rows:
         table, test = "test", rows["test"]

@@ -2,7 +2,7 @@
 
 What a run computes is a function of its config: a run that was killed and resumed ends, on a CPU, with exactly the
 weights of an uninterrupted one. Two processes follow the curve of one, as batch_size counts images over all of them;
-what draws random numbers inside the model (dropout) or depends on a micro-batch (mixup, batch norm) differs.
+only randomness inside the model (dropout) and what depends on the micro-batch (mixup, batch norm) differ.
 The last incomplete batch of an epoch is dropped; the next epoch has another order and drops other images.
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
