@@ -1,4 +1,4 @@
-"""The command `sa-zoo`. Each verb imports what it needs, so that help and mistakes answer at once."""
+"""The `sa-zoo` command. Each verb imports what it needs, so that help and error messages appear immediately."""
 
 import json
 import runpy
@@ -14,10 +14,8 @@ from sa_zoo.training.progress import Interrupted
 
 
 class Commands(TyperGroup):
-    """The verbs, with one error handler around them.
-
-    A mistake of the user becomes its message and exit code 1, an interrupted run says how to resume it, and
-    everything else keeps its traceback.
+    """One error handler around all verbs: a mistake of the user becomes its message and exit code 1, an interrupted
+    run says how to resume it, and everything else keeps its traceback.
     """
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
@@ -38,9 +36,8 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(
-    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
-)
+HELP = "Train, evaluate, convert and publish self-attention networks that can express convolution."
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 
 
 @app.command()
@@ -74,9 +71,9 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")],
     data: Annotated[str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")] = "",
     revision: Annotated[str, typer.Option(help="Revision of a Hub data set.")] = "",
-    label_column: Annotated[str, typer.Option(help="Label column of a data set with several.")] = "",
-    json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to, as well.")] = None,
-    detail: Annotated[bool, typer.Option("--detail", help="Add accuracy per class, calibration, confusion.")] = False,
+    label_column: Annotated[str, typer.Option(help="Label column, if the data set has several.")] = "",
+    json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to as well.")] = None,
+    detail: Annotated[bool, typer.Option("--detail", help="Add per-class accuracy, calibration, confusion.")] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
     from accelerate import PartialState
@@ -85,12 +82,10 @@ def evaluate(
     from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
-    if data:
-        config = DataConfig(name=data, revision=revision, label_column=label_column)
-    elif (Path(model) / "train.toml").is_file():
-        config = load_config(Path(model) / "train.toml").data
-    else:
+    run = Path(model) / "train.toml"
+    if not data and not run.is_file():
         raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
+    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else load_config(run).data
     measured = evaluate_source(model, config, detail).measured()
     del measured["version"]
     if PartialState().is_main_process:
@@ -118,26 +113,25 @@ def convert(
     source: Annotated[str, typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a model folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     layers: Annotated[str, typer.Option(help="Names of layers, with wildcards, separated by commas.")] = "*",
-    alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they are convolutions.")] = 46.0,
+    alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they equal convolutions.")] = 46.0,
     content: Annotated[bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")] = False,
     data: Annotated[str, typer.Option(help="Data set on whose test split to measure accuracy before and after.")] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
-    from sa_zoo.metrics import Baseline, read_metrics, write_metrics
+    from sa_zoo.metrics import Metrics, read_metrics, write_metrics
     from sa_zoo.training.config import DataConfig
     from sa_zoo.training.evaluate import evaluate_source
 
     report = convert_to_folder(source, out, layers, alpha, content)
     typer.echo(report.table())
     if data:
-        before, after = (evaluate_source(model, DataConfig(name=data)) for model in (source, str(out)))
-        baseline = Baseline.model_validate({"model": source, "test": before.test})
-        measured = {"data": after.data, "test": after.test, "baseline": baseline}
-        write_metrics(out, read_metrics(out).model_copy(update=measured))
-        accuracies = [each.measured()["test"]["top1"] for each in (before, after)]
-        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(*accuracies))
+        before, after = (evaluate_source(model, DataConfig(name=data)).measured() for model in (source, str(out)))
+        baseline = {"model": source, "test": before["test"]}
+        measured = read_metrics(out).measured() | {key: after[key] for key in ("data", "test")}
+        write_metrics(out, Metrics.model_validate(measured | {"baseline": baseline}))
+        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(before["test"]["top1"], after["test"]["top1"]))
     finish_folder(out)
 
 
@@ -167,7 +161,7 @@ def publish(
     repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do the checks without network; send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish

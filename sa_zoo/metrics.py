@@ -76,12 +76,10 @@ class Metrics(Section):
 
 
 def read_metrics(folder: Path) -> Metrics:
-    """What is in the metrics.json of a folder; nothing if there is none. Raises ValueError for another schema."""
+    """The metrics.json of a folder; empty if there is none. Raises ValueError for another schema."""
     path = folder / FILE
-    if not path.is_file():
-        return Metrics()
     try:
-        return Metrics.model_validate(read_json(path))
+        return Metrics.model_validate(read_json(path)) if path.is_file() else Metrics()
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}" for each in error.errors()]
         raise ValueError(f"{path}: expected version 1 of its schema, but {'; '.join(lines)}") from error

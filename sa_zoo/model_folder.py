@@ -26,7 +26,7 @@ def write_file(path: Path, content: bytes | str) -> Path:
     A file that already has this content is left as it is.
     """
     content = content.encode() if isinstance(content, str) else content
-    if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+    if path.is_file() and path.read_bytes() == content:
         return path
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -64,10 +64,7 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Build a folder atomically: yields a temporary one, which gets its name when the block ends without an error.
-
-    Files in it are written by `write_file`, and so are on the disk by then.
-    """
+    """Build a folder atomically: yields a temporary one, which gets its name when the block ends without an error."""
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
@@ -88,20 +85,15 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_timm_files(
-    folder: Path,
-    model: nn.Module,
-    model_config: dict[str, Any] | None = None,
-    data_config: dict[str, Any] | None = None,
-) -> None:
+def write_timm_files(folder: Path, model: nn.Module, **settings: dict[str, Any]) -> None:
     """Write the two files that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
 
-    `model_config` and `data_config` are those of timm's `save_config_for_hf`.
+    `settings` are model_config and data_config of timm's `save_config_for_hf`.
     """
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
     with TemporaryDirectory() as temporary:
-        save_config_for_hf(model, f"{temporary}/config.json", model_config, data_config=data_config)
+        save_config_for_hf(model, f"{temporary}/config.json", **settings)
         config = read_json(Path(temporary) / "config.json")
     config.get("model_args", {}).pop("num_classes", None)  # transformers refuses it there; timm reads the outer one
     write_json(folder / "config.json", config)
@@ -114,10 +106,11 @@ def load_model(source: str) -> nn.Module:
     """
     if Path(source).is_dir():
         source = f"local-dir:{source}"
-    if ":" not in source:
+    kind, colon, name = source.partition(":")
+    if not colon:
         check_name(source, "a model folder or a timm name")
-    elif source.startswith("local-dir:") and not (folder := Path(source.partition(":")[2]) / "config.json").is_file():
-        raise FileNotFoundError(f"model: got {source}, expected a model folder, with {folder.name} in it")
+    elif kind == "local-dir" and not (Path(name) / "config.json").is_file():
+        raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json in it")
     return build_model(source, pretrained=True, model_name=source)
 
 
@@ -142,12 +135,10 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
         return timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:
         raise ValueError(f"weights: got a truncated or damaged file in {source}: {error}") from error
-    except OSError as error:
-        raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
     except TypeError as error:
         raise ValueError(f"model.args: got an argument that {source} does not take: {error}") from error
-    except RuntimeError as error:
-        if "state_dict" in str(error) or "inconsistent" in str(error):
-            differences = " ".join(str(error).split())
-            raise ValueError(f"weights: got those of another model in {source}: {differences}") from error
-        raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        message = " ".join(str(error).split())
+        if isinstance(error, RuntimeError) and ("state_dict" in message or "inconsistent" in message):
+            raise ValueError(f"weights: got those of another model in {source}: {message}") from error
+        raise FileNotFoundError(f"weights: got none from {source}: {message}") from error

@@ -22,7 +22,7 @@ from sa_zoo.training.augment import (
 from sa_zoo.training.config import AugmentConfig, DataConfig
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.sources import open_source
-from sa_zoo.training.splits import Splits, evaluation_split, splits_of
+from sa_zoo.training.splits import Split, splits_of
 
 CPU = torch.device("cpu")
 FORMAT = InputFormat((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 1.0)
@@ -33,7 +33,7 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def read(name: object, validation: float = 0.0, input_format: InputFormat = FORMAT, **config: str) -> Splits:
+def read(name: object, validation: float = 0.0, input_format: InputFormat = FORMAT, **config: str) -> dict[str, Split]:
     return splits_of(open_source(DataConfig(name=str(name), **config)), validation, input_format, CPU)
 
 
@@ -66,12 +66,12 @@ def test_a_permutation_holds_each_index_once_and_changes_with_every_counter():
 
 def test_digits_are_those_of_scikit_learn_split_for_good():
     splits = read("digits", 0.1)
-    assert (len(splits.train), len(splits.validation), len(splits.test)) == (1294, 144, 359)
+    assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (1294, 144, 359)
     again = read("digits", 0.1)
-    assert torch.equal(splits.train.images, again.train.images)
+    assert torch.equal(splits["train"].images, again["train"].images)
     # all splits together hold exactly the 1,797 digits, as gray levels of scikit-learn's sixteenths
     known = {bytes((x * 255 / 16).round().astype(np.uint8)) for x in load_digits().images}
-    parts = [splits.train, splits.validation, splits.test]
+    parts = [splits["train"], splits["validation"], splits["test"]]
     images = torch.cat([part.images for part in parts])
     assert {bytes(image[0].numpy()) for image in images} == known
     assert torch.equal(images[:, 0], images[:, 2])
@@ -82,28 +82,28 @@ def test_digits_are_those_of_scikit_learn_split_for_good():
 
 def test_digits_fit_any_size_and_a_model_for_gray():
     input_format = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
-    assert read("digits", input_format=input_format).test.images.shape == (359, 1, 13, 17)
+    assert read("digits", input_format=input_format)["test"].images.shape == (359, 1, 13, 17)
 
 
 def test_the_test_split_does_not_depend_on_what_is_held_out():
     a, b = read("digits", 0.1), read("digits", 0.3)
-    assert torch.equal(a.test.images, b.test.images)
-    alone = evaluation_split(open_source(DataConfig(name="digits")), FORMAT, CPU)
-    assert torch.equal(a.test.images, alone.images)
-    assert torch.equal(a.test.labels, alone.labels)
+    assert torch.equal(a["test"].images, b["test"].images)
+    alone = splits_of(open_source(DataConfig(name="digits")), 0.0, FORMAT, CPU, ["test"])["test"]
+    assert torch.equal(a["test"].images, alone.images)
+    assert torch.equal(a["test"].labels, alone.labels)
 
 
 def test_a_parquet_folder_reads_as_it_is_and_holds_out_a_share(tmp_path):
     images = {"train": noise_images(37), "test": noise_images(11, seed=1)}
     splits = read(parquet_folder(tmp_path / "tiny", images), 0.3)
-    assert (len(splits.train), len(splits.validation), len(splits.test)) == (26, 11, 11)
-    for image, got in zip(images["test"], splits.test.images, strict=True):
+    assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (26, 11, 11)
+    for image, got in zip(images["test"], splits["test"].images, strict=True):
         assert np.array_equal(np.array(image).transpose(2, 0, 1), got.numpy())
-    assert splits.test.labels.tolist() == [i % 3 for i in range(11)]
+    assert splits["test"].labels.tolist() == [i % 3 for i in range(11)]
     originals = {bytes(np.array(image).transpose(2, 0, 1).tobytes()): i % 3 for i, image in enumerate(images["train"])}
     found = [
         (bytes(image.numpy().tobytes()), int(label))
-        for part in (splits.train, splits.validation)
+        for part in (splits["train"], splits["validation"])
         for image, label in zip(part.images, part.labels, strict=True)
     ]
     assert dict(found) == originals
@@ -122,13 +122,13 @@ def test_an_image_folder_gives_a_class_a_sub_folder(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 5, "train/dog": 7, "test/cat": 2, "test/dog": 3})
     splits = read(folder)
     assert open_source(DataConfig(name=str(folder))).classes == ("cat", "dog")
-    assert torch.bincount(splits.train.labels).tolist() == [5, 7]
-    assert torch.bincount(splits.test.labels).tolist() == [2, 3]
+    assert torch.bincount(splits["train"].labels).tolist() == [5, 7]
+    assert torch.bincount(splits["test"].labels).tolist() == [2, 3]
 
 
 def test_an_image_folder_without_splits_holds_out_a_fifth_for_the_test(tmp_path):
     splits = read(image_folder(tmp_path / "pets", {"cat": 11, "dog": 14}))
-    assert (len(splits.train), len(splits.test)) == (20, 5)
+    assert (len(splits["train"]), len(splits["test"])) == (20, 5)
 
 
 def test_of_two_label_columns_the_fine_one_counts_unless_asked(tmp_path):
@@ -144,7 +144,7 @@ def test_of_two_label_columns_the_fine_one_counts_unless_asked(tmp_path):
 def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
     image = noise_images(1, (13, 11))[0]
     folder = parquet_folder(tmp_path / "odd", {"train": [image], "test": [image]})
-    got = read(folder).test.images[0]
+    got = read(folder)["test"].images[0]
     short = image.resize((round(8 * 13 / 11), 8), Image.BICUBIC)
     left = round((short.width - 8) / 2)
     wanted = np.array(short.crop((left, 0, left + 8, 8))).transpose(2, 0, 1)
@@ -154,7 +154,7 @@ def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
 def test_a_palette_is_read_as_colours(tmp_path):
     image = noise_images(1)[0].quantize(16)
     folder = parquet_folder(tmp_path / "palette", {"train": [image], "test": [image]})
-    assert np.array_equal(read(folder).test.images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1))
+    assert np.array_equal(read(folder)["test"].images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1))
 
 
 def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
@@ -163,13 +163,13 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
     kept = splits_of(source, 0.3, FORMAT, CPU)
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
     streamed = splits_of(source, 0.3, FORMAT, CPU)
-    assert not kept.train.workers
-    assert streamed.train.workers
-    batches = [np.array([3, 1, 2]), np.array([0, 5])]
+    assert not kept["train"].workers
+    assert streamed["train"].workers
+    batches = [[3, 1, 2], [0, 5]]
     for name in ("train", "validation", "test"):
-        for a, b in zip(getattr(kept, name).loader(4), getattr(streamed, name).loader(4), strict=True):
+        for a, b in zip(kept[name].loader(4), streamed[name].loader(4), strict=True):
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    for a, b in zip(kept.train.loader_in_order(batches), streamed.train.loader_in_order(batches), strict=True):
+    for a, b in zip(kept["train"].loader_in_order(batches), streamed["train"].loader_in_order(batches), strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -310,7 +310,7 @@ def test_an_image_of_the_wrong_channel_count_is_reported(tmp_path, mode, channel
 def test_a_damaged_image_is_reported(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is not an image"):
+    with pytest.raises(ValueError, match=r"image 1 of the train split: got no readable image"):
         read(folder)
 
 

@@ -52,7 +52,8 @@ def run_folder(tmp_path_factory):
     out.mkdir()
     torch.manual_seed(0)
     model = create_model(tiny_config().model, 10)
-    write_timm_files(out, model, {"label_names": list("0123456789")}, {"input_size": input_format_of(model).input_size})
+    data_config = {"input_size": input_format_of(model).input_size}
+    write_timm_files(out, model, model_config={"label_names": list("0123456789")}, data_config=data_config)
     return out
 
 

@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 images"),
         (
             {"augment": {"mixup": 0.2}},
-            r"train.batch_size: got 211 images per micro-batch, expected an even number",
+            r"train.batch_size: got 211, which is 211 images per micro-batch, expected an even number",
         ),
         ({"train": {"precision": "fp16"}}, r"train.precision: got fp16, expected bf16 or no on a CPU"),
     ],
@@ -412,7 +412,8 @@ def test_nothing_held_out_is_nothing_reported(tmp_path):
 
 
 def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
-    train(tiny_config(train={"tracker": "tensorboard", "epochs": 1}), tmp_path / "run")
+    args = {**TINY_VIT, "img_size": [8, 8]}  # a list, which TensorBoard does not take as a hyperparameter
+    train(tiny_config(model={"args": args}, train={"tracker": "tensorboard", "epochs": 1}), tmp_path / "run")
     (events,) = (tmp_path / "run" / "tensorboard").glob("events.*")
     assert b"validation/top1" in events.read_bytes()
 
@@ -451,8 +452,8 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
         return model, opt
 
     model, opt = trained(3)
-    counters = {"epoch": 2, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
-    save_checkpoint(tmp_path, 2, 7, {"model": model}, opt, counters)
+    counters = {"epoch": 2, "step": 7, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
+    save_checkpoint(tmp_path, {"model": model}, opt, counters)
     other, other_opt = trained(1)
     assert load_checkpoint(tmp_path, {"model": other}, other_opt) == counters
     for key, value in model.state_dict().items():
@@ -467,7 +468,7 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
 def test_a_checkpoint_replaces_the_one_before_only_when_whole(tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 3)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    save_checkpoint(tmp_path, 0, 5, {"model": model}, opt, {"step": 5})
+    save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 0, "step": 5})
 
     def power_cut(*_: object) -> None:
         raise OSError("power cut")
@@ -475,8 +476,8 @@ def test_a_checkpoint_replaces_the_one_before_only_when_whole(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", power_cut)
         with pytest.raises(OSError, match="power cut"):
-            save_checkpoint(tmp_path, 0, 6, {"model": model}, opt, {"step": 6})
-    assert load_checkpoint(tmp_path, {"model": model}, opt) == {"step": 5}
-    save_checkpoint(tmp_path, 1, 0, {"model": model}, opt, {"step": 0})
+            save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 0, "step": 6})
+    assert load_checkpoint(tmp_path, {"model": model}, opt) == {"epoch": 0, "step": 5}
+    save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 1, "step": 0})
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-00001-step-0000000"]
     assert np.isfinite(model.weight.detach().numpy()).all()

@@ -38,7 +38,8 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
     torch.manual_seed(0)
     folder.mkdir(parents=True)
     network = timm.create_model(name, num_classes=len(LABELS), **arguments).eval()
-    write_timm_files(folder, network, {"label_names": list(LABELS)}, {"input_size": (3, side, side)})
+    data_config = {"input_size": (3, side, side)}
+    write_timm_files(folder, network, model_config={"label_names": list(LABELS)}, data_config=data_config)
     export_for_transformers(folder)
     return network
 

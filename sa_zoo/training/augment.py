@@ -1,6 +1,6 @@
 """Random numbers by counter, and the augmentation of training images.
 
-Nothing here has a state: the order of an epoch is a function of (seed, epoch), the crop of an image a function of
+Nothing here keeps state: the order of an epoch is a function of (seed, epoch), the crop of an image a function of
 (seed, epoch, index). Workers, processes and resuming therefore do not change what the model sees. The exception is
 mixup, which pairs the images of one micro-batch and depends on how a batch is divided.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 
+Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
 ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)  # independent streams of numbers
 
 
@@ -53,12 +54,7 @@ class Augment:
     """
 
     def __init__(
-        self,
-        config: AugmentConfig,
-        seed: int,
-        classes: int,
-        normalize: Callable[[Tensor], Tensor],
-        device: torch.device,
+        self, config: AugmentConfig, seed: int, classes: int, normalize: Normalize, device: torch.device
     ) -> None:
         self.config, self.seed, self.normalize = config, seed, normalize
         self.erasing = RandomErasing(config.random_erasing, mode="const", device=device)
@@ -70,30 +66,25 @@ class Augment:
         counters = indices.cpu().numpy()
         images = self.normalize(self._crop_and_flip(images, counters, epoch))
         if self.config.random_erasing:
-            self._erase(images, counters, epoch)
+            for image, number in zip(images, counter_hash(ERASE, self.seed, epoch, counters), strict=True):
+                random.seed(int(number))
+                self.erasing(image)
         return self.mixup(images, labels) if self.mixup else (images, labels)
 
     def _crop_and_flip(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:
-        padding = self.config.crop_padding
+        padding, (height, width) = self.config.crop_padding, images.shape[-2:]
         if not padding and not self.config.flip:
             return images
-        height, width = images.shape[-2:]
-        rows = np.arange(height) + self._offsets(CROP_ROWS, counters, epoch)  # (B, H)
-        columns = np.arange(width) + self._offsets(CROP_COLUMNS, counters, epoch)  # (B, W)
+        top, left = (
+            (counter_hash(stream, self.seed, epoch, counters) % np.uint64(2 * padding + 1)).astype(np.int64)[:, None]
+            for stream in (CROP_ROWS, CROP_COLUMNS)
+        )
+        y, x = top + np.arange(height), left + np.arange(width)  # (B, H), (B, W)
         if self.config.flip:
             flipped = (counter_hash(FLIP, self.seed, epoch, counters) >> np.uint64(63)).astype(bool)
-            columns[flipped] = columns[flipped, ::-1]
-        rows, columns = (to_device(torch.from_numpy(x), images.device) for x in (rows, columns))
+            x[flipped] = x[flipped, ::-1]
+        rows, columns = (to_device(torch.from_numpy(indices), images.device) for indices in (y, x))
         batch = torch.arange(len(images), device=images.device)
         padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
         # index b, h, w broadcast to (B, H, W); the channel axis between them moves to the end
         return padded[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-    def _offsets(self, stream: int, counters: np.ndarray, epoch: int) -> np.ndarray:
-        choices = np.uint64(2 * self.config.crop_padding + 1)
-        return (counter_hash(stream, self.seed, epoch, counters) % choices).astype(np.int64)[:, None]
-
-    def _erase(self, images: Tensor, counters: np.ndarray, epoch: int) -> None:
-        for image, number in zip(images, counter_hash(ERASE, self.seed, epoch, counters), strict=True):
-            random.seed(int(number))
-            self.erasing(image)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sa_zoo.model_folder import did_you_mean
 
@@ -36,24 +36,6 @@ class ModelConfig(Section):
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
-
-    @field_validator("args")
-    @classmethod
-    def _no_num_classes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if "num_classes" in value:
-            raise ValueError(
-                f"model.args.num_classes: got {value['num_classes']}, expected nothing: the data set decides"
-            )
-        return value
-
-    @field_validator("freeze")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"model.freeze: got {value!r}, expected a regular expression: {error}") from error
-        return value
 
 
 class DataConfig(Section):
@@ -103,12 +85,17 @@ class Config(Section):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> "Config":
-        if self.train.batch_size % self.train.accumulation:
-            raise ValueError(
-                f"train.accumulation: got {self.train.accumulation}, "
-                f"expected a divisor of train.batch_size = {self.train.batch_size}"
-            )
+    def _consistent(self) -> "Config":
+        classes, freeze = self.model.args.get("num_classes"), self.model.freeze
+        batch, parts = self.train.batch_size, self.train.accumulation
+        if classes is not None:
+            raise ValueError(f"model.args.num_classes: got {classes}, expected nothing: the data set decides")
+        if batch % parts:
+            raise ValueError(f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}")
+        try:
+            re.compile(freeze)
+        except re.error as error:
+            raise ValueError(f"model.freeze: got {freeze!r}, expected a regular expression: {error}") from error
         return self
 
 
@@ -118,8 +105,10 @@ def config_path(config: str | Path) -> Path:
     Raises FileNotFoundError, with the names of all recipes, if there is neither.
     """
     path, recipes = Path(config), {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
-    if path.is_file() or str(config) in recipes:
-        return path if path.is_file() else recipes[str(config)]
+    if path.is_file():
+        return path
+    if str(config) in recipes:
+        return recipes[str(config)]
     hint = did_you_mean(path.name, [*(file.name for file in path.parent.glob("*.toml")), *recipes])
     raise FileNotFoundError(
         f"config: got {config}, expected a TOML file or one of the recipes {', '.join(recipes)}{hint}"
@@ -129,7 +118,7 @@ def config_path(config: str | Path) -> Path:
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
     """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
     values = dict(override.split("=", 1) for override in overrides if "=" in override)
-    model = values.get("model.name", "").strip().strip("\"'")
+    model = values.get("model.name", "").strip(" \"'")
     return "-".join(filter(None, (config_path(config).stem, model)))
 
 
@@ -138,7 +127,7 @@ def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
     path = config_path(config)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not TOML, or not UTF-8
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
     for override in overrides:
         _set(table, override)
@@ -155,39 +144,34 @@ def parse_config(table: Mapping[str, Any]) -> Config:
 def _set(table: dict[str, Any], override: str) -> None:
     """Put one `section.key=value` into the table; a value that is not TOML is text."""
     key, equals, text = override.partition("=")
-    names = key.strip().split(".")
-    if not equals or not all(names):
+    *sections, name = key.strip().split(".")
+    if not equals or "" in (*sections, name):
         raise ValueError(f"--set: got {override!r}, expected key=value such as train.epochs=3")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    for depth, name in enumerate(names[:-1], start=1):
-        table = table.setdefault(name, {})
+    for depth, section in enumerate(sections, start=1):
+        table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ValueError(f"--set: got {override!r}, but {'.'.join(names[:depth])} is not a table")
-    table[names[-1]] = value
+            raise ValueError(f"--set: got {override!r}, but {'.'.join(sections[:depth])} is not a table")
+    try:
+        table[name] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[name] = text
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    key, value = ".".join(map(str, error["loc"])), error["input"]
+    path, value, expected = error["loc"], repr(error["input"]), error["msg"].removeprefix("Input should be ")
+    hint = did_you_mean(str(error["input"]), re.findall("'(.+?)'", expected))  # of the choices of a Literal
     match error["type"]:
-        case "value_error":  # one of the validators above, whose message names its keys
+        case "value_error":  # from Config._consistent, whose messages name their keys
             return str(error["ctx"]["error"])
         case "missing":
-            return f"{key}: got nothing, expected a value"
+            value, expected = "nothing", "a value"
         case "extra_forbidden":
-            section: Any = Config if len(error["loc"]) == 1 else Config.model_fields[error["loc"][0]].annotation
-            names, name = list(section.model_fields), str(error["loc"][-1])
-            return f"{key}: got an unknown key, expected one of {', '.join(names)}{did_you_mean(name, names)}"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{key}: got {value!r}, expected a table"
-        case "literal_error":
-            choices = error["ctx"]["expected"]
-            hint = did_you_mean(str(value), re.findall("'(.+?)'", choices))
-            return f"{key}: got {value!r}, expected {choices}{hint}"
-        case _:
-            return f"{key}: got {value!r}, expected {error['msg'].removeprefix('Input should be ')}"
+            section: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
+            value, expected = "an unknown key", f"one of {', '.join(section.model_fields)}"
+            hint = did_you_mean(str(path[-1]), section.model_fields)
+        case "model_type" | "dict_type":
+            expected = "a table"
+    return f"{'.'.join(map(str, path))}: got {value}, expected {expected}{hint}"
 
 
 def dump_config(config: Config) -> str:

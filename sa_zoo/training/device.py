@@ -1,4 +1,4 @@
-"""Where a run computes: the Accelerator of this process, and tensors on their way to its device."""
+"""The device of a run: its Accelerator, and copies of tensors to it."""
 
 from typing import Any
 
@@ -9,17 +9,14 @@ from torch import Tensor
 
 
 def open_accelerator(**settings: Any) -> Accelerator:
-    """A new Accelerator for this process.
-
-    Without a GPU it gets `cpu=True`: otherwise several CPU processes would each train alone.
-    """
-    AcceleratorState._reset_state()  # one per process, which refuses another precision
+    """A new Accelerator; without a GPU it needs `cpu=True`, or several processes would each train alone."""
+    AcceleratorState._reset_state()  # all Accelerators of a process share it, with the precision of the first
     GradientState._reset_state()
     return Accelerator(cpu=not torch.accelerator.is_available(), **settings)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device, without waiting for a GPU: while it computes one step, the host prepares the next ones."""
+    """Copy to a device. Copies to a GPU do not block: the host prepares the next steps while one is computed."""
     if device.type != "cuda" or not values.is_cpu:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -21,10 +20,10 @@ from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Interruption, Progress
-from sa_zoo.training.run_folder import write_history
+from sa_zoo.training.run_folder import CHECKPOINTS, write_history
 from sa_zoo.training.splits import Split
 
-READ_EVERY = 10  # steps between reading the loss on a GPU, which reading makes wait
+READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
 
 
 @dataclass
@@ -33,9 +32,8 @@ class Counters:
 
     epoch: int = 0
     step: int = 0  # in the epoch
-    loss_sum: float = 0.0  # of the epoch so far, like the next two
-    correct: float = 0.0
-    images: int = 0
+    loss_sum: float = 0.0  # over the images of the epoch so far
+    correct: float = 0.0  # of these images
     step_seconds: float = 0.0  # in training steps, over the run
     seconds: float = 0.0  # with validation and saving, over the run
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -48,55 +46,42 @@ class Run:
     def __init__(
         self, config: Config, out: Path, accelerator: Accelerator, model: nn.Module, split: Split, augment: Augment
     ) -> None:
-        self.config, self.out, self.folder = config, out, out / "checkpoints"
-        self.accelerator, self.split, self.augment = accelerator, split, augment
-        train = config.train
-        self.micro_batch = _micro_batch(train.batch_size, accelerator.num_processes, train.accumulation)
+        self.config, self.out, self.folder = config, out, out / CHECKPOINTS
+        self.accelerator, self.model, self.split, self.augment = accelerator, model, split, augment
+        train, parts = config.train, (accelerator.num_processes, config.train.accumulation)
+        self.micro_batch, rest = divmod(train.batch_size, math.prod(parts))  # images that one process evaluates at once
         self.steps = len(split) // train.batch_size
+        got = f"train.batch_size: got {train.batch_size}"
+        if rest:
+            raise ValueError(f"{got}, expected a multiple of {parts[0]} processes x {parts[1]} micro-batches")
         if not self.steps:
-            raise ValueError(f"train.batch_size: got {train.batch_size}, expected at most the {len(split)} images")
+            raise ValueError(f"{got}, expected at most the {len(split)} images")
         if augment.mixup and self.micro_batch % 2:
-            raise ValueError(
-                f"train.batch_size: got {self.micro_batch} images per micro-batch, expected an even number for mixup"
-            )
+            raise ValueError(f"{got}, which is {self.micro_batch} images per micro-batch, expected an even number")
         self.total = train.epochs * self.steps * train.batch_size
-        self.model = model
         self.ema = ModelEmaV3(model, decay=train.ema, use_warmup=True) if train.ema else None
+        self.averaged = self.ema.module if self.ema else model  # what is evaluated and published
+        self.modules = {"model": model} | ({"ema": self.averaged} if self.ema else {})
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
-        self.counters = Counters()
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
-        self.interruption: Interruption | None = None
-        self.progress: Progress | None = None
         self.clock = time.perf_counter()
-
-    @property
-    def averaged(self) -> nn.Module:
-        """The model that is evaluated and published."""
-        return self.ema.module if self.ema else self.model
-
-    def restore(self) -> None:
-        if counters := load_checkpoint(self.folder, self._modules(), self.optimizer):
-            self.counters = Counters(**counters)
-            if self.accelerator.scaler is not None:
-                self.accelerator.scaler.load_state_dict(self.counters.scaler)
+        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
+        if self.counters.scaler:
+            accelerator.scaler.load_state_dict(self.counters.scaler)
+        self.interruption = Interruption()
+        self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
 
     def save(self) -> None:
         """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
         self._tick()
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             raise self._not_finite("weights: got some that are")
-        if self.accelerator.scaler is not None:
-            self.counters.scaler = self.accelerator.scaler.state_dict()
+        counters, scaler = self.counters, self.accelerator.scaler
+        counters.scaler = scaler.state_dict() if scaler else {}
         if self.accelerator.is_main_process:
-            counters = self.counters
-            save_checkpoint(
-                self.folder, counters.epoch, counters.step, self._modules(), self.optimizer, asdict(counters)
-            )
+            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters))
         self.accelerator.wait_for_everyone()
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model} | ({"ema": self.ema.module} if self.ema else {})
 
     def train_epoch(self) -> None:
         """Take the remaining steps of the current epoch."""
@@ -113,21 +98,22 @@ class Run:
             if due:
                 self.save()
         if self.accelerator.num_processes > 1:  # each process has its own statistics of batch norm
-            for module in self._modules().values():
+            for module in self.modules.values():
                 distribute_bn(module, self.accelerator.num_processes, reduce=True)
 
     def _steps(self) -> Iterator[None]:
         """Take one optimizer step between two yields."""
-        accelerator, first = self.accelerator, True
+        accelerator, train, optim, first = self.accelerator, self.config.train, self.config.optim, True
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
-                self._set_rate()
-                seed_step(self.config.train.seed, self._steps_done(), accelerator.process_index)
+                factor = learning_rate_factor(self.images_done(), train.batch_size, self.total, optim.warmup)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
+                seed_step(train.seed, self._steps_done(), accelerator.process_index)
             with accelerator.accumulate(self.prepared):
-                images, labels = to_device(images, accelerator.device), to_device(labels, accelerator.device)
-                self._backward(images, labels, indices)
-                if accelerator.sync_gradients and self.config.optim.clip:
-                    accelerator.clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
+                self._backward(to_device(images, accelerator.device), to_device(labels, accelerator.device), indices)
+                if accelerator.sync_gradients and optim.clip:
+                    accelerator.clip_grad_norm_(self.model.parameters(), optim.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             if first := accelerator.sync_gradients:
@@ -135,44 +121,35 @@ class Run:
                     self.ema.update(self.model, step=self._steps_done() + 1)
                 yield
 
+    def _batches(self) -> list[list[int]]:
+        """Indices of the images in each remaining micro-batch of this process."""
+        train, counters = self.config.train, self.counters
+        order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
+        parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
+        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch).tolist()
+
     def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
         inputs, targets = self.augment(images, labels, indices, self.counters.epoch)
         logits = self.prepared(inputs)
-        # mixup has smoothed its own targets
+        # mixup smooths its targets itself
         smoothing = 0.0 if self.augment.mixup else self.config.augment.label_smoothing
         loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         self.accelerator.backward(loss)
         self.unread[0] += loss.detach() * len(labels)
         self.unread[1] += (logits.argmax(1) == labels).sum()
 
-    def _batches(self) -> np.ndarray:
-        """Indices of the remaining micro-batches of this process, (micro-batches, images)."""
-        train, counters = self.config.train, self.counters
-        order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
-        parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
-        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch)
-
-    def _set_rate(self) -> None:
-        seen, optim = self.images_done(), self.config.optim
-        rate = optim.lr * learning_rate_factor(seen, self.config.train.batch_size, self.total, optim.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
-
     def _read(self) -> None:
         """Sum loss and accuracy over processes; stop the run if that was requested or the loss is not finite."""
-        counters = self.counters
-        self.unread[2] += bool(self.interruption and self.interruption.requested)
+        counters, seen = self.counters, self.counters.step * self.config.train.batch_size
+        self.unread[2] += self.interruption.requested
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
             raise self._not_finite(f"train loss: got {loss}, which is")
-        seen = counters.step * self.config.train.batch_size
-        done, counters.images = seen - counters.images, seen
         counters.loss_sum += loss
         counters.correct += correct
         counters.step_seconds += self._tick()
-        if self.progress:
-            self.progress.update(counters.epoch, done, counters.loss_sum / seen, counters.correct / seen)
+        self.progress.show(counters.epoch, self.images_done(), counters.loss_sum / seen, counters.correct / seen)
         if stop:
             self.save()
             raise Interrupted(
@@ -190,23 +167,23 @@ class Run:
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""
-        counters = self.counters
+        counters, images = self.counters, self.steps * self.config.train.batch_size
+        self._tick()
         record = {
             "epoch": counters.epoch + 1,
-            "loss": counters.loss_sum / counters.images,
-            "top1": counters.correct / counters.images,
+            "loss": counters.loss_sum / images,
+            "top1": counters.correct / images,
             "lr": max(group["lr"] for group in self.optimizer.param_groups),
             **({"validation": validation.model_dump(exclude_none=True)} if validation else {}),
+            "seconds": counters.seconds,
         }
-        self._tick()
-        record["seconds"] = counters.seconds
         counters.history.append(record)
         counters.epoch += 1
-        counters.step = counters.images = 0
-        counters.loss_sum = counters.correct = 0.0
+        counters.step, counters.loss_sum, counters.correct = 0, 0.0, 0.0
         if self.accelerator.is_main_process:
             write_history(self.out, counters.history)
         self.save()
+        self.progress.end_epoch(record, self.images_per_second())
         return record
 
     def images_per_second(self) -> float:
@@ -225,14 +202,3 @@ class Run:
         passed, self.clock = now - self.clock, now
         self.counters.seconds += passed
         return passed
-
-
-def _micro_batch(batch_size: int, processes: int, accumulation: int) -> int:
-    """Images that one process evaluates at once."""
-    images, rest = divmod(batch_size, processes * accumulation)
-    if rest:
-        raise ValueError(
-            f"train.batch_size: got {batch_size}, "
-            f"expected a multiple of {processes} processes x {accumulation} micro-batches"
-        )
-    return images

@@ -1,4 +1,4 @@
-"""The model of a run by its timm name: built, initialized, frozen. Nothing here knows what is inside one."""
+"""The model of a run, by its timm name: built, initialized, frozen. Nothing here depends on its architecture."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sa_zoo.training.device import to_device
 
 @dataclass(frozen=True)
 class InputFormat:
-    """What a model takes: channels, height, width; and the normalization its weights expect."""
+    """Input that a model expects: (channels, height, width), and the resizing and normalization of its images."""
 
     input_size: tuple[int, int, int]
     mean: tuple[float, ...]
@@ -30,7 +30,7 @@ class InputFormat:
 
 
 def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
-    """What images the model takes; `image_size` counts if the model leaves the size open."""
+    """The input format of a model; `image_size`, if not 0, applies where the model does not fix the size."""
     given = image_size or getattr(model, "_traits", {}).get("img_size")
     data = resolve_input_data_config(model, {"img_size": given or None})
     channels = data["input_size"][0]
@@ -46,14 +46,13 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     check_name(config.name)
     source = config.init or config.name
     try:
-        resolved = resolve_model_input_args(
-            source, {"img_size": image_size or None}, **config.args, num_classes=classes
-        )
+        sizes = {"img_size": image_size or None}
+        arguments = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
     except (OSError, RuntimeError) as error:
         raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
-    if resolved["model_name"] != config.name.partition(".")[0]:
-        raise ValueError(f"model.init: got weights of {resolved['model_name']} in {source}, expected {config.name}")
-    model = build_model(source, pretrained=bool(config.init), **resolved)
+    if arguments["model_name"] != config.name.partition(".")[0]:
+        raise ValueError(f"model.init: got weights of {arguments['model_name']} in {source}, expected {config.name}")
+    model = build_model(source, pretrained=bool(config.init), **arguments)
     if config.freeze:
         _freeze(model, config.freeze)
     return model
@@ -61,8 +60,8 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
 
 def _freeze(model: nn.Module, pattern: str) -> None:
     parameters = dict(model.named_parameters())
-    found = [name for name in parameters if re.search(pattern, name)]
+    found = [parameter for name, parameter in parameters.items() if re.search(pattern, name)]
     if len(found) in (0, len(parameters)):
         raise ValueError(f"model.freeze: got {pattern!r}, which matches {len(found)} of {len(parameters)} parameters")
-    for name in found:
-        parameters[name].requires_grad_(False)
+    for parameter in found:
+        parameter.requires_grad_(False)

@@ -23,9 +23,9 @@ def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> fl
 
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     """timm's optimizer; no weight decay on biases, norms and the parameters that `model.no_weight_decay()` names."""
-    if optim.name not in list_optimizers():
-        hint = did_you_mean(optim.name, list_optimizers())
-        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{hint}")
+    known = [str(name) for name in list_optimizers()]
+    if optim.name not in known:
+        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}")
     return create_optimizer_v2(
         model,
         opt=optim.name,

@@ -13,55 +13,44 @@ class Interrupted(Exception):
     """The run was asked to stop, and has saved a checkpoint to resume from."""
 
 
-class Progress:
-    """Images done, their rate and the time left; `update` after steps, `epoch` after each epoch."""
+class Progress(tqdm):
+    """Images done, their rate and the time left: `show` after steps, `end_epoch` after each epoch."""
 
     def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:
-        terminal = sys.stderr.isatty()
-        self.epochs, self.main, self.terminal = epochs, main, terminal
-        self.bar = tqdm(total=images, initial=done, unit=" images", unit_scale=True, disable=not (main and terminal))
+        self.epochs, self.main = epochs, main
+        hidden = not (main and sys.stderr.isatty())
+        super().__init__(total=images, initial=done, unit=" images", unit_scale=True, disable=hidden)
 
-    def update(self, epoch: int, images: int, loss: float, accuracy: float) -> None:
-        self.bar.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
-        self.bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.3f}", refresh=False)
-        self.bar.update(images)
+    def show(self, epoch: int, done: int, loss: float, accuracy: float) -> None:
+        self.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
+        self.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.3f}", refresh=False)
+        self.update(done - self.n)
 
-    def epoch(self, record: dict[str, Any], images_per_second: float) -> None:
-        if not self.main:
-            return
-        seconds_left = record["seconds"] / record["epoch"] * (self.epochs - record["epoch"])
-        held_out = f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
-        line = (
-            f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
-            f"{held_out}, {images_per_second:.0f} images/s, {tqdm.format_interval(seconds_left)} left"
-        )
-        if self.terminal:
-            self.bar.write(line)
-        else:
-            print(line, flush=True)
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
+    def end_epoch(self, record: dict[str, Any], images_per_second: float) -> None:
+        """Print a line of the history."""
+        if self.main:
+            seconds_left = record["seconds"] / record["epoch"] * (self.epochs - record["epoch"])
+            held_out = f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
+            self.write(
+                f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
+                f"{held_out}, {images_per_second:.0f} images/s, {self.format_interval(seconds_left)} left"
+            )
+            sys.stdout.flush()
 
 
 class Interruption:
     """A context in which the first SIGINT or SIGTERM sets `requested`; a second SIGINT raises KeyboardInterrupt."""
 
-    def __init__(self) -> None:
-        self.requested = False
-        self.before: dict[int, Any] = {}
+    requested = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self.before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in numbers}
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.requested = True
         signal.signal(number, self.before[number])
-
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():

@@ -8,8 +8,8 @@
 """
 
 import json
-import os
 import platform
+import re
 import shutil
 import subprocess
 from importlib.metadata import version
@@ -22,7 +22,8 @@ from sa_zoo.metrics import Metrics, read_metrics, write_metrics
 from sa_zoo.model_folder import write_file
 from sa_zoo.training.config import Config, dump_config, load_config
 
-MAY_CHANGE = {"checkpoint_steps", "tracker"}  # between a run and its resumption
+CHECKPOINTS = "checkpoints"
+MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 
 
 def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
@@ -37,61 +38,48 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
         return None
     if not (out / "train.toml").is_file():
         raise FileNotFoundError(f"run folder: got {out}, expected one with a run to resume")
-    _check_same(load_config(out / "train.toml"), config, out)
+    started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+    for section, keys in started.items():
+        for key, value in keys.items():
+            if (got := now[section][key]) != value and key not in MAY_CHANGE:
+                raise ValueError(f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}")
     return read_metrics(out) if (out / "metrics.json").is_file() else None
 
 
 def begin_run(out: Path, config: Config) -> None:
-    """Make the folder, if it is not there; called once data and model are there, so that a mistake leaves no folder."""
-    (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+    """Make the folder if it does not exist; called when data and model are loaded, so that a mistake leaves none."""
+    (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     write_file(out / "train.toml", dump_config(config))
-
-
-def _check_same(started: Config, config: Config, out: Path) -> None:
-    before, now = started.model_dump(), config.model_dump()
-    for section, keys in before.items():
-        for key, value in keys.items():
-            if value != now[section][key] and key not in MAY_CHANGE:
-                raise ValueError(
-                    f"{section}.{key}: got {now[section][key]!r}, expected {value!r}, as in the run in {out}"
-                )
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
 
-def finish(out: Path, metrics: Metrics) -> None:
+def end_run(out: Path, metrics: Metrics) -> None:
     write_metrics(out, metrics)
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 
 def environment(device: torch.device, processes: int) -> dict[str, str | int]:
     """Versions and hardware of a measurement."""
-    packages = ("torch", "timm", "accelerate", "datasets", "numpy")
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE)
     return {
         "python": platform.python_version(),
-        **{package: version(package) for package in packages},
+        **{package: version(package) for package in ("torch", "timm", "accelerate", "datasets", "numpy")},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu": _cpu_name(),
+        "cpu": names[0] if names else platform.machine(),
         "threads": torch.get_num_threads(),
         "processes": processes,
         "sa_zoo_commit": _commit(),
     }
 
 
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def _commit() -> str:
     """The commit of the checkout that this file is in; empty for an installed package."""
     checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
+    if not (checkout / ".git").exists() or not shutil.which("git"):
         return ""
-    found = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
-    )
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True)
     return found.stdout.strip() if found.returncode == 0 else ""

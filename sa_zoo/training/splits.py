@@ -1,13 +1,11 @@
-"""Train, validation and test of a Source, resized to what a model takes.
+"""Train, validation and test splits of a Source, resized for a model.
 
-Decoded once and kept on the device if that is small, decoded by worker processes otherwise.
+A small data set is decoded once and kept on the device, a larger one is decoded by worker processes.
 """
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,15 +19,9 @@ from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.sources import Source
 
+SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
-
-
-@dataclass(frozen=True)
-class Splits:
-    train: "Split"
-    validation: "Split"
-    test: "Split"
 
 
 class Split(Dataset):
@@ -50,12 +42,11 @@ class Split(Dataset):
 
     def loader(self, batch_size: int) -> DataLoader:
         """Every image once, in order."""
-        return DataLoader(self, batch_size, collate_fn=_unchanged, num_workers=self.workers)
+        return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: Iterable[np.ndarray]) -> DataLoader:
+    def loader_in_order(self, batches: Sequence[list[int]]) -> DataLoader:
         """The images of these indices, batch by batch."""
-        ordered = [batch.tolist() for batch in batches]
-        return DataLoader(self, batch_sampler=ordered, collate_fn=_unchanged, num_workers=self.workers)
+        return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 
 
 class StreamedSplit(Split):
@@ -69,17 +60,9 @@ class StreamedSplit(Split):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         rows = [self.rows[i] for i in indices]
-        images = torch.stack([self.decode(self.encoded[row], _name(self.table, row)) for row in rows])
+        images = torch.stack([self.decode(self.encoded[row], self.table, row) for row in rows])
         positions = torch.tensor(indices)
         return images, self.labels[positions], positions
-
-
-def _name(table: str, row: int) -> str:
-    return f"image {row} of the {table} split"
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 class Decoder:
@@ -87,78 +70,64 @@ class Decoder:
 
     def __init__(self, input_format: InputFormat, gray_as_color: bool) -> None:
         self.input_size, self.gray_as_color = input_format.input_size, gray_as_color
-        self.transform = create_transform(
-            input_format.input_size,
-            interpolation=input_format.interpolation,
-            crop_pct=input_format.crop_pct,
-            normalize=False,
-        )
+        self.transform = create_transform(**vars(input_format), normalize=False)
 
-    def __call__(self, image: Image.Image, name: str) -> Tensor:
+    def __call__(self, image: Image.Image, table: str, row: int) -> Tensor:
         channels, height, width = self.input_size
-        # a palette holds RGB colors
+        # palette images hold RGB colors
         if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_color):
             image = image.convert("RGB")
-        if len(image.getbands()) != channels:
+        if (found := len(image.getbands())) != channels:
             raise ValueError(
-                f"{name}: got {len(image.getbands())} channels (mode {image.mode}), expected {channels}; "
+                f"image {row} of the {table} split: got {found} channels (mode {image.mode}), expected {channels}; "
                 f"convert the images, or build the model for them with model.args.in_chans"
             )
         if image.size != (width, height):
             return self.transform(image)
-        pixels = np.array(image)
-        return torch.from_numpy(pixels).view(height, width, channels).permute(2, 0, 1)
+        return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
+
+    def table(self, source: Source, table: str) -> Tensor:
+        """All images of a table, uint8 (N, C, H, W)."""
+        decoded = torch.empty((len(source.labels[table]), *self.input_size), dtype=torch.uint8)
+        row = -1  # the last image that was read
+        try:
+            for row, image in enumerate(source.images[table]):
+                decoded[row] = self(image, table, row)
+        except UnidentifiedImageError as error:
+            raise ValueError(f"image {row + 1} of the {table} split: got no readable image: {error}") from error
+        return decoded
 
 
-def splits_of(source: Source, validation: float, input_format: InputFormat, device: torch.device) -> Splits:
-    """Train, validation and test. The held-out images depend on the data alone: all models and seeds share them."""
-    return Splits(**_splits(source, _rows(source, validation), input_format, device))
-
-
-def evaluation_split(source: Source, input_format: InputFormat, device: torch.device) -> Split:
-    """The test split; the others are not decoded."""
-    return _splits(source, {"test": _rows(source, 0)["test"]}, input_format, device)["test"]
+def splits_of(
+    source: Source, validation: float, input_format: InputFormat, device: torch.device, names: Iterable[str] = SPLITS
+) -> dict[str, Split]:
+    """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
+    rows = _rows(source, validation)
+    chosen = {name: rows[name] for name in names}
+    decode = Decoder(input_format, source.gray_as_color)
+    tables = {table for table, _ in chosen.values()}
+    if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
+        return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in chosen.items()}
+    # once and in order: random access to an Arrow table costs more than decoding
+    decoded = {table: decode.table(source, table) for table in tables}
+    return {
+        name: Split(decoded[table][torch.from_numpy(rows)].to(device), source.labels[table][rows])
+        for name, (table, rows) in chosen.items()
+    }
 
 
 def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
-    """Split -> (the table of the source that it is taken from, the rows of that table)."""
-    train = np.arange(len(source.labels["train"]))
-    if "test" in source.labels:
-        test = "test", np.arange(len(source.labels["test"]))
+    """Split -> (table of the source, rows of that table)."""
+    rows = {table: np.arange(len(labels)) for table, labels in source.labels.items()}
+    if "test" in rows:
+        table, test = "test", rows["test"]
     else:
-        train, held_out = _hold_out(train, TEST_SHARE)
-        test = "train", held_out
-    train, held_out = _hold_out(train, validation)
-    return {"train": ("train", train), "validation": ("train", held_out), "test": test}
+        table, (rows["train"], test) = "train", _hold_out(rows["train"], TEST_SHARE)
+    train, held_out = _hold_out(rows["train"], validation)
+    return {"train": ("train", train), "validation": ("train", held_out), "test": (table, test)}
 
 
 def _hold_out(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     order = permutation(len(rows), HOLD_OUT)
     held = round(share * len(rows))
     return np.sort(rows[order[held:]]), np.sort(rows[order[:held]])
-
-
-def _splits(
-    source: Source, wanted: Mapping[str, tuple[str, np.ndarray]], input_format: InputFormat, device: torch.device
-) -> dict[str, Split]:
-    decode = Decoder(input_format, source.gray_as_color)
-    tables = {table for table, _ in wanted.values()}
-    if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
-        return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in wanted.items()}
-    # once and in order: random access to an Arrow table costs more than decoding
-    kept = {table: _decoded(decode, source, table) for table in tables}
-    return {
-        name: Split(kept[table][torch.from_numpy(rows)].to(device), source.labels[table][rows])
-        for name, (table, rows) in wanted.items()
-    }
-
-
-def _decoded(decode: Decoder, source: Source, table: str) -> Tensor:
-    kept = torch.empty((len(source.labels[table]), *decode.input_size), dtype=torch.uint8)
-    row = -1
-    try:
-        for row, image in enumerate(source.images[table]):
-            kept[row] = decode(image, _name(table, row))
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{_name(table, row + 1)}: got a file that is not an image: {error}") from error
-    return kept

@@ -2,7 +2,7 @@
 
 What a run computes is a function of its config: a run that was killed and resumed ends, on a CPU, with exactly the
 weights of an uninterrupted one. Two processes follow the curve of one, as batch_size counts images over all of them;
-what draws random numbers inside the model (dropout) or depends on a micro-batch (mixup, batch norm) differs.
+only randomness inside the model (dropout) and what depends on the micro-batch (mixup, batch norm) differ.
 The last incomplete batch of an epoch is dropped; the next epoch has another order and drops other images.
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from sa_zoo.metrics import Metrics, Scores, Training
+from sa_zoo.metrics import Metrics, Training
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
@@ -22,10 +22,9 @@ from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
-from sa_zoo.training.progress import Interruption, Progress
-from sa_zoo.training.run_folder import begin_run, check_run, environment, finish
+from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
 from sa_zoo.training.sources import open_source
-from sa_zoo.training.splits import Splits, splits_of
+from sa_zoo.training.splits import Split, splits_of
 
 
 def train(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -40,37 +39,43 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
     torch.manual_seed(config.train.seed)
-    model = create_model(config.model, len(source.classes), config.data.image_size)
-    model = model.to(accelerator.device, memory_format=torch.channels_last)
-    input_format = input_format_of(model, config.data.image_size)
-    splits = splits_of(source, config.data.validation, input_format, accelerator.device)
-    augment = Augment(
-        config.augment, config.train.seed, len(source.classes), input_format.normalize, accelerator.device
-    )
-    run = Run(config, out, accelerator, model, splits.train, augment)
+    device, classes, image_size = accelerator.device, source.classes, config.data.image_size
+    model = create_model(config.model, len(classes), image_size).to(device).to(memory_format=torch.channels_last)
+    input_format = input_format_of(model, image_size)
+    splits = splits_of(source, config.data.validation, input_format, device)
+    augment = Augment(config.augment, config.train.seed, len(classes), input_format.normalize, device)
+    run = Run(config, out, accelerator, model, splits["train"], augment)
     if accelerator.is_main_process:
         begin_run(out, config)
-    run.restore()
-    _loop(run, splits, input_format)
+    _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
-        _publish(out, run, input_format, source.classes)
+        # a tag would name weights that timm offers, and these are others
+        model_config = {"label_names": list(classes), "pretrained_cfg": {"tag": ""}}
+        data_config = {"input_size": input_format.input_size}
+        write_timm_files(out, run.averaged, model_config=model_config, data_config=data_config)
     accelerator.wait_for_everyone()
+    # the test split for the only time, in full precision, with the model as the run folder gives it
+    published, scores = load_model(str(out)).to(device), {}
+    for name in ("test", "validation"):
+        if len(splits[name]):
+            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator)
     metrics = Metrics(
         model=config.model.name,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         data=source.name,
         data_revision=config.data.revision,
-        **_measured(out, splits, accelerator),
+        **scores,
         train=Training(
             seconds=run.counters.seconds,
             epochs=config.train.epochs,
             images_per_second=run.images_per_second(),
-            n=len(splits.train),
+            n=len(splits["train"]),
         ),
-        environment=environment(accelerator.device, accelerator.num_processes),
+        environment=environment(device, accelerator.num_processes),
     )
     if accelerator.is_main_process:
-        finish(out, metrics)
+        end_run(out, metrics)
     accelerator.end_training()
     return metrics
 
@@ -89,46 +94,28 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
     )
 
 
-def _loop(run: Run, splits: Splits, input_format: InputFormat) -> None:
+def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     accelerator, train = run.accelerator, run.config.train
-    validation = accelerator.prepare(splits.validation.loader(train.batch_size))
+    loader = accelerator.prepare(validation.loader(train.batch_size))
     if train.tracker:
         accelerator.init_trackers(train.tracker, _flat(run.config.model_dump()))
-    progress = Progress(run.total, run.images_done(), train.epochs, accelerator.is_main_process)
-    with Interruption() as run.interruption, progress as run.progress:
+    with run.interruption, run.progress:
         while run.counters.epoch < train.epochs:
             run.train_epoch()
             scores = None
-            if len(splits.validation):
+            if len(validation):
                 with accelerator.autocast():
-                    scores = evaluate(run.averaged, validation, input_format, accelerator)
+                    scores = evaluate(run.averaged, loader, input_format, accelerator)
             record = run.end_epoch(scores)
-            progress.epoch(record, run.images_per_second())
-            if train.tracker:
-                accelerator.log(_flat(record), step=record["epoch"])
-
-
-def _publish(out: Path, run: Run, input_format: InputFormat, classes: tuple[str, ...]) -> None:
-    # a tag would name weights that timm offers, and these are others
-    model_config = {"label_names": list(classes), "pretrained_cfg": {"tag": ""}}
-    write_timm_files(out, run.averaged, model_config, {"input_size": input_format.input_size})
-
-
-def _measured(out: Path, splits: Splits, accelerator: Accelerator) -> dict[str, Scores]:
-    """Test, for the only time, and validation, in full precision, of the model as the run folder gives it."""
-    model = load_model(str(out)).to(accelerator.device)
-    input_format = input_format_of(model)
-    measured = {}
-    for name in ("test", "validation"):
-        split = getattr(splits, name)
-        if len(split):
-            loader = accelerator.prepare(split.loader(BATCH_SIZE))
-            measured[name] = evaluate(model, loader, input_format, accelerator)
-    return measured
+            accelerator.log(_flat(record), step=record["epoch"])  # to the tracker, if there is one
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a/b": 1}; lists become text, as a tracker takes numbers and text only."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}/")
+        else:
+            flat[prefix + key] = str(value) if isinstance(value, list) else value
     return flat
