@@ -1,4 +1,4 @@
-"""A trained CNN as a folder of its conv-equivalent backbone, which timm and transformers load."""
+"""Converts a trained CNN to a folder of the equivalent attention network, which timm and transformers load."""
 
 import math
 from pathlib import Path
