@@ -9,7 +9,7 @@ import torch
 from model_folders import make_run
 
 from sa_zoo.publishing.card import published_card, write_card
-from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, not_published, read_manifest
+from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, read_manifest
 
 
 def check(run):
@@ -42,7 +42,7 @@ def test_an_unfinished_run_is_refused(run, name):
 
 
 def test_something_that_is_no_folder_is_refused(run):
-    with pytest.raises(ValueError, match="which is not a folder"):
+    with pytest.raises(ValueError, match=r"without .*, expected the folder of a finished run"):
         check_complete(run / "config.json")
 
 
@@ -98,7 +98,5 @@ def test_only_listed_files_are_published(run):
     (run / "figures").mkdir()
     (run / "figures" / "learning_curve.png").write_bytes(b"png")
     (run / "optimizer.pt").write_bytes(b"pickle")
-    (run / "runs").mkdir()
     manifest = read_manifest(run)
     assert "figures/learning_curve.png" in manifest and "optimizer.pt" not in manifest
-    assert not_published(run, manifest) == ["optimizer.pt", "runs"]

@@ -284,7 +284,7 @@ def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
 
 def test_a_hub_without_xet_storage_is_reported_with_what_to_do(hub, run, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    with pytest.raises(ConnectionError, match=r"could not commit: .*set HF_HUB_DISABLE_XET=1"):
+    with pytest.raises(ConnectionError, match=r"could not commit at .*set HF_HUB_DISABLE_XET=1"):
         publish(run, REPO)
 
 

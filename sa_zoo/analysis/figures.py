@@ -21,7 +21,6 @@ from sa_zoo.model_folder import write_file
 # Radius, in standard deviations, of the contour that encloses a share of a Gaussian in the plane -> line style.
 CONTOURS = {math.sqrt(-2 * math.log(1 - share)): style for share, style in ((0.5, "solid"), (0.9, "dotted"))}
 MOST = 0.8  # share of the heads whose contours fit into a figure
-PANEL = 2.1  # inches
 
 Layers = list[dict[str, np.ndarray]]
 
@@ -37,7 +36,13 @@ def draw_figures(folder: Path) -> list[Path]:
         figures["head_positions"] = head_positions(gaussian)
     elif learned := layers_of(tensors, ("row", "col", "w", "v")):
         figures["head_maps"] = head_maps(learned)
-    return [_save(figure, folder / "figures" / f"{name}.png") for name, figure in figures.items()]
+    drawn = []
+    for name, figure in figures.items():
+        (folder / "figures").mkdir(exist_ok=True)
+        content = BytesIO()
+        figure.savefig(content, format="png", dpi=120, metadata={"Software": None})  # the same bytes every time
+        drawn.append(write_file(folder / "figures" / f"{name}.png", content.getvalue()))
+    return drawn
 
 
 def learning_curve(history: list[dict[str, Any]]) -> Figure:
@@ -61,13 +66,12 @@ def learning_curve(history: list[dict[str, Any]]) -> Figure:
 def layers_of(weights: dict[str, np.ndarray], names: tuple[str, ...]) -> Layers:
     """The arrays called `names` of each module that has all of them, in the order of the layers."""
     modules = sorted({key.rpartition(".")[0] for key in weights}, key=natural_key)
-    found = ({name: weights.get(f"{module}.{name}") for name in names} for module in modules)
-    return [layer for layer in found if all(array is not None for array in layer.values())]
+    found = ({name: weights[key] for name in names if (key := f"{module}.{name}") in weights} for module in modules)
+    return [layer for layer in found if len(layer) == len(names)]
 
 
 def head_positions(layers: Layers) -> Figure:
-    """Centre Delta of each head and the contours that enclose half and nine tenths of its attention; one panel per
-    layer.
+    """Centres Delta of the heads and contours of half and nine tenths of their attention; one panel per layer.
 
     Attention is exp(-1/2 (delta - Delta)^T S S^T (delta - Delta)) where no border cuts it, with S the spread of the
     head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale, that of most heads:
@@ -75,14 +79,14 @@ def head_positions(layers: Layers) -> Figure:
     """
     columns = min(len(layers), 3)
     rows = math.ceil(len(layers) / columns)
-    figure = Figure(figsize=(PANEL * columns, (PANEL + 0.2) * rows), layout="constrained")
+    figure = Figure(figsize=(2.1 * columns, 2.3 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
     centre = max(np.abs(layer["Delta"]).max() for layer in layers)
     reach = 1 + max(centre, np.quantile(np.concatenate([np.abs(each).max((1, 2, 3)) for each in contours]), MOST))
     for index, (axes, layer) in enumerate(zip(panels, layers, strict=False)):
         heads = len(layer["Delta"])
-        colours = colormaps["tab10"].colors if heads <= 10 else colormaps["turbo"](np.linspace(0, 1, heads))
+        colours = colormaps["tab10"](range(10)) if heads <= 10 else colormaps["turbo"](np.linspace(0, 1, heads))
         for (down, across), curves, colour in zip(layer["Delta"], contours[index], colours, strict=False):
             axes.plot(across, down, ".", color=colour, markersize=4)
             for curve, style in zip(curves, CONTOURS.values(), strict=True):
@@ -129,11 +133,3 @@ def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
     angles = np.linspace(0, 2 * np.pi, 101)
     outline = np.linalg.inv(S.transpose(0, 2, 1)) @ np.stack([np.cos(angles), np.sin(angles)])  # (N_h, 2, points)
     return Delta[:, None, :, None] + np.array(list(CONTOURS))[:, None, None] * outline[:, None]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    """Write as PNG: the same bytes for the same figure."""
-    path.parent.mkdir(exist_ok=True)
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
-    return write_file(path, content.getvalue())

@@ -54,19 +54,6 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
     if model not in CONVERTIBLE:
         raise ValueError(f"model: got {model!r}, expected one of {', '.join(CONVERTIBLE)}")
     check_new(out)
-    reference = _read(checkpoint)
-    classes = reference["classifier.weight"].shape[:1] if "classifier.weight" in reference else ()
-    net: Any = timm.create_model(model, num_classes=classes[0] if classes else 10)
-    try:
-        net.load_state_dict(_state_dict(reference, net.patch_size))
-    except (RuntimeError, IndexError) as error:  # names or shapes
-        raise ValueError(f"checkpoint: got {checkpoint}, expected one of {model}: {error}") from error
-    with new_folder(out) as folder:
-        write_timm_files(folder, net)
-
-
-def _read(checkpoint: Path) -> dict[str, Tensor]:
-    """The state dict in a checkpoint of the paper's code."""
     if not checkpoint.is_file():
         raise FileNotFoundError(f"checkpoint: got {checkpoint}, expected a file")
     try:
@@ -75,12 +62,15 @@ def _read(checkpoint: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"checkpoint: got {checkpoint}, expected a complete file that torch.save wrote, with tensors only"
         ) from error
-    state = content.get("model_state_dict") if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        raise ValueError(
-            f"checkpoint: got {checkpoint} without a 'model_state_dict' of tensors, expected one of the paper's code"
-        )
-    return state
+    try:
+        reference = content["model_state_dict"]
+        net: Any = timm.create_model(model, num_classes=len(reference["classifier.weight"]))
+        net.load_state_dict(_state_dict(reference, net.patch_size))
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # other names, types or shapes
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"checkpoint: got {checkpoint}, expected one of {model}: {reason}") from error
+    with new_folder(out) as folder:
+        write_timm_files(folder, net)
 
 
 def _state_dict(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tensor]:
@@ -91,7 +81,5 @@ def _state_dict(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tens
             for theirs, ours in RENAMED.items():
                 name = name.replace(theirs, ours)
             state[name] = value
-    if "patch_embed.weight" in state:
-        kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
-        state["patch_embed.weight"] = kernel.permute(0, 3, 1, 2).contiguous()
-    return state
+    kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
+    return state | {"patch_embed.weight": kernel.permute(0, 3, 1, 2).contiguous()}

@@ -28,19 +28,15 @@ def _import_models(_: ModuleType) -> None:
 def _register(modeling: ModuleType) -> None:
     import transformers
 
-    config = modeling.SAConfig
-    transformers.AutoConfig.register(config.model_type, config)
-    processors: dict[str, type] = {
-        "torchvision": transformers.CLIPImageProcessor,
-        "pil": transformers.CLIPImageProcessorPil,
-    }
-    transformers.AutoImageProcessor.register(config, image_processor_classes=processors)
-    config.register_for_auto_class()
-    for auto_class, model_class in (
-        (transformers.AutoModel, modeling.SAModel),
-        (transformers.AutoModelForImageClassification, modeling.SAForImageClassification),
-        (transformers.AutoBackbone, modeling.SABackbone),
-    ):
-        auto_class.register(config, model_class)
+    from sa_zoo.models.configuration_sa import AUTO_MAP, SAConfig
+
+    transformers.AutoConfig.register(SAConfig.model_type, SAConfig)
+    processors: dict[str, type] = {"torchvision": transformers.CLIPImageProcessor}
+    processors["pil"] = transformers.CLIPImageProcessorPil
+    transformers.AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
+    SAConfig.register_for_auto_class()
+    for name in ("AutoModel", "AutoModelForImageClassification", "AutoBackbone"):
+        model_class = getattr(modeling, AUTO_MAP[name].partition(".")[2])
+        getattr(transformers, name).register(SAConfig, model_class)
         # save_pretrained then also writes the code, so that what it saves loads without this package
-        model_class.register_for_auto_class(auto_class.__name__)
+        model_class.register_for_auto_class(name)

@@ -19,14 +19,11 @@ from sa_zoo.models.network import SANet
 
 
 def export_for_transformers(folder: Path) -> None:
-    """Write what transformers needs next to a network's weights: config.json for both libraries,
-    preprocessor_config.json and the model's code. The weights stay as they are.
+    """Add to a SANet's folder what transformers needs: keys in config.json, preprocessor_config.json and the code.
 
     Folders of other models stay as they are: transformers loads any folder of timm through its wrapper. A second
-    export changes nothing.
-
-    Raises FileNotFoundError if there is no config.json, ValueError for a network without pooling, a crop other than in
-    the center, or a wrong number of labels.
+    export changes nothing. Raises FileNotFoundError if there is no config.json, ValueError for a network without
+    pooling, a crop other than in the center, or a wrong number of labels.
     """
     written = read_json(folder / "config.json")
     network: Any = timm.create_model(f"local-dir:{folder}")

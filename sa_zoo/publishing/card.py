@@ -1,7 +1,6 @@
 """Model cards: one template, rendered from the files of a model folder and nothing else.
 
-The same folder always gives the same bytes. Every result comes from metrics.json: the card claims nothing that is not
-in that file.
+The same folder always gives the same bytes. Every result comes from metrics.json.
 """
 
 import hashlib
@@ -63,10 +62,9 @@ def published_card(folder: Path, repo_id: str) -> str:
     for key, value in _metadata(facts).to_dict().items():
         if card.get(key) != value:
             raise ValueError(f"got {card.get(key)!r} as {key} of README.md, expected {value!r}: {again}")
-    if facts["weights_sha256"] not in text:
-        raise ValueError(f"got a README.md without the current sha256 of model.safetensors: {again}")
-    if repo_id not in text:
-        raise ValueError(f"got a README.md that does not name {repo_id}, expected usage code that loads it: {again}")
+    for part, of in ((facts["weights_sha256"], "the current sha256 of model.safetensors"), (repo_id, "usage code")):
+        if part not in text:
+            raise ValueError(f"got a README.md without {part}, expected {of}: {again}")
     return text
 
 
@@ -89,12 +87,9 @@ def name_baseline(folder: Path, baseline: Path) -> Path:
 
 
 def _render(facts: dict[str, Any], repo_id: str = "") -> str:
+    text = _text(Path(__file__).with_name("card.md.jinja"))
     template = jinja2.Template(
-        _text(Path(__file__).with_name("card.md.jinja")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+        text, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     return template.render(facts, repo_id=repo_id or f"you/{facts['name']}", metadata=_metadata(facts).to_yaml())
 
@@ -105,19 +100,20 @@ def _facts(folder: Path) -> dict[str, Any]:
     init, config, weights = _init(recipe), _config(folder), folder / "model.safetensors"
     entry = timm.models.model_entrypoint(name)
     model: Any = timm.create_model(f"local-dir:{folder}" if config else name)
+    cfg: dict[str, Any] = model.pretrained_cfg
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else ""
     return {
         "name": name,
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
-        "attention": model.pretrained_cfg.get("paper_ids") == PAPER,
+        "attention": cfg.get("paper_ids") == PAPER,
         "ours": entry.__module__.startswith("sa_zoo."),
         "remote_code": "auto_map" in config,
         # the catalogue keeps the sum without the weights
         "weights_sha256": sha256 or _text(folder / "SHA256SUMS").partition(" ")[0],
         "metrics": metrics,
-        "cfg": model.pretrained_cfg,
-        "licence": model.pretrained_cfg.get("license") or "apache-2.0",
-        "cost": cost_of(model, tuple(model.pretrained_cfg["input_size"])),
+        "cfg": cfg,
+        "licence": cfg.get("license") or "apache-2.0",
+        "cost": cost_of(model, tuple(cfg["input_size"])),
         "recipe": recipe.strip(),
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
@@ -130,7 +126,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     metrics = facts["metrics"]
     data, test = metrics.data or "", metrics.test
     on_hub = HUB_ID.fullmatch(data)
-    evaluations = [
+    results = [
         EvalResult(
             task_type="image-classification",
             dataset_type=data if on_hub else re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-"),
@@ -150,9 +146,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         tags=["timm", "transformers", "image-classification", *(["self-attention"] if facts["attention"] else [])],
         base_model=facts["base_model"] or None,
         datasets=[data] if on_hub else None,
-        metrics=["accuracy"] if test else None,
-        model_name=facts["name"] if test else None,
-        eval_results=evaluations or None,
+        **({"metrics": ["accuracy"], "model_name": facts["name"], "eval_results": results} if test else {}),
     )
 
 

@@ -17,11 +17,11 @@ def registered_models() -> list[str]:
     return [name for name in names if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo.")]
 
 
-def write_catalogue(model_cards: Path) -> list[Path]:
+def write_catalogue(model_cards: Path) -> None:
     """Render the card of every registered model; that of one without a trained run says so."""
     for name in registered_models():
         (model_cards / name).mkdir(parents=True, exist_ok=True)
-    return [write_card(model_cards / name) for name in registered_models()]
+        write_card(model_cards / name)
 
 
 def add_run(run: Path, model_cards: Path) -> Path:

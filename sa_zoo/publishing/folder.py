@@ -22,8 +22,8 @@ SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-# First bytes of a pickle (protocol 2 and later) and of a zip archive, which torch.save writes.
-PICKLE_STARTS = (*(bytes([0x80, protocol]) for protocol in range(2, 6)), b"PK\x03\x04")
+# Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
+PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
 # Path in the repository -> content. Files are read once, so that what is published is what was checked.
 Manifest = dict[str, bytes]
@@ -38,15 +38,8 @@ def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     return dict(sorted(manifest.items()))
 
 
-def not_published(folder: Path, manifest: Manifest) -> list[str]:
-    """Top-level names of the folder that are not in the manifest."""
-    return sorted({path.name for path in folder.iterdir()} - {name.split("/")[0] for name in manifest})
-
-
 def check_complete(folder: Path) -> None:
     """Raise ValueError if the folder lacks a file that only training or conversion can write."""
-    if not folder.is_dir():
-        raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
         raise ValueError(
             f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; "
@@ -61,7 +54,7 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
     """
     token = re.escape((get_token() or "").encode())
     for name, content in manifest.items():
-        if content.startswith(PICKLE_STARTS):
+        if PICKLE.match(content):
             raise ValueError(f"got a pickle or an archive in {name}, expected none: weights are safetensors only")
         if found := SECRET.search(content) or (token and re.search(token, content)):
             raise ValueError(f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it")
@@ -73,10 +66,7 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
 def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> torch.Tensor:
     """Load a model by timm and by transformers, and return the logits (2, classes) on which they agree.
 
-    Args:
-        timm_name: "local-dir:FOLDER" or "hf-hub:OWNER/NAME@COMMIT".
-        where: `revision` and `cache_dir`, for transformers to load the same commit.
-
+    `where` has arguments of `from_pretrained`, which make transformers load the commit that `timm_name` ends with.
     Raises ValueError if the two differ by more than rounding.
     """
     from transformers import AutoModelForImageClassification  # takes seconds to import

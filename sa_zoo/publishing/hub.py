@@ -1,4 +1,4 @@
-"""Publish a model folder on a Hub: one commit, downloaded again and checked before it gets a tag.
+"""Publish a model folder on a Hub.
 
 Every step looks at what is already there before it acts, so running the same command again after any interruption
 finishes the job or does nothing. The folder itself is only read.
@@ -14,7 +14,7 @@ import torch
 from huggingface_hub.utils import validate_repo_id
 
 from sa_zoo.publishing.card import published_card
-from sa_zoo.publishing.folder import Manifest, check_complete, check_folder, check_loads, not_published, read_manifest
+from sa_zoo.publishing.folder import Manifest, check_complete, check_folder, check_loads, read_manifest
 from sa_zoo.publishing.remote import Refused, Remote
 
 
@@ -23,10 +23,8 @@ def publish(
 ) -> str | None:
     """Publish `folder` as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
 
-    The card is rendered for `repo_id`. The Hub is that of HF_ENDPOINT, if it is set; the token comes from HF_TOKEN or
-    the client's login. The tag comes last, on a commit whose files were downloaded again and compared, and which timm
-    and transformers loaded.
-
+    The Hub is that of HF_ENDPOINT, if it is set; the token comes from HF_TOKEN or the client's login. The tag comes
+    last, on a commit whose files were downloaded again and compared, and which timm and transformers loaded.
     Raises ValueError for the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused
     for the Hub, each with what to do.
     """
@@ -42,8 +40,8 @@ def publish(
     print(f"{folder} -> {remote.url}" + (" (private)" if private else "") + (f", tag {tag}" if tag else ""))
     for name, content in manifest.items():
         print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
-    if others := not_published(folder, manifest):
-        print(f"  not published: {', '.join(others)}")
+    if others := {path.name for path in folder.iterdir()} - {name.split("/")[0] for name in manifest}:
+        print(f"  not published: {', '.join(sorted(others))}")
     if dry_run:
         print("dry run: nothing was sent")
         return None
@@ -57,16 +55,6 @@ def publish(
             )
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
-    commit = _commit(remote, manifest)
-    _check_download(remote, commit, manifest, logits)
-    if tag:
-        remote.tag(tag, commit)
-    print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
-    return commit
-
-
-def _commit(remote: Remote, manifest: Manifest) -> str:
-    """The sha of a commit that holds the manifest and nothing else, a new one only if main differs."""
     commit = remote.head()
     if remote.differences(commit, manifest):
         commit = remote.commit(manifest, commit)
@@ -75,6 +63,12 @@ def _commit(remote: Remote, manifest: Manifest) -> str:
                 f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
                 "somebody else may be writing there: look at it, then run this again"
             )
+    _check_download(remote, commit, manifest, logits)
+    if tag:
+        remote.tag(tag, commit)
+        if (tagged := remote.tags().get(tag)) != commit:
+            raise Refused(f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: choose a new tag")
+    print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
     return commit
 
 
