@@ -65,7 +65,7 @@ def test_what_was_not_measured_is_not_claimed(run):
     (run / "metrics.json").write_text("{}")
     card = render_card(run)
     assert "## Results" not in card and "model-index" not in card and "Measured on" not in card
-    assert "energy used" in card and "co2" not in card.lower()
+    assert "energy use" in card and "co2" not in card.lower()
 
 
 def test_the_card_names_the_weights_by_their_sum(run):
@@ -194,7 +194,7 @@ def test_what_a_person_wrote_is_published(run):
         ("## Limitations", "## TODO", "got 'TODO'"),
         ("value: 0.8711", "value: 0.9711", "as model-index"),
         ("license: apache-2.0", "license: mit", "got 'mit' as license"),
-        (f"you/{NAME}", "them/another", "does not name them/model"),
+        (f"you/{NAME}", "them/another", "without them/model, expected usage code"),
     ],
 )
 def test_a_card_that_says_something_else_than_the_folder_is_refused(run, old, new, words):
@@ -208,5 +208,5 @@ def test_a_card_of_other_weights_is_refused(run):
     write_card(run)
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"without the sha256 of model\.safetensors"):
+    with pytest.raises(ValueError, match=r"expected the current sha256 of model\.safetensors"):
         published_card(run, "them/model")

@@ -103,7 +103,7 @@ def test_a_dry_run_checks_and_prints_and_asks_nothing_of_the_hub(hub, run, capsy
     printed = capsys.readouterr().out
     assert hub.log == []
     assert "model.safetensors" in printed and REPO in printed and "private" in printed and "v1" in printed
-    assert "not sent: checkpoints, training_args.bin" in printed
+    assert "not published: checkpoints, training_args.bin" in printed
 
 
 def test_every_step_survives_a_dropped_connection(hub, run):
@@ -164,7 +164,7 @@ def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub
 
 def test_a_flipped_bit_on_download_gets_no_tag(hub, run):
     hub.faults = [Fault("GET .*/resolve/.*/model.safetensors", "flip")]
-    with pytest.raises(Refused, match=r"model\.safetensors came back .* with other bytes, nothing was tagged"):
+    with pytest.raises(Refused, match=r"returned model\.safetensors with other bytes, nothing was tagged"):
         publish(run, REPO, tag="v1")
     assert hub.repositories[REPO].tags == {}
     assert publish(run, REPO, tag="v1") == hub.repositories[REPO].tags["v1"]
@@ -228,7 +228,7 @@ def test_private_means_private(hub, run):
 def test_a_public_repository_is_no_place_for_something_private(hub, run):
     hub.repositories[REPO] = Repository(private=False)
     hub.repositories[REPO].commit({})
-    with pytest.raises(PermissionError, match="public already"):
+    with pytest.raises(PermissionError, match="already public"):
         publish(run, REPO, private=True)
     assert hub.count(COMMIT) == 0
 
@@ -284,7 +284,7 @@ def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
 
 def test_a_hub_without_xet_storage_is_reported_with_what_to_do(hub, run, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    with pytest.raises(ConnectionError, match=r"could not commit: .*set HF_HUB_DISABLE_XET=1"):
+    with pytest.raises(ConnectionError, match=r"could not commit at .*set HF_HUB_DISABLE_XET=1"):
         publish(run, REPO)
 
 

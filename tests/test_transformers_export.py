@@ -176,18 +176,7 @@ def test_a_second_export_changes_nothing(run):
 def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(run):
     files = sorted(run[0].glob("*.py"))
     names = {path.stem for path in files}
-    assert names == {
-        "attention",
-        "by_axes",
-        "configuration_sa",
-        "content_terms",
-        "fused",
-        "modeling_sa",
-        "network",
-        "positions",
-        "products",
-        "terms",
-    }
+    assert names == {"attention", "configuration_sa", "modeling_sa", "network", "positions", "terms"}
     imported = set().union(*(get_imports(path) for path in files))
     assert imported - set(sys.stdlib_module_names) == {"huggingface_hub", "torch", "torchvision", "transformers"}
     for path in files:

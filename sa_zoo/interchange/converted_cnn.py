@@ -1,4 +1,4 @@
-"""A trained CNN as a folder of its conv-equivalent backbone, which timm and transformers load."""
+"""Converts a trained CNN to a folder of the equivalent attention network, which timm and transformers load."""
 
 import math
 from pathlib import Path
@@ -29,10 +29,16 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
         raise ValueError("alpha: got inf, which JSON cannot hold, expected a number; 46 gives the same function")
     network: Any = load_model(source).eval()
     converted, report = convert(network, layers, alpha, content)
-    backbone = _backbone(network, alpha=alpha, layers=layers, content=content)
+    # the registered network that equals the converted one: config.json can name it
+    cnn, arguments = network.pretrained_cfg["architecture"], getattr(network, "_model_args", {})
+    if not timm.is_model(name := f"mhsa_{cnn}"):
+        name, arguments = "mhsa_network", arguments | {"cnn": cnn}
+    cfg = backbone_cfg(PretrainedCfg(**network.pretrained_cfg)).to_dict() | {"architecture": name}
+    arguments = arguments | {"alpha": alpha, "layers": layers, "content": content}
+    backbone = timm.create_model(name, pretrained_cfg=cfg, **arguments).eval()
     backbone.load_state_dict(converted.state_dict())
     metrics = Metrics(
-        model=backbone.pretrained_cfg["architecture"],
+        model=name,
         base_model=network.pretrained_cfg.get("hf_hub_id") or "",
         conversion=Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits),
     )
@@ -42,14 +48,3 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
         write_file(folder / "report.json", report.to_json())
         write_metrics(folder, metrics)
     return report
-
-
-def _backbone(network: Any, **arguments: Any) -> Any:
-    """The registered backbone of this CNN, without its weights, so that a config.json can name it."""
-    cnn = network.pretrained_cfg["architecture"]
-    name = f"mhsa_{cnn}"
-    arguments |= getattr(network, "_model_args", {})
-    if not timm.is_model(name):
-        name, arguments = "mhsa_network", arguments | {"cnn": cnn}
-    cfg = backbone_cfg(PretrainedCfg(**network.pretrained_cfg)).to_dict() | {"architecture": name}
-    return timm.create_model(name, pretrained_cfg=cfg, **arguments).eval()

@@ -20,35 +20,23 @@ def register_with_transformers() -> None:
 
 def _import_models(_: ModuleType) -> None:
     configuration = sys.modules.get(CONFIGURATION)
-    # without its class, it is being imported right now and is what imports transformers: its own hook comes next
+    # Without its class, it is being imported right now and is what imports transformers: its own hook comes next.
     if configuration is None or hasattr(configuration, "SAConfig"):
         import sa_zoo.models.modeling_sa  # noqa: F401  whose hook registers
 
 
-def _register(_: ModuleType) -> None:
-    from transformers import (
-        AutoBackbone,
-        AutoConfig,
-        AutoImageProcessor,
-        AutoModel,
-        AutoModelForImageClassification,
-        CLIPImageProcessor,
-        CLIPImageProcessorPil,
-    )
+def _register(modeling: ModuleType) -> None:
+    import transformers
 
-    from sa_zoo.models.configuration_sa import SAConfig
-    from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification, SAModel
+    from sa_zoo.models.configuration_sa import AUTO_MAP, SAConfig
 
-    AutoConfig.register(SAConfig.model_type, SAConfig)
-    processors: dict[str, type] = {"torchvision": CLIPImageProcessor, "pil": CLIPImageProcessorPil}
-    AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
+    transformers.AutoConfig.register(SAConfig.model_type, SAConfig)
+    processors: dict[str, type] = {"torchvision": transformers.CLIPImageProcessor}
+    processors["pil"] = transformers.CLIPImageProcessorPil
+    transformers.AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
     SAConfig.register_for_auto_class()
-    models = {
-        AutoModel: SAModel,
-        AutoModelForImageClassification: SAForImageClassification,
-        AutoBackbone: SABackbone,
-    }
-    for auto_class, model_class in models.items():
-        auto_class.register(SAConfig, model_class)
+    for name in ("AutoModel", "AutoModelForImageClassification", "AutoBackbone"):
+        model_class = getattr(modeling, AUTO_MAP[name].partition(".")[2])
+        getattr(transformers, name).register(SAConfig, model_class)
         # save_pretrained then also writes the code, so that what it saves loads without this package
-        model_class.register_for_auto_class(auto_class.__name__)
+        model_class.register_for_auto_class(name)

@@ -19,45 +19,39 @@ from sa_zoo.models.network import SANet
 
 
 def export_for_transformers(folder: Path) -> None:
-    """Write what transformers needs next to a network's weights: config.json for both libraries,
-    preprocessor_config.json and the model's code. The weights stay as they are.
+    """Add to a SANet's folder what transformers needs: keys in config.json, preprocessor_config.json and the code.
 
     Folders of other models stay as they are: transformers loads any folder of timm through its wrapper. A second
-    export changes nothing.
-
-    Raises:
-        FileNotFoundError: if there is no config.json.
-        ValueError: for a network without pooling, a crop other than in the center, or a wrong number of labels.
+    export changes nothing. Raises FileNotFoundError if there is no config.json, ValueError for a network without
+    pooling, a crop other than in the center, or a wrong number of labels.
     """
     written = read_json(folder / "config.json")
     network: Any = timm.create_model(f"local-dir:{folder}")
     if not isinstance(network, SANet):
         return
-    if written.get("model_type") == SAConfig.model_type:
-        config = SAConfig.from_pretrained(folder)
-    else:
-        config = config_from_timm(network, written["pretrained_cfg"])
+    exported = written.get("model_type") == SAConfig.model_type
+    config = SAConfig.from_pretrained(folder) if exported else _config(network, written["pretrained_cfg"])
     with TemporaryDirectory() as new:
         custom_object_save(SAForImageClassification, new)
-        image_processor_from_timm(network).save_pretrained(new)
+        _image_processor(network).save_pretrained(new)
         config.save_pretrained(new)
         # config.json comes last, as it refers to the other files
         for path in sorted(Path(new).iterdir(), key=lambda path: path.name == "config.json"):
             write_file(folder / path.name, path.read_bytes())
 
 
-def config_from_timm(network: Any, pretrained_cfg: dict) -> SAConfig:
-    """The configuration of a SANet that timm has built; `pretrained_cfg` as in its config.json."""
+def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
+    """The configuration of a SANet that timm has built; `pretrained_cfg` is the one in its config.json."""
     if network.global_pool != "avg":
         raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do")
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
     block = network.blocks[0]
-    terms = tuple(type(term) for term in block.attn.terms)
     height, width = network.img_size
+    kinds: dict[Any, Any] = {classes: name for name, classes in TERMS.items()}
     return SAConfig(
-        attention_type=next(name for name, classes in TERMS.items() if classes == terms),
+        attention_type=kinds[tuple(type(term) for term in block.attn.terms)],
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
         num_attention_heads=block.attn.W_val.in_features // network.embed_dim,
@@ -73,12 +67,12 @@ def config_from_timm(network: Any, pretrained_cfg: dict) -> SAConfig:
     )
 
 
-def image_processor_from_timm(network: nn.Module) -> CLIPImageProcessor:
+def _image_processor(network: nn.Module) -> CLIPImageProcessor:
     """The processor that does what timm's evaluation transform does: resize, crop in the center, normalize.
 
     An image of the network's own size gives equal pixels up to rounding. Others are resized as tensors here and as PIL
     images by timm, which differs by about one gray level; `AutoImageProcessor.from_pretrained(..., backend="pil")`
-    resizes as timm does. For a network with non-square input the whole image is resized, not cropped.
+    resizes as timm does. For a network with non-square input, the whole image is resized, not cropped.
     """
     data = resolve_model_data_config(network)
     if data["crop_mode"] != "center":
@@ -88,7 +82,7 @@ def image_processor_from_timm(network: nn.Module) -> CLIPImageProcessor:
     return CLIPImageProcessor(
         size={"shortest_edge": math.floor(height / data["crop_pct"])} if height == width else size,
         crop_size=size,
-        resample=PILImageResampling[data["interpolation"].upper()],
+        resample=getattr(PILImageResampling, data["interpolation"].upper()),
         image_mean=list(data["mean"]),
         image_std=list(data["std"]),
         do_convert_rgb=channels == 3,

@@ -1,13 +1,11 @@
 """Model cards: one template, rendered from the files of a model folder and nothing else.
 
-The same folder always gives the same bytes. Every result comes from metrics.json: what is not in that file, the card
-does not claim.
+The same folder always gives the same bytes. Every result comes from metrics.json.
 """
 
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,9 @@ import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sa_zoo.cost import cost_of
-from sa_zoo.metrics import Baseline, Metrics, Scores, read_metrics, write_metrics
+from sa_zoo.metrics import Baseline, Scores, read_metrics, write_metrics
 from sa_zoo.model_folder import read_json, write_file
 
-SCORES = ("n", "top1", "top5", "loss")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Left by a template or by hand.
 PLACEHOLDERS = re.compile(r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE)
@@ -37,7 +34,7 @@ def architecture(folder: Path) -> str:
 def render_card(folder: Path, repo_id: str = "") -> str:
     """README.md of a model folder, for the repository `repo_id`; you/NAME if it is not known yet.
 
-    Raises ValueError if the folder lacks what the card is made of.
+    Raises ValueError if the folder lacks a file that the card needs.
     """
     return _render(_facts(folder), repo_id)
 
@@ -50,24 +47,24 @@ def write_card(folder: Path) -> Path:
 def published_card(folder: Path, repo_id: str) -> str:
     """README.md as it is published as `repo_id`. The folder stays as it is.
 
-    A README.md that somebody edited is published with the edits, if it still states what the folder does.
-    Raises ValueError for one that has a gap or states something else.
+    A README.md that somebody edited is published with the edits, if it still agrees with the folder.
+    Raises ValueError for one with a placeholder, or with other metadata, weights or usage code.
     """
-    facts, path = _facts(folder), folder / "README.md"
-    text = path.read_text(encoding="utf-8") if path.is_file() else _render(facts)
-    edited = text != _render(facts)
-    text = text.replace(_generic_id(facts), repo_id) if edited else _render(facts, repo_id)
+    facts = _facts(folder)
+    generic, text = _render(facts), _render(facts, repo_id)
+    written = _text(folder / "README.md")
+    if written not in ("", generic):
+        text = written.replace(f"you/{facts['name']}", repo_id)
     again = "render it again with `sa-zoo card`"
     if gap := PLACEHOLDERS.search(text):
         raise ValueError(f"got {gap[0]!r} in README.md, expected a finished card: {again}")
-    card, expected = ModelCard(text).data.to_dict(), _metadata(facts).to_dict()
-    for key, value in expected.items():
+    card = ModelCard(text).data.to_dict()
+    for key, value in _metadata(facts).to_dict().items():
         if card.get(key) != value:
             raise ValueError(f"got {card.get(key)!r} as {key} of README.md, expected {value!r}: {again}")
-    if facts["weights_sha256"] not in text:
-        raise ValueError(f"got a README.md without the sha256 of model.safetensors as it is now: {again}")
-    if repo_id not in text:
-        raise ValueError(f"got a README.md that does not name {repo_id}, expected usage code that loads it: {again}")
+    for part, of in ((facts["weights_sha256"], "the current sha256 of model.safetensors"), (repo_id, "usage code")):
+        if part not in text:
+            raise ValueError(f"got a README.md without {part}, expected {of}: {again}")
     return text
 
 
@@ -82,79 +79,65 @@ def name_baseline(folder: Path, baseline: Path) -> Path:
         raise ValueError(f"got a baseline measured on {measured[1]}, expected {measured[0]} (data, revision, images)")
     named = Baseline(
         model=architecture(baseline),
-        fine_tuned=bool(_init(_recipe(baseline))),
+        fine_tuned=bool(_init(_text(baseline / "train.toml"))),
         epochs=other.train.epochs if other.train else None,
-        test=Scores(**other.test.model_dump(include=set(SCORES))),
+        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "loss"})),
     )
     return write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
 
-def _render(facts: Mapping[str, Any], repo_id: str = "") -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
+def _render(facts: dict[str, Any], repo_id: str = "") -> str:
+    text = _text(Path(__file__).with_name("card.md.jinja"))
+    template = jinja2.Template(
+        text, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["percent"] = lambda fraction: f"{100 * fraction:.2f} %"
-    template = environment.get_template("card.md.jinja")
-    return template.render(facts, repo_id=repo_id or _generic_id(facts), metadata=_metadata(facts).to_yaml())
+    return template.render(facts, repo_id=repo_id or f"you/{facts['name']}", metadata=_metadata(facts).to_yaml())
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Everything that the template may print, by the template's names; all but the repository."""
-    metrics, recipe = read_metrics(folder), _recipe(folder)
-    init = _init(recipe)
-    name = architecture(folder)
+    """Everything that the template may print except for the repository, by the template's names."""
+    name, metrics, recipe = architecture(folder), read_metrics(folder), _text(folder / "train.toml")
+    init, config, weights = _init(recipe), _config(folder), folder / "model.safetensors"
     entry = timm.models.model_entrypoint(name)
-    model: Any = timm.create_model(f"local-dir:{folder}" if (folder / "config.json").is_file() else name)
-    described = model.pretrained_cfg
+    model: Any = timm.create_model(f"local-dir:{folder}" if config else name)
+    cfg: dict[str, Any] = model.pretrained_cfg
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else ""
     return {
         "name": name,
-        "summary": " ".join((entry.__doc__ or "").split("\n\n")[0].split()) or f"{name} of timm.",
-        "attention": described.get("paper_ids") == PAPER,
+        "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
+        "attention": cfg.get("paper_ids") == PAPER,
         "ours": entry.__module__.startswith("sa_zoo."),
-        "remote_code": "auto_map" in _config(folder),
-        "weights_sha256": _weights_sha256(folder),
-        "data": metrics.data,
-        "revision": metrics.data_revision or None,
-        "results": list(_results(name, metrics)),
-        "validation": metrics.validation is not None,
-        "baseline": metrics.baseline is not None,
-        "input_size": tuple(described["input_size"]),
-        "cost": cost_of(model, tuple(described["input_size"])),
-        "label_names": described.get("label_names") or [],
+        "remote_code": "auto_map" in config,
+        # the catalogue keeps the sum without the weights
+        "weights_sha256": sha256 or _text(folder / "SHA256SUMS").partition(" ")[0],
+        "metrics": metrics,
+        "cfg": cfg,
+        "licence": cfg.get("license") or "apache-2.0",
+        "cost": cost_of(model, tuple(cfg["input_size"])),
         "recipe": recipe.strip(),
-        "weights_from": described.get("hf_hub_id"),
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
-        "conversion": metrics.conversion,
-        "train": {f"train.{key}": round(value, 1) for key, value in metrics.measured().get("train", {}).items()},
-        "environment": {key: value for key, value in (metrics.environment or {}).items() if value != ""},
-        "figures": sorted(path.name for path in (folder / "figures").glob("*.png")),
-        "licence": described.get("license") or "apache-2.0",
-        "paper": described.get("paper_ids"),
+        "figures": [path.name for path in (folder / "figures").glob("*.png")],
     }
 
 
-def _metadata(facts: Mapping[str, Any]) -> ModelCardData:
+def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The YAML at the top, as the Hub's own classes write it."""
-    data, tested = facts["data"], [row for row in facts["results"] if row["split"] == "test"][:1]
-    evaluations = [
+    metrics = facts["metrics"]
+    data, test = metrics.data or "", metrics.test
+    on_hub = HUB_ID.fullmatch(data)
+    results = [
         EvalResult(
             task_type="image-classification",
-            dataset_type=_slug(data),
+            dataset_type=data if on_hub else re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-"),
             dataset_name=data,
             dataset_split="test",
-            dataset_revision=facts["revision"],
+            dataset_revision=metrics.data_revision or None,
             metric_type="accuracy",
-            metric_name=f"{metric} accuracy",
-            metric_value=float(row[key]),
+            metric_name=f"{name} accuracy",
+            metric_value=value,
         )
-        for row in tested
-        for metric, key in (("top-1", "top1"), ("top-5", "top5"))
+        for name, value in ((("top-1", test.top1), ("top-5", test.top5)) if test else ())
     ]
     return ModelCardData(
         license=facts["licence"],
@@ -162,27 +145,13 @@ def _metadata(facts: Mapping[str, Any]) -> ModelCardData:
         pipeline_tag="image-classification",
         tags=["timm", "transformers", "image-classification", *(["self-attention"] if facts["attention"] else [])],
         base_model=facts["base_model"] or None,
-        datasets=[data] if data and HUB_ID.fullmatch(data) else None,
-        metrics=["accuracy"] if evaluations else None,
-        model_name=facts["name"] if evaluations else None,
-        eval_results=evaluations or None,
+        datasets=[data] if on_hub else None,
+        **({"metrics": ["accuracy"], "model_name": facts["name"], "eval_results": results} if test else {}),
     )
 
 
-def _results(name: str, metrics: Metrics) -> Iterator[dict[str, Any]]:
-    """Rows of the results table: model, split and its scores."""
-    measured = [(name, "test", metrics.test), (name, "validation", metrics.validation)]
-    if baseline := metrics.baseline:
-        trained = "fine-tuned" if baseline.fine_tuned else "trained"
-        epochs = f", {trained} for {baseline.epochs} epochs" if baseline.epochs else ""
-        measured.append((baseline.model + epochs, "test", baseline.test))
-    for model, split, scores in measured:
-        if scores:
-            yield {"model": model, "split": split, **scores.model_dump(include=set(SCORES))}
-
-
 def _init(recipe: str) -> str:
-    """The weights that a run started from; empty: random ones."""
+    """The weights that a run started from; empty if they were random."""
     return tomllib.loads(recipe).get("model", {}).get("init", "")
 
 
@@ -194,24 +163,8 @@ def _hub_id(init: str) -> str | None:
     return config.hf_hub_id if config else None
 
 
-def _slug(name: str) -> str:
-    return name if HUB_ID.fullmatch(name) else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _generic_id(facts: Mapping[str, Any]) -> str:
-    return f"you/{facts['name']}"
-
-
-def _weights_sha256(folder: Path) -> str | None:
-    """Of model.safetensors; the catalogue keeps its sum without it."""
-    weights, sums = folder / "model.safetensors", folder / "SHA256SUMS"
-    if weights.is_file():
-        return hashlib.sha256(weights.read_bytes()).hexdigest()
-    return sums.read_text(encoding="utf-8").partition(" ")[0] if sums.is_file() else None
-
-
-def _recipe(folder: Path) -> str:
-    path = folder / "train.toml"
+def _text(path: Path) -> str:
+    """The contents of a file; empty if there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 

@@ -1,5 +1,6 @@
-"""The catalogue: one folder per registered model, with its card and the files that the card is made of."""
+"""The catalogue: one folder per registered model, with its card and the files that the card is rendered from."""
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -16,25 +17,26 @@ def registered_models() -> list[str]:
     return [name for name in names if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo.")]
 
 
-def write_catalogue(model_cards: Path) -> list[Path]:
-    """Render the card of every registered model; one without a trained run says that it has none."""
+def write_catalogue(model_cards: Path) -> None:
+    """Render the card of every registered model; that of one without a trained run says so."""
     for name in registered_models():
         (model_cards / name).mkdir(parents=True, exist_ok=True)
-    return [write_card(model_cards / name) for name in registered_models()]
+        write_card(model_cards / name)
 
 
 def add_run(run: Path, model_cards: Path) -> Path:
-    """Put a finished run into the catalogue without its weights; SHA256SUMS keeps their sum.
+    """Put a finished run into the catalogue without its weights, of which SHA256SUMS keeps the sum.
 
     Raises ValueError if the folder does not hold a finished run.
     """
     check_complete(run)
     manifest = read_manifest(run)
-    weights = manifest.pop("model.safetensors")
+    weights = hashlib.sha256(manifest.pop("model.safetensors")).hexdigest()
+    manifest["SHA256SUMS"] = f"{weights}  model.safetensors\n".encode()
     entry = model_cards / architecture(run)
     shutil.rmtree(entry, ignore_errors=True)
-    for name in (name for name in manifest if not name.endswith(".py")):
-        (entry / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run / name, entry / name)
-    write_file(entry / "SHA256SUMS", f"{weights.sha256}  model.safetensors\n")
+    for name, content in manifest.items():
+        if not name.endswith(".py"):
+            (entry / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(entry / name, content)
     return write_card(entry)

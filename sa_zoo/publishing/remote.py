@@ -1,24 +1,25 @@
-"""One repository on a Hub, through the official client: bounded retries, and messages that say what to do.
+"""One repository on a Hub, through the official client, with messages that say what to do.
 
-The client retries uploads and downloads itself; it does not retry creating a repository, committing, tagging or
-asking for information, so this file does.
+The client retries only uploads and downloads itself. This file retries creating, reading, committing and tagging.
 """
 
 import time
 from collections.abc import Callable
+from functools import wraps
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils.sha import git_hash
 
 from sa_zoo.publishing.folder import Manifest
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
 TRANSIENT = (408, 429, 500, 502, 503, 504)
-HUB_OWN_FILES = (".gitattributes",)  # written by the Hub when it creates a repository
 
 
 class Refused(OSError):
@@ -34,11 +35,32 @@ ADVICE: dict[int, tuple[type[Exception], str]] = {
     409: (Refused, "it collides with another change of {repo_id}: look at it, then run this again"),
     412: (Refused, "somebody else changed {repo_id} meanwhile: look at it, then run this again to publish on top"),
     429: (ConnectionError, "too many requests: wait a few minutes, then run this again"),
+    400: (Refused, "the Hub refuses"),  # and every other status below 500
+    500: (ConnectionError, "the Hub has a problem of its own: run this again later"),  # and above
 }
-ADVICE_5XX = (ConnectionError, "the Hub has a problem of its own: run this again later")
-ADVICE_OTHER = (Refused, "the Hub refuses")
 
-Answer = TypeVar("Answer")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def retried(doing: str) -> Callable[[Method], Method]:
+    """Decorator of Remote's methods: call them again, a few times; `doing` completes the message "could not ...\"."""
+
+    def decorate(method: Method) -> Method:
+        @wraps(method)
+        def attempt(remote, *arguments):
+            for wait in (*WAITS, None):
+                try:
+                    return method(remote, *arguments)
+                except (OSError, RuntimeError, httpx2.TransportError) as error:
+                    if (cause := _hub_error(error)) is None:
+                        raise
+                    if (pause := _pause(cause, wait)) is None:
+                        raise _explained(remote, doing, cause) from error
+                    time.sleep(pause)
+
+        return cast(Method, attempt)
+
+    return decorate
 
 
 class Remote:
@@ -49,121 +71,75 @@ class Remote:
         self.repo_id = repo_id
         self.url = f"{self.api.endpoint}/{repo_id}"
 
+    @retried("create the repository")
     def create(self, private: bool) -> None:
         """Create the repository if it does not exist. Raises PermissionError if it has to be private and is public."""
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
-        self._attempt("create the repository", self.api.create_repo, self.repo_id, private=private, exist_ok=True)
-        if private and not self._attempt("read the repository", self.api.model_info, self.repo_id).private:
-            raise PermissionError(
-                f"{self.url} is public already, expected private: change that there, or choose a new name"
-            )
+        self.api.create_repo(self.repo_id, private=private, exist_ok=True)
+        if private and not self.api.model_info(self.repo_id).private:
+            raise PermissionError(f"{self.url} is already public, expected private: change that or choose a new name")
 
-    def head(self) -> str | None:
-        """Commit sha of the main branch."""
-        return self._attempt("read the repository", self.api.model_info, self.repo_id).sha
+    @retried("read the repository")
+    def head(self) -> str:
+        """Commit sha of the main branch; a Hub creates repositories with a first commit."""
+        return str(self.api.model_info(self.repo_id).sha)
 
+    @retried("read the tags")
     def tags(self) -> dict[str, str]:
         """Tag -> commit sha."""
-        return self._attempt("read the tags", self._tags)
+        return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(self.repo_id).tags}
 
-    def differences(self, commit: str | None, manifest: Manifest) -> list[str]:
-        """Differences between the tree of `commit` and the manifest, one line per file; none if every byte is the same.
-
-        In the tree, large files have their sha256 and small ones the sha1 of git's blob.
-        """
+    @retried("read the files")
+    def differences(self, commit: str, manifest: Manifest) -> list[str]:
+        """Differences between the tree of `commit` and the manifest, one line per file; none if all bytes are equal."""
         tree = self._tree(commit)
-        lines = [f"{name}: missing" for name in manifest if name not in tree]
-        lines += [f"{name}: not in the folder" for name in tree if name not in manifest]
+        lines = [f"{name}: missing" for name in manifest.keys() - tree.keys()]
+        lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys()]
         for name in manifest.keys() & tree.keys():
-            there, here = tree[name], manifest[name]
-            same = there.lfs.sha256 == here.sha256 if there.lfs else there.blob_id == here.git_sha1
+            there, content = tree[name], manifest[name]
+            # a tree has the sha256 of large files, and of small ones the sha1 of git's blob
+            same = there.lfs.sha256 == sha256(content).hexdigest() if there.lfs else there.blob_id == git_hash(content)
             lines += [] if same else [f"{name}: other bytes"]
         return sorted(lines)
 
-    def commit(self, manifest: Manifest, parent: str | None) -> str | None:
+    @retried("commit")
+    def commit(self, manifest: Manifest, parent: str) -> str:
         """Make the tree equal to the manifest in one commit on top of `parent`; return main's commit after it.
 
-        If an answer is lost, the commit exists and the head has moved: so the head is read before each attempt. The
-        caller compares the trees in any case, and sees whether the commit there is this one.
+        If main has moved from `parent`, nothing is committed: either the answer to an earlier attempt was lost, or
+        somebody else committed. `differences` tells which.
         """
-        stale = sorted(self._tree(parent).keys() - manifest.keys())
-        operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            *(CommitOperationAdd(name, file.source) for name, file in manifest.items()),
-            *(CommitOperationDelete(name) for name in stale),
-        ]
+        head = str(self.api.model_info(self.repo_id).sha)
+        if head != parent:
+            return head
+        added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
+        deleted = [CommitOperationDelete(name) for name in sorted(self._tree(parent).keys() - manifest.keys())]
+        made = self.api.create_commit(
+            self.repo_id, [*added, *deleted], commit_message="Publish with sa_zoo", parent_commit=parent
+        )
+        return made.oid
 
-        def once() -> str | None:
-            head = self.api.model_info(self.repo_id).sha
-            if head != parent:
-                return head
-            return self.api.create_commit(
-                self.repo_id, operations, commit_message="Publish with sa_zoo", parent_commit=parent
-            ).oid
-
-        return self._attempt("commit", once)
-
+    @retried("download what was committed")
     def download(self, commit: str, cache: str) -> Path:
         """Download the whole tree of a commit into a cache folder."""
-        doing, download = "download what was committed", self.api.snapshot_download
-        return Path(self._attempt(doing, download, self.repo_id, revision=commit, cache_dir=cache))
+        return Path(self.api.snapshot_download(self.repo_id, revision=commit, cache_dir=cache))
 
+    @retried("tag")
     def tag(self, name: str, commit: str) -> None:
-        """Tag a commit. If an answer is lost, the next attempt finds the tag."""
+        """Tag a commit. A tag that exists stays where it is: it may be from an attempt whose answer was lost."""
+        self.api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
 
-        def once() -> None:
-            if self._tags().get(name) != commit:
-                self.api.create_tag(self.repo_id, tag=name, revision=commit)
-
-        self._attempt("tag", once)
-
-    def _tags(self) -> dict[str, str]:
-        return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(self.repo_id).tags}
-
-    def _tree(self, commit: str | None) -> dict[str, RepoFile]:
-        if commit is None:
-            return {}
-
-        def once() -> list[RepoFile]:
-            listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
-            return [file for file in listed if isinstance(file, RepoFile) and file.path not in HUB_OWN_FILES]
-
-        return {file.path: file for file in self._attempt("read the files", once)}
-
-    def _attempt(self, doing: str, call: Callable[..., Answer], *arguments: Any, **keywords: Any) -> Answer:
-        """Call the client until it answers, a few times; `doing` completes the message "could not ...\"."""
-        for wait in (*WAITS, None):
-            try:
-                return call(*arguments, **keywords)
-            except (OSError, RuntimeError, httpx2.TransportError) as error:
-                cause = _hub_error(error)
-                if cause is None:
-                    raise
-                pause = _pause(cause, wait)
-                if pause is None:
-                    raise self._explained(doing, cause) from error
-                time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
-
-    def _explained(self, doing: str, error: Exception) -> Exception:
-        if isinstance(error, OfflineModeIsEnabled):
-            return ConnectionError(f"could not {doing}: HF_HUB_OFFLINE is set, unset it to publish")
-        if not isinstance(error, HfHubHTTPError):
-            return ConnectionError(
-                f"could not {doing}: no answer from {self.api.endpoint} ({_without_token(str(error))}); "
-                "check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage, "
-                "then run this again"
-            )
-        status = error.response.status_code
-        kind, advice = ADVICE.get(status, ADVICE_5XX if status >= 500 else ADVICE_OTHER)
-        said = _without_token(error.server_message or error.response.reason_phrase)
-        return kind(f"could not {doing} at {self.url}: {advice.format(repo_id=self.repo_id)} (HTTP {status}: {said})")
+    def _tree(self, commit: str) -> dict[str, RepoFile]:
+        listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
+        # the Hub itself writes .gitattributes when it creates a repository
+        return {file.path: file for file in listed if isinstance(file, RepoFile) and file.path != ".gitattributes"}
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:
-    """The HTTP or network error that `error` is or stands for: the client wraps some of them."""
-    while error is not None:
+    """The HTTP or network error that `error` is or was raised from: the client wraps some of them."""
+    while error:
         # Xet storage raises ConnectionError, and so does offline mode.
         if isinstance(error, (HfHubHTTPError, httpx2.TransportError, ConnectionError)):
             return error
@@ -182,7 +158,21 @@ def _pause(error: Exception, wait: float | None) -> float | None:
     return max(wait, asked) if error.response.status_code in TRANSIENT and asked <= LONGEST_WAIT else None
 
 
-def _without_token(message: str) -> str:
-    """The message without the token: a client quotes a header that it cannot send, a server may quote what it got."""
-    token = get_token()
-    return message.replace(token, "<token>") if token else message
+def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
+    """The exception to raise: what could not be done, why, and what to do."""
+    kind: type[Exception] = ConnectionError
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        kind, advice = ADVICE.get(status, ADVICE[500 if status >= 500 else 400])
+        reason = error.server_message or error.response.reason_phrase
+        why = f"{advice.format(repo_id=remote.repo_id)} (HTTP {status}: {reason})"
+    elif isinstance(error, OfflineModeIsEnabled):
+        why = "HF_HUB_OFFLINE is set, unset it to publish"
+    else:
+        why = (
+            f"no answer from {remote.api.endpoint} ({error}); check the network, the proxy and HF_ENDPOINT, "
+            "set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage, then run this again"
+        )
+    message = f"could not {doing} at {remote.url}: {why}"
+    token = get_token()  # a client quotes a header that it cannot send, a server may quote what it got
+    return kind(message.replace(token, "<token>") if token else message)
