@@ -60,7 +60,7 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     )
 
 
-def _elements_written(*args, out_shape, **kwargs) -> int:
+def _elements_written(*args: Any, out_shape: Any, **kwargs: Any) -> int:
     # Fused attention returns its output first, then what only the backward pass reads.
     return math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])
 
@@ -68,7 +68,7 @@ def _elements_written(*args, out_shape, **kwargs) -> int:
 def _linear_macs(model: nn.Module, image: Tensor) -> int:
     counts: list[int] = []
 
-    def count(layer: Any, _, output: Tensor) -> None:
+    def count(layer: Any, _: Any, output: Tensor) -> None:
         weight = layer.weight
         counts.append(output.numel() // len(weight) * weight.numel())
 

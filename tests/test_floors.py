@@ -26,16 +26,16 @@ FLOORS = [
 ]
 # Lines of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 1_450,
-    "kernels": 550,
-    "convolution": 1_650,
-    "interchange": 400,
-    "training": 1_350,
-    "publishing": 750,
-    "analysis": 700,
-    "": 800,
+    "models": 1_330,
+    "kernels": 540,
+    "convolution": 1_520,
+    "interchange": 300,
+    "training": 1_280,
+    "publishing": 620,
+    "analysis": 600,
+    "": 600,
 }
-TOTAL = 6_200
+TOTAL = 6_580
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CHAIN = 250, 60, 6
 REMOTE_CODE = 1_100  # lines that somebody who loads a published model with trust_remote_code has to read
 

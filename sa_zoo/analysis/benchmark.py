@@ -58,7 +58,9 @@ COLUMNS = {
 Row = dict[str, Any]
 
 
-def step(network: nn.Module, x: Tensor, route: str = "", dtype=torch.float32, compiled=None) -> Run:
+def step(
+    network: nn.Module, x: Tensor, route: str = "", dtype: torch.dtype = torch.float32, compiled: Any = None
+) -> Run:
     """Inference; forward and backward pass, under autocast to `dtype`, if the network is in training mode.
 
     All layers are evaluated by `route`, or as they choose if it is empty. `compiled` is called in place of the network.

@@ -22,6 +22,7 @@ PHASES = (
 )
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
 
+Subjects = dict[str, Subject]
 Change = Callable[[Any], nn.Module]  # from a registered model to the network that is measured
 
 
@@ -73,8 +74,8 @@ def networks(
     torch.compile makes it in this mode.
     """
 
-    def build() -> dict[str, Subject]:
-        found, network = {}, None
+    def build() -> Subjects:
+        found: Subjects = {}
         for name, (change, route) in subjects.items():
             torch.manual_seed(0)  # the same weights for all of them
             network = change(timm.create_model(model)).to(device).train(phase.startswith("training"))
@@ -128,8 +129,8 @@ def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[
         fits = 4 * layer.W_val.in_features // dim * side**4 <= LARGEST_MAPS
         chosen = {name: route for name, route in routes.items() if fits or route != "definition"}
 
-        def build(layer=layer, chosen=chosen, shape=(1, side, side, dim)) -> dict[str, Subject]:
-            X = torch.randn(shape, device=device)
+        def build(layer: Any = layer, chosen: dict[str, str] = chosen, side: int = side, dim: int = dim) -> Subjects:
+            X = torch.randn(1, side, side, dim, device=device)
             return {name: Subject(step(layer, X, route), function="layer") for name, route in chosen.items()}
 
         name = f"one layer of {model}, {side}x{side} tokens"

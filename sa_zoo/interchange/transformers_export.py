@@ -14,8 +14,9 @@ from transformers.image_utils import PILImageResampling
 
 from sa_zoo.model_folder import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
-from sa_zoo.models.modeling_sa import TERMS, SAForImageClassification
+from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.network import SANet
+from sa_zoo.models.terms import TERMS
 
 
 def export_for_transformers(folder: Path) -> None:

@@ -47,7 +47,7 @@ def retried(doing: str) -> Callable[[Method], Method]:
 
     def decorate(method: Method) -> Method:
         @wraps(method)
-        def attempt(remote, *arguments):
+        def attempt(remote: Any, *arguments: Any) -> Any:
             for wait in (*WAITS, None):
                 try:
                     return method(remote, *arguments)

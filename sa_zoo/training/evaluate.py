@@ -25,7 +25,7 @@ BATCH_SIZE = 128
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, loader: DataLoader, input_format: InputFormat, accelerator: Accelerator, detail: bool = False
+    model: nn.Module, loader: DataLoader[Any], input_format: InputFormat, accelerator: Accelerator, detail: bool = False
 ) -> Scores:
     """The scores of a model on a split.
 

@@ -67,7 +67,7 @@ class Run:
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
         self.clock = time.perf_counter()
         self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
-        if self.counters.scaler:
+        if self.counters.scaler and accelerator.scaler:
             accelerator.scaler.load_state_dict(self.counters.scaler)
         self.interruption = Interruption()
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)

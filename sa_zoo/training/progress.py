@@ -13,7 +13,7 @@ class Interrupted(Exception):
     """The run was asked to stop, and has saved a checkpoint to resume from."""
 
 
-class Progress(tqdm):
+class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
     """Images done, their rate and the time left: `show` after steps, `end_epoch` after each epoch."""
 
     def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:

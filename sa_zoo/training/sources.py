@@ -61,7 +61,7 @@ def _digits() -> Source:
     return Source("digits", {"train": images}, {"train": labels}, tuple("0123456789"), gray_as_color=True)
 
 
-def _load(config: DataConfig) -> Mapping[str, Any]:
+def _load(config: DataConfig) -> Any:
     name = config.name
     # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder
     if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):

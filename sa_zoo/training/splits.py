@@ -6,6 +6,7 @@ A small data set is decoded once and kept on the device, a larger one is decoded
 import math
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ TEST_SHARE = 0.2  # of a data set without a test split
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
 
 
-class Split(Dataset):
+class Split(Dataset[Any]):
     """Decoded images of one split, kept on a device. A batch is (uint8 (B, C, H, W), int64 (B,), indices (B,))."""
 
     workers = 0
@@ -40,11 +41,11 @@ class Split(Dataset):
         on_device = to_device(positions, self.labels.device)
         return self.images[on_device], self.labels[on_device], positions
 
-    def loader(self, batch_size: int) -> DataLoader:
+    def loader(self, batch_size: int) -> DataLoader[Any]:
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: Sequence[list[int]]) -> DataLoader:
+    def loader_in_order(self, batches: Sequence[list[int]]) -> DataLoader[Any]:
         """The images of these indices, batch by batch."""
         return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 
