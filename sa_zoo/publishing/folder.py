@@ -40,6 +40,8 @@ def read_manifest(folder: Path, card: str | None = None) -> Manifest:
 
 def check_complete(folder: Path) -> None:
     """Raise ValueError if the folder lacks a file that only training or conversion can write."""
+    if not folder.is_dir():
+        raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
         raise ValueError(
             f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; "
