@@ -75,6 +75,7 @@ class OptimConfig(Section):
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
     warmup: float = Field(0.05, ge=0, lt=1)  # share of the run, linear
     clip: float = Field(0.0, ge=0)  # gradient norm; 0: none
+    args: dict[str, Any] = {}  # further arguments of timm's optimizer
 
 
 class TrainConfig(Section):

@@ -250,16 +250,20 @@ def _part(batch_size: int, processes: int, accumulation: int) -> int:
 
 
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """timm's, which spares biases, norms and whatever the model names in no_weight_decay() from decay."""
+    """timm's optimizer; biases, norms and the model's no_weight_decay() are exempt from weight decay."""
     if optim.name not in list_optimizers():
         near = difflib.get_close_matches(optim.name, list_optimizers(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimiser{hint}")
-    return create_optimizer_v2(
-        model,
-        opt=optim.name,
-        lr=optim.lr,
-        momentum=optim.momentum,
-        weight_decay=optim.weight_decay,
-        layer_decay=optim.layer_decay if optim.layer_decay < 1 else None,
-    )
+        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{hint}")
+    settings = {
+        "lr": optim.lr,
+        "momentum": optim.momentum,
+        "weight_decay": optim.weight_decay,
+        "layer_decay": optim.layer_decay if optim.layer_decay < 1 else None,
+    }
+    if fixed := sorted(settings.keys() & optim.args.keys()):
+        raise ValueError(f"optim.args: got {', '.join(fixed)}, expected as optim.{fixed[0]}")
+    try:
+        return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
+    except TypeError as error:
+        raise ValueError(f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}") from error
