@@ -1,5 +1,6 @@
 """What one image costs a model: parameters, multiply-adds, activations, counted while the model runs."""
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -40,6 +41,15 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
         macs=flops.get_total_flops() // 2,
         activations=elements.get_total_flops(),
     )
+
+
+def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
+    """Multiply-adds in products and convolutions that the forward pass of one training image (C, H, W) executes."""
+    model = copy.deepcopy(model).train()
+    images = torch.zeros(2, *input_size, device=next(model.parameters()).device)  # batch norm needs more than one
+    with FlopCounterMode(display=False) as flops:
+        model(images)
+    return flops.get_total_flops() // (2 * len(images))
 
 
 def _elements_written(*args, out_shape, **kwargs) -> int:

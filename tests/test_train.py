@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from safetensors.torch import load_file
 from tiny_runs import TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
 
 import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.cost import training_macs
 from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Interrupted, learning_rate_factor, optimizer_of
 from sa_zoo.training.model import create_model
 from sa_zoo.training.train import fit
@@ -34,6 +37,7 @@ RANDOM = {
 }
 
 
+SMALL = {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2}
 SGD = {"name": "sgd", "lr": 0.05}  # which, unlike Adam, notices a gradient of the wrong size
 
 
@@ -130,6 +134,11 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     assert metrics["test"]["n"] == 359
     assert metrics["train"]["epochs"] == 2
     assert metrics["train"]["seconds"] > 0
+    assert metrics["train"]["cpu_seconds"] > 0
+    # 12 steps of 211 images; a multiply-add is 2 operations, forward and backward pass cost 3 forward passes
+    macs = training_macs(timm.create_model("test_vit", num_classes=10, **TINY_VIT), (3, 8, 8))
+    assert metrics["train"]["macs_per_image"] == macs > 0
+    assert metrics["train"]["pflop"] == pytest.approx(macs * 2 * 3 * 12 * 211 / 1e15)
     assert metrics["train"]["images_per_second"] > 0
     for key in ("python", "torch", "timm", "accelerate", "device", "cpu", "threads", "processes", "sa_zoo_commit"):
         assert key in metrics["environment"]
@@ -190,6 +199,49 @@ def test_an_interrupted_run_saves_and_resumes_to_the_same_weights(whole, tmp_pat
     assert signal.getsignal(number) == handler
     fit(tiny_config(**table), tmp_path / "run", resume=True)
     assert_same_run(whole, tmp_path / "run")
+
+
+# Muon for matrices and AdamW for the rest, on the digits
+MUON = {
+    "model": {"name": "sa_quadratic_tiny_cifar", "args": {**SMALL, "num_heads": 3, "hidden_dim": 17}},
+    "optim": {"name": "muon", "args": {"adjust_lr_fn": "match_rms_adamw", "fallback_lr_scale": 0.5}},
+    "train": {"epochs": 3, "checkpoint_steps": 4},
+}
+
+
+def test_heads_are_recorded_at_initialization_and_after_every_epoch(tmp_path):
+    config = tiny_config(**MUON)
+    fit(config, tmp_path / "run")
+    recorded = load_file(tmp_path / "run" / "heads.safetensors")
+    terms = [f"blocks.{block}.attn.terms.0" for block in (0, 1)]
+    shapes = {f"{term}.{name}": shape for term in terms for name, shape in (("Delta", (4, 3, 2)), ("spread", (4, 3)))}
+    assert {name: tuple(rows.shape) for name, rows in recorded.items()} == shapes
+    torch.manual_seed(config.train.seed)
+    initial = create_model(config.model, 10).state_dict()
+    for name, rows in recorded.items():
+        assert torch.equal(rows[0], initial[name])
+        assert torch.equal(rows[-1], weights(tmp_path / "run")[name])
+        assert all(not torch.equal(before, after) for before, after in pairwise(rows))
+
+
+@pytest.mark.parametrize("once", ["checkpoints/epoch-00000-step-*", "checkpoints/epoch-00002-*"])
+def test_muon_and_the_record_of_heads_resume_too(tmp_path, once):
+    fit(tiny_config(**MUON), tmp_path / "whole")
+    signalled(tiny_config(**MUON), tmp_path / "run", signal.SIGINT, once)
+    fit(tiny_config(**MUON), tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    files = [tmp_path / name / "heads.safetensors" for name in ("whole", "run")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_lost_record_of_heads_is_refused(tmp_path):
+    model = timm.create_model("sa_learned_tiny_cifar", depth=1)
+    record_heads(tmp_path, model, 0)
+    with pytest.raises(ValueError, match=r"heads.safetensors: got 1 recorded epochs, expected at least the 2 before"):
+        record_heads(tmp_path, model, 2)
+    assert set(load_file(tmp_path / "heads.safetensors")) == {
+        f"blocks.0.attn.terms.0.{x}" for x in ("row", "col", "w", "v")
+    }
 
 
 def test_batch_norm_and_momentum_resume_too(tmp_path):
@@ -315,7 +367,12 @@ def test_a_checkpoint_of_another_model_is_told(stopped, tmp_path):
         ({"model": {"freeze": "^nothing"}}, r"model.freeze: got '\^nothing', which finds 0 of"),
         ({"model": {"freeze": "."}}, r"model.freeze: got '.', which finds (\d+) of \1 parameters"),
         ({"model": {"init": "test_resnet"}}, r"model.init: got weights of test_resnet in test_resnet, expected test_v"),
-        ({"optim": {"name": "adamm"}}, r"optim.name: got adamm, expected a timm optimiser \(did you mean adam"),
+        ({"optim": {"name": "adamm"}}, r"optim.name: got adamm, expected a timm optimizer \(did you mean adam"),
+        (
+            {"optim": {"args": {"adjust_lr": 1}}},
+            r"optim.args: got {'adjust_lr': 1}, which timm's adamw does not",
+        ),
+        ({"optim": {"args": {"lr": 1}}}, r"optim.args: got lr, expected as optim.lr"),
         ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 images"),
         ({"augment": {"mixup": 0.2}}, r"train.batch_size: got 211 images a part, expected an even number for mixup"),
         ({"train": {"precision": "fp16"}}, r"train.precision: got fp16, expected bf16 or no on a CPU"),

@@ -25,6 +25,7 @@ PUBLISHED = (
     "preprocessor_config.json",
     "train.toml",
     "history.jsonl",
+    "heads.safetensors",
     "*.py",
     "figures/*.png",
 )

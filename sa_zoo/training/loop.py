@@ -20,6 +20,7 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step, sent
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config, OptimConfig
 from sa_zoo.training.data import Split
+from sa_zoo.training.heads import record_heads
 from sa_zoo.training.progress import Interruption, Progress
 from sa_zoo.training.run_folder import write_history
 
@@ -41,6 +42,7 @@ class Counters:
     images: int = 0
     step_seconds: float = 0.0  # of the run, in training steps alone
     seconds: float = 0.0  # of the run, with validation and saving
+    cpu_seconds: float = 0.0  # of the same time, over all threads of this process
     history: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] = field(default_factory=dict)  # of fp16's loss
 
@@ -80,7 +82,7 @@ class Run:
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, wish to stop
         self.interruption: Interruption | None = None
         self.progress: Progress | None = None
-        self.clock = time.perf_counter()
+        self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
 
     @property
     def averaged(self) -> nn.Module:
@@ -92,6 +94,8 @@ class Run:
             self.counters = Counters(**counters)
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(self.counters.scaler)
+        elif self.accelerator.is_main_process:
+            record_heads(self.out, self.averaged, epoch=0)
 
     def save(self) -> None:
         """Writes a checkpoint, of finite weights only: a finite loss may have had a gradient that is not."""
@@ -218,6 +222,7 @@ class Run:
         counters.loss_sum = counters.correct = 0.0
         if self.accelerator.is_main_process:
             write_history(self.out, counters.history)
+            record_heads(self.out, self.averaged, counters.epoch)
         self.save()
         return record
 
@@ -232,10 +237,12 @@ class Run:
         return self.counters.epoch * self.steps + self.counters.step
 
     def _tick(self) -> float:
-        """Books the time since the last tick, and returns it."""
-        now = time.perf_counter()
+        """Adds the time since the last call to the counters, and returns it."""
+        now, cpu_now = time.perf_counter(), time.process_time()
         passed, self.clock = now - self.clock, now
         self.counters.seconds += passed
+        self.counters.cpu_seconds += cpu_now - self.cpu_clock
+        self.cpu_clock = cpu_now
         return passed
 
 

@@ -2,7 +2,8 @@
 
 - model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
 - train.toml: the effective config
-- history.jsonl: a line an epoch
+- history.jsonl: one line per epoch
+- heads.safetensors: the positional parameters at initialization and after every epoch
 - metrics.json: what was measured; written last, so that a folder with it is finished
 - checkpoints/: while training only, removed once metrics.json is there
 """

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from sa_zoo.cost import training_macs
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.data import InputFormat, Splits, open_source, splits_of
@@ -40,6 +41,7 @@ def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
     model = model.to(accelerator.device, memory_format=torch.channels_last)
     form = input_format(model, config.data.image_size)
     splits = splits_of(source, config.data.validation, form, accelerator.device)
+    macs = training_macs(model, form.input_size)
     augment = Augment(config.augment, train.seed, len(source.classes), form.normalise, accelerator.device)
     run = Run(config, out, accelerator, model, splits.train, augment)
     if accelerator.is_main_process:
@@ -57,6 +59,9 @@ def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
         **_measured(out, splits, accelerator),
         "train": {
             "seconds": run.counters.seconds,
+            "cpu_seconds": run.counters.cpu_seconds,
+            "macs_per_image": macs,
+            "pflop": 3 * 2 * macs * run.total / 1e15,  # a backward pass costs two forward passes, a MAC 2 operations
             "epochs": config.train.epochs,
             "images_per_second": run.images_per_second(),
             "n": len(splits.train),
