@@ -17,7 +17,9 @@ from torch import Tensor
 
 from sa_zoo.training.config import AugmentConfig
 
-ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)  # one stream of numbers each
+ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT, SMALL_ROWS, SMALL_COLUMNS = range(
+    9
+)  # one stream of numbers each
 
 
 def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
@@ -74,7 +76,10 @@ class Augment:
 
     def __call__(self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         counters = indices.cpu().numpy()
-        images = self.normalise(self._crop_and_flip(images, counters, epoch))
+        images = self._crop_and_flip(images, counters, epoch)
+        if epoch < self.config.small_epochs:
+            images = self._small(images, counters, epoch)
+        images = self.normalise(images)
         if self.config.random_erasing:
             self._erase(images, counters, epoch)
         return self.mixup(images, labels) if self.mixup else (images, labels)
@@ -87,13 +92,28 @@ class Augment:
         rows = np.arange(height) + self._offsets(CROP_ROWS, counters, epoch)  # (B, H)
         columns = np.arange(width) + self._offsets(CROP_COLUMNS, counters, epoch)  # (B, W)
         if self.config.flip:
-            flipped = (counter_hash(FLIP, self.seed, epoch, counters) >> np.uint64(63)).astype(bool)
+            drawn_in = 0 if self.config.alternate_flips else epoch
+            flipped = (counter_hash(FLIP, self.seed, drawn_in, counters) >> np.uint64(63)).astype(bool)
+            flipped ^= self.config.alternate_flips and bool(epoch % 2)
             columns[flipped] = columns[flipped, ::-1]
         rows, columns = (sent(torch.from_numpy(x), images.device) for x in (rows, columns))
         batch = torch.arange(len(images), device=images.device)
         padded = F.pad(images, (padding,) * 4)  # black, as the images are not yet normalised
         # index b, h, w broadcast to (B, H, W); the channel axis between them moves to the end
         return padded[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+    def _small(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:
+        size = self.config.small_size
+        if not self.config.small_crop:
+            return F.interpolate(images.float(), (size, size), mode="bicubic", antialias=True).clamp_(0, 255)
+        room = np.uint64(images.shape[-1] - size + 1)
+        top, left = (
+            torch.from_numpy((counter_hash(s, self.seed, epoch, counters) % room).astype(np.int64))[:, None]
+            for s in (SMALL_ROWS, SMALL_COLUMNS)
+        )
+        rows, columns = top + torch.arange(size), left + torch.arange(size)
+        batch = torch.arange(len(images))
+        return images[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
     def _offsets(self, stream: int, counters: np.ndarray, epoch: int) -> np.ndarray:
         choices = np.uint64(2 * self.config.crop_padding + 1)

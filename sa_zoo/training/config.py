@@ -30,6 +30,7 @@ class ModelConfig(Section):
     name: str = Field(min_length=1)  # any timm name
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
+    whiten: bool = False  # start the first convolution as the whitening transform of its patches
     freeze: str = ""  # regular expression; parameters whose name it finds are not trained
 
     @field_validator("args")
@@ -61,6 +62,10 @@ class DataConfig(Section):
 class AugmentConfig(Section):
     crop_padding: int = Field(0, ge=0)  # pixels
     flip: bool = False  # left-right, half of the time
+    alternate_flips: bool = False  # flip an image in every second epoch instead of independently in each
+    small_epochs: int = Field(0, ge=0)  # first epochs, whose images are shrunk to small_size
+    small_size: int = Field(24, ge=1)  # side in pixels
+    small_crop: bool = False  # crop instead
     random_erasing: float = Field(0.0, ge=0, le=1)  # probability
     mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution
     cutmix: float = Field(0.0, ge=0)

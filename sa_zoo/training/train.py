@@ -23,6 +23,7 @@ from sa_zoo.training.loop import Run
 from sa_zoo.training.model import create_model, input_format, load_model
 from sa_zoo.training.progress import Interruption, Progress
 from sa_zoo.training.run_folder import begin_run, check_run, environment, finish, publish_weights
+from sa_zoo.training.whitening import whiten_first_convolution
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -41,7 +42,10 @@ def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
     model = model.to(accelerator.device, memory_format=torch.channels_last)
     form = input_format(model, config.data.image_size)
     splits = splits_of(source, config.data.validation, form, accelerator.device)
+    if config.model.whiten:
+        whiten_first_convolution(model, form.normalise(splits.train.images[:5000]))
     macs = training_macs(model, form.input_size)
+    small = training_macs(model, (form.input_size[0], config.augment.small_size, config.augment.small_size))
     augment = Augment(config.augment, train.seed, len(source.classes), form.normalise, accelerator.device)
     run = Run(config, out, accelerator, model, splits.train, augment)
     if accelerator.is_main_process:
@@ -61,7 +65,10 @@ def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
             "seconds": run.counters.seconds,
             "cpu_seconds": run.counters.cpu_seconds,
             "macs_per_image": macs,
-            "pflop": 3 * 2 * macs * run.total / 1e15,  # a backward pass costs two forward passes, a MAC 2 operations
+            "pflop": 3
+            * 2
+            * (macs * run.total - (macs - small) * config.augment.small_epochs * run.steps * train.batch_size)
+            / 1e15,  # a backward pass costs two forward passes, a MAC 2 operations
             "epochs": config.train.epochs,
             "images_per_second": run.images_per_second(),
             "n": len(splits.train),
