@@ -1,11 +1,15 @@
-"""What pyproject.toml has no stable word for: code to be compiled, where there is a compiler for it."""
+"""What pyproject.toml cannot state: a compiled library, and recipes outside the package's folder."""
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 setup(
+    # configs/ is the one place of the recipes; in an installation it is the folder sa_zoo/recipes
+    packages=[*find_packages(include=["sa_zoo*"]), "sa_zoo.recipes"],
+    package_dir={"sa_zoo.recipes": "configs"},
+    package_data={"sa_zoo": ["publishing/*.jinja"], "sa_zoo.recipes": ["*.toml"]},
     ext_modules=[
-        # A library that knows nothing of Python. It is not linked with OpenMP: what it needs of it, it finds in torch,
-        # whose threads it shares.
+        # A library that does not use Python's headers, built if there is a compiler. It is not linked with OpenMP: it
+        # finds those functions in torch, whose threads it shares.
         Extension(
             name="sa_zoo.kernels._fused",
             sources=["sa_zoo/kernels/fused.cpp"],
@@ -14,5 +18,5 @@ setup(
             py_limited_api=True,  # one file for all versions of Python
             optional=True,
         )
-    ]
+    ],
 )

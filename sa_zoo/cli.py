@@ -1,87 +1,88 @@
-"""The command `sa-zoo`. Each command imports what it needs, so that help and mistakes answer at once."""
+"""The command `sa-zoo`. Each verb imports what it needs, so that help and mistakes answer at once."""
 
 import json
 import os
 import runpy
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+from sa_zoo.training.progress import Interrupted
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config's own.")]
+
+class Commands(TyperGroup):
+    """The verbs, with one error handler around them.
+
+    A mistake of the user becomes its message and exit code 1, an interrupted run says how to resume it, and
+    everything else keeps its traceback.
+    """
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
+        self.arguments = list(args)
+        return super().make_context(info_name, args, *more, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Interrupted as interrupted:
+            again = self.arguments + ["--resume"] * ("--resume" not in self.arguments)
+            typer.echo(f"{interrupted}\nresume with: {shlex.join(['sa-zoo', *again])}", err=True)
+            raise typer.Exit(130) from interrupted
+        except (ValueError, OSError, FloatingPointError) as error:
+            if ctx.invoked_subcommand == "run":  # an error of the script
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+)
 
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML file; see configs/.")],
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/CONFIG if not given.")] = None,
-    set_: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stands.")] = False,
+    config: Annotated[str, typer.Argument(help="TOML file, or the name of a recipe, such as quickstart.")],
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
 ) -> None:
-    """Train a model, evaluate it, and leave a run folder that timm loads."""
-    from sa_zoo.training.loop import Interrupted
-
-    out = out or Path("runs") / config.stem
-    try:
-        _told(_train, config, out, set_ or [], resume)
-    except Interrupted as stopped:
-        again = ["sa-zoo", "train", str(config), "--out", str(out)]
-        again += [part for override in set_ or [] for part in ("--set", override)]
-        typer.echo(f"{stopped}\nresume with: {shlex.join([*again, '--resume'])}", err=True)
-        raise typer.Exit(130) from stopped
-
-
-def _train(config: Path, out: Path, overrides: list[str], resume: bool) -> None:
+    """Train a model, evaluate it, and leave a run folder that timm and transformers load."""
     from accelerate import PartialState
 
-    from sa_zoo.training.config import load_config
-    from sa_zoo.training.train import fit
+    from sa_zoo.fit import fit
+    from sa_zoo.training.config import load_config, run_name
 
-    metrics = fit(load_config(config, overrides), out, resume)
+    out = out or Path("runs") / run_name(config, set_ or [])
+    metrics = fit(load_config(config, set_ or []), out, resume)
     if PartialState().is_main_process:
-        _finish_folder(out)
-        test, spent = metrics["test"], metrics["train"]
+        measured = metrics.measured()
+        test, spent = measured["test"], measured["train"]
         typer.echo(
-            f"{metrics['model']} on {metrics['data']}: test accuracy {test['top1']:.4f} (n = {test['n']}) "
+            f"{metrics.model} on {metrics.data}: test accuracy {test['top1']:.4f} (n = {test['n']}) "
             f"after {spent['epochs']} epochs, {spent['seconds'] / 60:.1f} minutes\n"
             f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
             f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
         )
 
 
-def _finish_folder(folder: Path) -> None:
-    """Make a folder that timm loads one that transformers loads too, with its card and the card's figures."""
-    from sa_zoo.analysis.figures import draw_figures
-    from sa_zoo.interchange.transformers_export import export_for_transformers
-    from sa_zoo.publishing.card import write_card
-
-    export_for_transformers(folder)
-    draw_figures(folder)
-    write_card(folder)
-
-
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Run folder, hf-hub:OWNER/NAME or timm name with weights.")],
-    data: Annotated[str, typer.Option(help="Hub data set, folder or digits; the run's own if not given.")] = "",
-    revision: Annotated[str, typer.Option(help="Of a Hub data set.")] = "",
-    label_column: Annotated[str, typer.Option(help="Where the data set has several.")] = "",
-    json_: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
-    detail: Annotated[bool, typer.Option("--detail", help="Per class, calibration and confusion matrix.")] = False,
+    model: Annotated[str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")],
+    data: Annotated[str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")] = "",
+    revision: Annotated[str, typer.Option(help="Revision of a Hub data set.")] = "",
+    label_column: Annotated[str, typer.Option(help="Label column of a data set with several.")] = "",
+    json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to, as well.")] = None,
+    detail: Annotated[bool, typer.Option("--detail", help="Add accuracy per class, calibration, confusion.")] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
-    _told(_evaluate, model, data, revision, label_column, json_, detail)
-
-
-def _evaluate(model: str, data: str, revision: str, label_column: str, json_: Path | None, detail: bool) -> None:
     from accelerate import PartialState
 
-    from sa_zoo.training.checkpoint import write_json
+    from sa_zoo.model_folder import write_json
     from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
@@ -90,47 +91,42 @@ def _evaluate(model: str, data: str, revision: str, label_column: str, json_: Pa
     elif (Path(model) / "train.toml").is_file():
         config = load_config(Path(model) / "train.toml").data
     else:
-        raise ValueError(f"--data: got nothing, expected a data set, as {model} is no run folder")
-    result = evaluate_source(model, config, detail)
+        raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
+    measured = evaluate_source(model, config, detail).measured()
+    del measured["version"]
     if PartialState().is_main_process:
         if json_:
-            write_json(json_, result)
-        typer.echo(json.dumps(result, indent=2))
+            write_json(json_, measured)
+        typer.echo(json.dumps(measured, indent=2))
 
 
 @app.command("convert-reference")
 def convert_reference(
-    checkpoint: Annotated[Path, typer.Argument(help="Of the paper's own code.")],
-    model: Annotated[str, typer.Option(help="timm name of the variant that it holds.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint that the paper's own code wrote.")],
+    model: Annotated[str, typer.Option(help="timm name of the variant in the checkpoint.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
     """Turn a checkpoint of the paper's own code into a folder that timm and transformers load."""
-    _told(_convert_reference, checkpoint, model, out)
-
-
-def _convert_reference(checkpoint: Path, model: str, out: Path) -> None:
+    from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.paper_checkpoint import convert_reference
 
     convert_reference(checkpoint, model, out)
-    _finish_folder(out)
+    finish_folder(out)
 
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a run folder.")],
+    source: Annotated[str, typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a model folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    layers: Annotated[str, typer.Option(help="Names of layers, with wildcards, commas between patterns.")] = "*",
+    layers: Annotated[str, typer.Option(help="Names of layers, with wildcards, separated by commas.")] = "*",
     alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they are convolutions.")] = 46.0,
-    content: Annotated[bool, typer.Option("--content", help="Add gated content terms; with a small alpha.")] = False,
-    data: Annotated[str, typer.Option(help="Also measure accuracy on its test split, before and after.")] = "",
+    content: Annotated[bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")] = False,
+    data: Annotated[str, typer.Option(help="Data set on whose test split to measure accuracy before and after.")] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
-    _told(_convert, source, out, layers, alpha, content, data)
-
-
-def _convert(source: str, out: Path, layers: str, alpha: float, content: bool, data: str) -> None:
+    from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
-    from sa_zoo.training.checkpoint import write_json
+    from sa_zoo.metrics import Baseline, read_metrics, write_metrics
     from sa_zoo.training.config import DataConfig
     from sa_zoo.training.evaluate import evaluate_source
 
@@ -138,24 +134,21 @@ def _convert(source: str, out: Path, layers: str, alpha: float, content: bool, d
     typer.echo(report.table())
     if data:
         before, after = (evaluate_source(model, DataConfig(name=data)) for model in (source, str(out)))
-        measured = json.loads((out / "metrics.json").read_text())
-        measured |= {"data": after["data"], "test": after["test"]}
-        measured["baseline"] = {"model": source, "test": before["test"]}
-        write_json(out / "metrics.json", measured)
-        typer.echo(f"test accuracy {before['test']['top1']:.4f} before, {after['test']['top1']:.4f} after")
-    _finish_folder(out)
+        baseline = Baseline.model_validate({"model": source, "test": before.test})
+        measured = {"data": after.data, "test": after.test, "baseline": baseline}
+        write_metrics(out, read_metrics(out).model_copy(update=measured))
+        accuracies = [each.measured()["test"]["top1"] for each in (before, after)]
+        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(*accuracies))
+    finish_folder(out)
 
 
 @app.command()
 def card(
-    folder: Annotated[Path, typer.Argument(help="Run folder; or model_cards, for the cards of all models.")],
-    baseline: Annotated[Path | None, typer.Option(help="Run on the same data to print beside this one.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Model folder; or model_cards, for the cards of all models.")],
+    baseline: Annotated[Path | None, typer.Option(help="Run on the same data to print next to this one.")] = None,
 ) -> None:
-    """Render README.md of a model folder from what lies in it, with its figures."""
-    _told(_card, folder, baseline)
-
-
-def _card(folder: Path, baseline: Path | None) -> None:
+    """Render README.md of a model folder from its files, with its figures."""
+    from sa_zoo.fit import finish_folder
     from sa_zoo.publishing.card import name_baseline
     from sa_zoo.publishing.catalogue import write_catalogue
 
@@ -166,32 +159,21 @@ def _card(folder: Path, baseline: Path | None) -> None:
         return
     if baseline:
         name_baseline(folder, baseline)
-    _finish_folder(folder)
+    finish_folder(folder)
 
 
 @app.command()
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Run folder, or a converted model's with metrics.json.")],
-    repo_id: Annotated[str, typer.Option(help="Where to, as in you/NAME.")],
-    private: Annotated[bool, typer.Option("--private", help="Of a repository that this creates.")] = False,
-    tag: Annotated[str | None, typer.Option(help="Such as v1; set last, on what was checked.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all that needs no network; send nothing.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model.")],
+    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do the checks without network; send nothing.")] = False,
 ) -> None:
-    """Publish a model folder on the Hub, and check it from the outside."""
-    _told(_publish, folder, repo_id, private, tag, dry_run)
-
-
-def _publish(folder: Path, repo_id: str, private: bool, tag: str | None, dry_run: bool) -> None:
-    from sa_zoo.publishing.folder import check_complete
+    """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish
 
-    check_complete(folder)
-    if not (folder / "README.md").is_file():
-        _finish_folder(folder)
-    try:
-        publish(folder, repo_id, private, tag, dry_run)
-    except RuntimeError as refused:  # by the Hub, with what to do
-        raise OSError(refused) from refused
+    publish(folder, repo_id, private, tag, dry_run)
 
 
 @app.command()
@@ -209,20 +191,6 @@ def bench(
     json_: Annotated[Path | None, typer.Option("--json", help="Results; with --side, a plot beside it.")] = None,
 ) -> None:
     """Measure time, memory and work of models beside their yardsticks, which take turns with them."""
-    _told(_bench, models or ["sa_quadratic_cifar"], device, batch, side or [], phase, compile_, threads, rounds, json_)
-
-
-def _bench(
-    models: list[str],
-    device: str,
-    batch: int,
-    sides: list[int],
-    phase: str,
-    compile_mode: str,
-    threads: int,
-    rounds: int,
-    json_: Path | None,
-) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts bytes, tells of its every start
     import timm
     import torch
@@ -231,22 +199,23 @@ def _bench(
     from sa_zoo.analysis import benchmark, timing
     from sa_zoo.analysis.scaling import plot_growth
     from sa_zoo.analysis.yardsticks import beside, evaluations
+    from sa_zoo.model_folder import write_json
     from sa_zoo.models.network import SANet
-    from sa_zoo.training.checkpoint import write_json
 
+    models, sides = models or ["sa_quadratic_cifar"], side or []
     unknown = [name for name in models if not timm.is_model(name)]
     if unknown:
         ours = ", ".join(timm.list_models(module="timm_models"))
         raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, as {ours}")
     if not any(known.startswith(phase) for known in benchmark.PHASES):
         raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(benchmark.PHASES)}")
-    if compile_mode and compile_mode not in benchmark.COMPILE_MODES:
-        raise ValueError(f"--compile: got {compile_mode!r}, expected one of {', '.join(benchmark.COMPILE_MODES)}")
+    if compile_ and compile_ not in benchmark.COMPILE_MODES:
+        raise ValueError(f"--compile: got {compile_!r}, expected one of {', '.join(benchmark.COMPILE_MODES)}")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
     place = timing.device_named(device)
-    if compile_mode:
+    if compile_:
         timing.check_compiler(place)
     first = timm.create_model(models[0])
     if sides and not isinstance(first, SANet):
@@ -260,7 +229,7 @@ def _bench(
         networks = beside(timm.create_model(name)) | {"resnet18_cifar": timm.create_model("resnet18_cifar")}
         images = torch.randn(batch, *timm.get_pretrained_cfg(name).input_size, device=place)
         placed = {key: network.to(place) for key, network in networks.items()}
-        rows += benchmark.bench(name, placed, images, rounds, phase, compile_mode)
+        rows += benchmark.bench(name, placed, images, rounds, phase, compile_)
         typer.echo(benchmark.table([row for row in rows if row.model == name]) + "\n")
         if json_:
             write_json(json_, benchmark.results(rows, [], conditions))
@@ -279,23 +248,12 @@ def _bench(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def run(
-    context: typer.Context, script: Annotated[Path, typer.Argument(help="Any Python script; its arguments follow.")]
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Python script; its arguments follow.")],
 ) -> None:
-    """Run a script with the names of sa_zoo registered, such as timm's own train.py and validate.py."""
-    if not script.is_file():
-        typer.echo(f"script: got {script}, expected a Python file", err=True)
-        raise typer.Exit(2)
+    """Run a script with the models of sa_zoo registered, such as timm's own train.py and validate.py."""
     import sa_zoo  # noqa: F401  registers the names
 
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
-
-
-def _told(command: Callable[..., None], *arguments: object) -> None:
-    """Runs a command; a mistake of the user becomes its message, whatever else keeps its traceback."""
-    try:
-        command(*arguments)
-    except (ValueError, OSError, FloatingPointError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error

@@ -1,4 +1,4 @@
-"""python scripts/bench_data_path.py configs/sa_quadratic_tiny_cifar.toml [--threads 1] [--steps 5] [--rounds 9]
+"""python scripts/bench_data_path.py tiny [--threads 1] [--steps 5] [--rounds 9]
 
 What loading and augmenting images adds to a training step, for the model, recipe and precision of a config, on random
 images of CIFAR's number and size, on the device that accelerate finds. Three loops take turns: steps with their images,
@@ -10,7 +10,6 @@ Compiled: accelerate launch --dynamo_backend inductor scripts/bench_data_path.py
 import argparse
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,17 +20,17 @@ import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.timing import in_turns
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
-from sa_zoo.training.data import Split
-from sa_zoo.training.evaluate import open_accelerator
-from sa_zoo.training.loop import optimizer_of
-from sa_zoo.training.model import create_model, input_format
+from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.model import create_model, input_format_of
+from sa_zoo.training.optimization import optimizer_of
+from sa_zoo.training.splits import Split
 
 IMAGES, CLASSES, SIDE = 50_000, 10, 32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[2])
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", help="TOML file, or the name of a recipe")
     parser.add_argument("--threads", type=int, default=0, help="of a CPU; all cores if 0")
     parser.add_argument("--steps", type=int, default=5, help="in a turn")
     parser.add_argument("--rounds", type=int, default=9, help="turns, after one that is not counted")
@@ -48,7 +47,7 @@ def main() -> None:
     prepared = accelerator.prepare(model)
     images = torch.randint(256, (IMAGES, 3, SIDE, SIDE), dtype=torch.uint8, device=device)
     split = Split(images, np.zeros(IMAGES, dtype=np.int64))
-    augment = Augment(config.augment, 0, CLASSES, input_format(model).normalise, device)
+    augment = Augment(config.augment, 0, CLASSES, input_format_of(model).normalize, device)
     batches = np.random.default_rng(0).permutation(IMAGES)[: options.steps * batch].reshape(-1, batch)
 
     def step(inputs: Tensor, targets: Tensor) -> None:

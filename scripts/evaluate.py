@@ -1,7 +1,7 @@
 """accelerate launch scripts/evaluate.py RUN_DIR [--data NAME] [--json OUT] [--detail]"""
 
-import typer
+import sys
 
-from sa_zoo.cli import evaluate
+from sa_zoo.cli import app
 
-typer.run(evaluate)
+app(["evaluate", *sys.argv[1:]], prog_name="sa-zoo")

@@ -1,7 +1,7 @@
-"""accelerate launch scripts/train.py configs/quickstart.toml [--out RUN_DIR] [--set key=value]... [--resume]"""
+"""accelerate launch scripts/train.py quickstart [--out RUN_DIR] [--set key=value]... [--resume]"""
 
-import typer
+import sys
 
-from sa_zoo.cli import train
+from sa_zoo.cli import app
 
-typer.run(train)
+app(["train", *sys.argv[1:]], prog_name="sa-zoo")

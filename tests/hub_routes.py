@@ -51,13 +51,13 @@ def sha256(content: bytes) -> str:
 
 
 def create(handler: "Handler", body: bytes) -> object:
-    wish = json.loads(body)
-    repo = f"{wish['organization'] or USER}/{wish['name']}"
+    request = json.loads(body)
+    repo = f"{request['organization'] or USER}/{request['name']}"
     handler.authorise(repo)
     url = f"{handler.server.url}/{repo}"
     if repo in handler.server.repositories:
         raise Problem(409, "You already created this model repo", url=url)
-    repository = handler.server.repositories[repo] = Repository(private=wish.get("visibility") == "private")
+    repository = handler.server.repositories[repo] = Repository(private=request.get("visibility") == "private")
     repository.commit({".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
     return {"url": url}
 
@@ -78,7 +78,7 @@ def validate_yaml(handler: "Handler", body: bytes) -> object:
 def preupload(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     _, files = handler.files(repo, revision)
     answers = []
-    for path in (wish["path"] for wish in json.loads(body)["files"]):
+    for path in (request["path"] for request in json.loads(body)["files"]):
         mode, oid = ("lfs", sha256) if is_lfs(path) else ("regular", git_sha1)
         known = {"oid": oid(files[path])} if path in files else {}
         answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, **known})
@@ -87,11 +87,11 @@ def preupload(handler: "Handler", body: bytes, repo: str, revision: str) -> obje
 
 def lfs_batch(handler: "Handler", body: bytes, repo: str) -> object:
     objects = json.loads(body)["objects"]
-    for wish in objects:
-        if wish["oid"] not in handler.server.objects:
+    for request in objects:
+        if request["oid"] not in handler.server.objects:
             url = handler.server.url
-            wish["actions"] = {
-                "upload": {"href": f"{url}/lfs/{wish['oid']}"},
+            request["actions"] = {
+                "upload": {"href": f"{url}/lfs/{request['oid']}"},
                 "verify": {"href": f"{url}/{repo}/verify"},
             }
     return {"objects": objects, "transfer": "basic"}
@@ -105,8 +105,8 @@ def lfs_put(handler: "Handler", body: bytes, oid: str) -> object:
 
 
 def lfs_verify(handler: "Handler", body: bytes, repo: str) -> object:
-    wish = json.loads(body)
-    if len(handler.server.objects.get(wish["oid"], b"")) != wish["size"]:
+    request = json.loads(body)
+    if len(handler.server.objects.get(request["oid"], b"")) != request["size"]:
         raise Problem(404, "object is not there")
     return {}
 

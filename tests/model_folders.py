@@ -5,7 +5,8 @@ from pathlib import Path
 
 import timm
 import torch
-from timm.models import save_for_hf
+
+from sa_zoo.model_folder import write_timm_files
 
 TEST = {"top1": 0.8711, "top5": 0.9911, "loss": 0.4127, "n": 1009}
 VALIDATION = {"top1": 0.8533, "top5": 0.9873, "loss": 0.4519, "n": 503}
@@ -31,10 +32,8 @@ EPOCHS = [
 def make_run(folder: Path, name: str, **arguments: int) -> Path:
     """A folder with random weights of timm's model `name`."""
     torch.manual_seed(0)
-    save_for_hf(timm.create_model(name, **arguments), folder, safe_serialization=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["model_args"].pop("num_classes", None)
-    (folder / "config.json").write_text(json.dumps(config))
+    folder.mkdir(parents=True)
+    write_timm_files(folder, timm.create_model(name, **arguments))
     (folder / "metrics.json").write_text(json.dumps({"model": name, **METRICS}))
     (folder / "train.toml").write_text(f'[model]\nname = "{name}"\ninit = ""\n')
     (folder / "history.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in EPOCHS))

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from model_folders import METRICS, TEST, VALIDATION, make_run
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.publishing.card import address_card, check_card, name_baseline, render_card, write_card
+from sa_zoo.publishing.card import name_baseline, published_card, render_card, write_card
 
 NAME = "sa_quadratic_tiny_cifar"
 
@@ -120,7 +120,7 @@ def test_a_converted_model_names_its_network_and_what_the_conversion_changed(run
         ("", {}, "resnet_tiny_cifar"),
     ],
 )
-def test_a_baseline_measured_on_the_same_data_stands_beside_the_result(run, tmp_path, init, train, said):
+def test_a_baseline_measured_on_the_same_data_is_printed_next_to_the_result(run, tmp_path, init, train, said):
     other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
     change(other / "metrics.json", test={**TEST, "top1": 0.8011}, train=train)
     (other / "train.toml").write_text(f'[model]\nname = "resnet_tiny_cifar"\ninit = "{init}"\n')
@@ -160,20 +160,31 @@ def test_a_folder_of_an_unknown_model_is_refused(run):
         render_card(run)
 
 
-def test_an_addressed_card_passes_its_own_check(run):
-    address_card(run, "them/model")
-    check_card(run, "them/model")
-    text = (run / "README.md").read_text()
-    assert "you/" not in text and text.count("them/model") == 3
+def files(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_addressing_keeps_what_a_person_wrote(run):
+def test_a_card_is_published_with_the_name_of_its_repository_and_the_folder_stays_as_it_is(run):
     write_card(run)
-    path = run / "README.md"
+    before = files(run)
+    for repo_id in ("them/model", "others/copy"):
+        card = published_card(run, repo_id)
+        assert "you/" not in card and card.count(repo_id) == 3
+        assert card.replace(repo_id, f"you/{NAME}") == (run / "README.md").read_text()
+    assert files(run) == before
+
+
+def test_a_folder_without_a_card_is_published_with_one(run):
+    before = files(run)
+    assert published_card(run, "them/model") == render_card(run, "them/model")
+    assert files(run) == before
+
+
+def test_what_a_person_wrote_is_published(run):
+    path = write_card(run)
     path.write_text(path.read_text() + "\nA word of my own.\n")
-    address_card(run, "them/model")
-    assert path.read_text().endswith("\nA word of my own.\n")
-    check_card(run, "them/model")
+    card = published_card(run, "them/model")
+    assert card == render_card(run, "them/model") + "\nA word of my own.\n"
 
 
 @pytest.mark.parametrize(
@@ -183,19 +194,19 @@ def test_addressing_keeps_what_a_person_wrote(run):
         ("## Limitations", "## TODO", "got 'TODO'"),
         ("value: 0.8711", "value: 0.9711", "as model-index"),
         ("license: apache-2.0", "license: mit", "got 'mit' as license"),
-        ("them/model", "them/another", "does not name them/model"),
+        (f"you/{NAME}", "them/another", "does not name them/model"),
     ],
 )
 def test_a_card_that_says_something_else_than_the_folder_is_refused(run, old, new, words):
-    path = address_card(run, "them/model")
+    path = write_card(run)
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ValueError, match=words):
-        check_card(run, "them/model")
+        published_card(run, "them/model")
 
 
 def test_a_card_of_other_weights_is_refused(run):
-    address_card(run, "them/model")
+    write_card(run)
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"without the sha256 of model\.safetensors"):
-        check_card(run, "them/model")
+        published_card(run, "them/model")

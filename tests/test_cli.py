@@ -74,10 +74,22 @@ def test_a_mistake_is_one_line_and_no_traceback(config, tmp_path, arguments, sai
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_config_is_told(tmp_path):
-    result = sa_zoo("train", tmp_path / "none.toml")
+def test_an_unknown_config_names_the_recipes():
+    result = sa_zoo("train", "quikstart")
     assert result.exit_code == 1
-    assert "expected a TOML file" in result.stderr
+    assert "got quikstart, expected a TOML file or one of the recipes" in result.stderr
+    assert all(path.stem in result.stderr for path in (ROOT / "configs").glob("*.toml"))
+    assert "(did you mean quickstart?)" in result.stderr
+
+
+def test_another_model_of_a_recipe_goes_to_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = "{ img_size = 8, patch_size = 2, num_heads = 1, embed_dim = 16, depth = 1 }"
+    changes = ["model.name=test_vit", f"model.args={args}"]
+    changes += ["data.name=digits", "train.epochs=1", "train.precision=no", "data.image_size=0"]
+    result = sa_zoo("train", "tiny", *(part for change in changes for part in ("--set", change)))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "runs" / "tiny-test_vit" / "metrics.json").exists()
 
 
 def test_an_interrupted_run_says_how_to_resume_and_that_works(config, tmp_path):
@@ -101,6 +113,7 @@ def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found == json.loads((tmp_path / "result.json").read_text())
+    assert set(found) == {"model", "data", "test"} and found["model"] == str(out)
     assert found["test"] == json.loads((out / "metrics.json").read_text())["test"]
 
 
@@ -113,24 +126,41 @@ def test_evaluating_in_detail_on_named_data(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["test_vit"], "error: --data: got nothing, expected a data set, as test_vit is no run folder"),
+        (["test_vit"], "error: --data: got nothing, expected a data set, as test_vit is not a run folder"),
         (["no_such", "--data", "digits"], "error: model.name: got no_such"),
         (["local-dir:nowhere", "--data", "digits"], "error: model: got local-dir:nowhere"),
     ],
 )
-def test_a_mistaken_evaluation_is_told(arguments, said):
+def test_a_mistaken_evaluation_is_reported(arguments, said):
     result = sa_zoo("evaluate", *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith(said)
 
 
+def test_an_error_of_the_program_keeps_its_traceback(run, monkeypatch):
+    def broken(*_: object) -> None:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr("sa_zoo.training.evaluate.evaluate_source", broken)
+    result = sa_zoo("evaluate", run[0])
+    assert isinstance(result.exception, KeyError)
+
+
+def test_an_error_of_a_script_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text("raise ValueError('its own')")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    result = sa_zoo("run", tmp_path / "script.py")
+    assert isinstance(result.exception, ValueError) and "error:" not in result.stderr
+
+
 def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatch):
-    (tmp_path / "beside.py").write_text("name = 'sa_quadratic_tiny_cifar'\n")
+    (tmp_path / "neighbor.py").write_text("name = 'sa_quadratic_tiny_cifar'\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, timm, beside\n"
+        "import sys, timm, neighbor\n"
         "if __name__ == '__main__':\n"
-        "    print(timm.is_model(beside.name), sys.argv)\n"
+        "    print(timm.is_model(neighbor.name), sys.argv)\n"
         "    sys.exit(7)\n"
     )
     monkeypatch.setattr(sys, "argv", [])
@@ -140,17 +170,35 @@ def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatc
     assert result.stdout.strip() == f"True {[str(script), '--help', '-x', '--model', 'a b']}"
 
 
-def test_a_missing_script_is_told(tmp_path):
-    result = sa_zoo("run", tmp_path / "none.py")
+def test_a_missing_script_is_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = sa_zoo("run", "none.py")
     assert result.exit_code == 2
-    assert "expected a Python file" in result.stderr
+    assert re.search(r"none\.py\W+ does not exist", result.stderr)
 
 
-def test_converting_a_missing_reference_checkpoint_is_told(tmp_path):
+def test_converting_a_missing_reference_checkpoint_is_reported(tmp_path):
     arguments = ["convert-reference", tmp_path / "none.pth", "--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
     result = sa_zoo(*arguments)
     assert result.exit_code == 1
     assert "none.pth" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_converting_a_file_that_is_no_checkpoint_is_reported(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello world")  # torch raises a KeyError for it
+    options = ["--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
+    result = sa_zoo("convert-reference", tmp_path / "notes.txt", *options)
+    assert result.exit_code == 1
+    assert re.fullmatch(r"error: checkpoint: got .*notes.txt, expected a complete file .*\n", result.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+def test_converting_an_unknown_model_is_reported(tmp_path):
+    result = sa_zoo("convert", "resnet18_cifra", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: model.name: got resnet18_cifra, expected a model folder or a timm name")
+    assert "did you mean resnet18_cifar?" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -185,19 +233,18 @@ def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):
     ("arguments", "said"),
     [
         (["card", "nowhere"], "folder: got nowhere, expected the folder of a model"),
-        (["publish", "nowhere", "--repo-id", "you/x"], "got nowhere, which is no folder"),
+        (["publish", "nowhere", "--repo-id", "you/x"], "got nowhere, which is not a folder"),
     ],
 )
-def test_a_folder_that_is_not_there_is_told(arguments, said):
+def test_a_folder_that_is_not_there_is_reported(arguments, said):
     result = sa_zoo(*arguments)
     assert result.exit_code == 1
     assert f"error: {said}" in result.stderr
 
 
 def test_a_network_of_this_package_is_left_as_a_folder_of_transformers_too(tmp_path):
-    config = Path(ROOT / "configs" / "quickstart.toml")
     small = ["model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }", "train.epochs=1"]
-    result = sa_zoo("train", config, "--out", tmp_path / "run", "--set", small[0], "--set", small[1])
+    result = sa_zoo("train", "quickstart", "--out", tmp_path / "run", "--set", small[0], "--set", small[1])
     assert result.exit_code == 0, result.output
     from transformers import AutoModelForImageClassification
 

@@ -20,10 +20,12 @@ from sa_zoo.training.augment import (
     seed_step,
 )
 from sa_zoo.training.config import AugmentConfig, DataConfig
-from sa_zoo.training.data import InputFormat, Splits, evaluation_split, open_source, splits_of
+from sa_zoo.training.model import InputFormat
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import Splits, evaluation_split, splits_of
 
 CPU = torch.device("cpu")
-FORM = InputFormat((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 1.0)
+FORMAT = InputFormat((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "bicubic", 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +33,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def read(name: object, validation: float = 0.0, form: InputFormat = FORM, **config: str) -> Splits:
-    return splits_of(open_source(DataConfig(name=str(name), **config)), validation, form, CPU)
+def read(name: object, validation: float = 0.0, input_format: InputFormat = FORMAT, **config: str) -> Splits:
+    return splits_of(open_source(DataConfig(name=str(name), **config)), validation, input_format, CPU)
 
 
 def splitmix(state: int) -> int:
@@ -79,14 +81,14 @@ def test_digits_are_those_of_scikit_learn_split_for_good():
 
 
 def test_digits_fit_any_size_and_a_model_for_gray():
-    form = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
-    assert read("digits", form=form).test.images.shape == (359, 1, 13, 17)
+    input_format = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
+    assert read("digits", input_format=input_format).test.images.shape == (359, 1, 13, 17)
 
 
 def test_the_test_split_does_not_depend_on_what_is_held_out():
     a, b = read("digits", 0.1), read("digits", 0.3)
     assert torch.equal(a.test.images, b.test.images)
-    alone = evaluation_split(open_source(DataConfig(name="digits")), FORM, CPU)
+    alone = evaluation_split(open_source(DataConfig(name="digits")), FORMAT, CPU)
     assert torch.equal(a.test.images, alone.images)
     assert torch.equal(a.test.labels, alone.labels)
 
@@ -158,9 +160,9 @@ def test_a_palette_is_read_as_colours(tmp_path):
 def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
     images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
     source = open_source(DataConfig(name=str(parquet_folder(tmp_path / "tiny", images))))
-    kept = splits_of(source, 0.3, FORM, CPU)
-    monkeypatch.setattr("sa_zoo.training.data.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
-    streamed = splits_of(source, 0.3, FORM, CPU)
+    kept = splits_of(source, 0.3, FORMAT, CPU)
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
+    streamed = splits_of(source, 0.3, FORMAT, CPU)
     assert not kept.train.workers
     assert streamed.train.workers
     batches = [np.array([3, 1, 2]), np.array([0, 5])]
@@ -173,12 +175,12 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
 
 def test_normalising_is_that_of_the_model():
     images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).view(2, 3, 5, 7)
-    wanted = (images.numpy() / 255 - np.reshape(FORM.mean, (3, 1, 1))) / np.reshape(FORM.std, (3, 1, 1))
-    assert np.abs(FORM.normalise(images).numpy() - wanted).max() < 1e-5
+    wanted = (images.numpy() / 255 - np.reshape(FORMAT.mean, (3, 1, 1))) / np.reshape(FORMAT.std, (3, 1, 1))
+    assert np.abs(FORMAT.normalize(images).numpy() - wanted).max() < 1e-5
 
 
-def augment_of(normalise=lambda x: x, seed: int = 5, **config: object) -> Augment:
-    return Augment(AugmentConfig(**config), seed, 10, normalise, CPU)
+def augment_of(normalize=lambda x: x, seed: int = 5, **config: object) -> Augment:
+    return Augment(AugmentConfig(**config), seed, 10, normalize, CPU)
 
 
 def test_crop_and_flip_are_those_of_each_image_alone():
@@ -195,6 +197,16 @@ def test_crop_and_flip_are_those_of_each_image_alone():
     assert 0 < flips < 11
 
 
+def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
+    images = torch.randint(80, 180, (3, 3, 17, 17), dtype=torch.uint8)  # Pillow clips between its two passes
+    augment = augment_of(small_epochs=2, small_size=11)
+    small, whole = (augment(images, torch.zeros(3), torch.arange(3), epoch)[0] for epoch in (1, 2))
+    assert torch.equal(whole, images)
+    for image, result in zip(images, small, strict=True):
+        wanted = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((11, 11), Image.Resampling.BICUBIC)
+        assert np.abs(result.permute(1, 2, 0).numpy() - np.asarray(wanted, np.float32)).max() < 1.5  # and rounds
+
+
 def test_offsets_are_uniform_and_flips_are_half():
     counters = np.arange(30030)
     offsets = counter_hash(CROP_ROWS, 0, 0, counters) % np.uint64(9)
@@ -207,7 +219,7 @@ def test_offsets_are_uniform_and_flips_are_half():
 def test_an_image_is_augmented_alike_in_any_batch():
     images = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
     labels, indices = torch.arange(13) % 10, torch.arange(13)
-    augment = augment_of(FORM.normalise, crop_padding=2, flip=True, random_erasing=0.7)
+    augment = augment_of(FORMAT.normalize, crop_padding=2, flip=True, random_erasing=0.7)
     whole, _ = augment(images, labels, indices, 1)
     back = torch.arange(13).flip(0)
     reverse, _ = augment(images[back], labels[back], indices[back], 1)
@@ -231,7 +243,7 @@ def test_erasing_is_timms_seeded_by_the_image():
 
 
 def test_mixup_follows_the_seed_of_the_step():
-    augment = augment_of(FORM.normalise, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
+    augment = augment_of(FORMAT.normalize, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
     images, labels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6)
     results = []
     for step in (3, 3, 4):
@@ -260,23 +272,23 @@ def test_nothing_is_augmented_unless_asked():
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c"])
-def test_a_missing_folder_is_told(name):
+def test_a_missing_folder_is_reported(name):
     with pytest.raises(FileNotFoundError, match=rf"data.name: got {name}, expected a folder"):
         open_source(DataConfig(name=name))
 
 
-def test_an_empty_folder_is_told(tmp_path):
+def test_an_empty_folder_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"):
         open_source(DataConfig(name=str(tmp_path)))
 
 
-def test_a_folder_without_labels_is_told(tmp_path):
-    image_folder(tmp_path / "bare", {"train": 3})
+def test_a_folder_without_labels_is_reported(tmp_path):
+    image_folder(tmp_path / "unlabelled", {"train": 3})
     with pytest.raises(ValueError, match=r"with columns image, expected labels: a folder per class"):
-        open_source(DataConfig(name=str(tmp_path / "bare")))
+        open_source(DataConfig(name=str(tmp_path / "unlabelled")))
 
 
-def test_a_hidden_label_is_told(tmp_path):
+def test_a_hidden_label_is_reported(tmp_path):
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
     rows = datasets.Dataset.from_dict({"img": noise_images(2), "label": [1, -1]}, features=features)
     (tmp_path / "hidden").mkdir()
@@ -285,30 +297,30 @@ def test_a_hidden_label_is_told(tmp_path):
         open_source(DataConfig(name=str(tmp_path / "hidden")))
 
 
-def test_a_data_set_without_images_is_told(tmp_path):
+def test_a_data_set_without_images_is_reported(tmp_path):
     (tmp_path / "train.csv").write_text("a,label\n1,0\n2,1\n")
     with pytest.raises(ValueError, match=r"with columns a, label, expected one of images"):
         open_source(DataConfig(name=str(tmp_path)))
 
 
-def test_a_data_set_without_training_images_is_told(tmp_path):
+def test_a_data_set_without_training_images_is_reported(tmp_path):
     folder = parquet_folder(tmp_path / "tiny", {"test": noise_images(5)})
     with pytest.raises(ValueError, match=r"with splits test, expected one called train"):
         open_source(DataConfig(name=str(folder)))
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGBA", 4)])
-def test_an_image_of_the_wrong_channel_count_is_told(tmp_path, mode, channels):
+def test_an_image_of_the_wrong_channel_count_is_reported(tmp_path, mode, channels):
     images = [*noise_images(3), *noise_images(1, mode=mode)]
     folder = parquet_folder(tmp_path / "mixed", {"train": images, "test": noise_images(1)})
     with pytest.raises(ValueError, match=rf"image 3 of the train split: got {channels} channels .* expected 3"):
         read(folder)
 
 
-def test_a_damaged_image_is_told(tmp_path):
+def test_a_damaged_image_is_reported(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is no image"):
+    with pytest.raises(ValueError, match=r"image 1 of the train split: got a file that is not an image"):
         read(folder)
 
 

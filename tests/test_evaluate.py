@@ -8,13 +8,15 @@ from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
 from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
 from torch import nn
 
+from sa_zoo.metrics import Scores
+from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.data import InputFormat, Split
-from sa_zoo.training.evaluate import evaluate, evaluate_source, open_accelerator
-from sa_zoo.training.model import create_model, input_format, load_model
-from sa_zoo.training.run_folder import publish_weights
+from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.evaluate import evaluate, evaluate_source
+from sa_zoo.training.model import InputFormat, create_model, input_format_of
+from sa_zoo.training.splits import Split
 
-FORM = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
+FORMAT = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
 
 
 class FixedLogits(nn.Module):
@@ -28,11 +30,11 @@ class FixedLogits(nn.Module):
         return self.logits[((x[:, 0, 0, 0] * 0.5 + 0.5) * 255).round().long()]
 
 
-def scored(logits: np.ndarray, labels: np.ndarray, batch: int = 7, detail: bool = False) -> dict:
+def scored(logits: np.ndarray, labels: np.ndarray, batch: int = 7, detail: bool = False) -> Scores:
     images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous()
     accelerator = open_accelerator()
     loader = accelerator.prepare(Split(images, labels).loader(batch))
-    return evaluate(FixedLogits(logits), loader, FORM, accelerator, detail)
+    return evaluate(FixedLogits(logits), loader, FORMAT, accelerator, detail)
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def run_folder(tmp_path_factory):
     out.mkdir()
     torch.manual_seed(0)
     model = create_model(tiny_config().model, 10)
-    publish_weights(out, model, input_format(model), tuple("0123456789"))
+    write_timm_files(out, model, {"label_names": list("0123456789")}, {"input_size": input_format_of(model).input_size})
     return out
 
 
@@ -62,27 +64,27 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 def test_accuracy_and_loss_are_those_of_scikit_learn(answers):
     logits, labels = answers
     found, p = scored(*answers), probabilities(logits)
-    assert found["n"] == 101
-    assert found["top1"] == accuracy_score(labels, logits.argmax(1))
-    assert found["top5"] == top_k_accuracy_score(labels, p, k=5)
-    assert found["loss"] == pytest.approx(log_loss(labels, p), rel=1e-6)
-    assert set(found) == {"top1", "top5", "loss", "n"}
+    assert found.n == 101
+    assert found.top1 == accuracy_score(labels, logits.argmax(1))
+    assert found.top5 == top_k_accuracy_score(labels, p, k=5)
+    assert found.loss == pytest.approx(log_loss(labels, p), rel=1e-6)
+    assert set(found.model_dump(exclude_none=True)) == {"top1", "top5", "loss", "n"}
 
 
 @pytest.mark.parametrize("batch", [1, 100, 101, 997])
 def test_the_batch_size_changes_nothing(answers, batch):
-    assert scored(*answers, batch=batch) == pytest.approx(scored(*answers))
+    assert scored(*answers, batch=batch).model_dump() == pytest.approx(scored(*answers).model_dump())
 
 
 def test_with_three_classes_the_five_likeliest_are_all(answers):
     logits, labels = answers
-    assert scored(logits[:, :3], labels % 3)["top5"] == 1.0
+    assert scored(logits[:, :3], labels % 3).top5 == 1.0
 
 
 def test_a_model_that_answers_nothing_is_not_right():
     labels = np.arange(101) % 11
-    assert scored(np.zeros((101, 11)), labels)["top1"] < 0.2
-    assert np.isnan(scored(np.full((101, 11), np.nan), labels)["loss"])
+    assert scored(np.zeros((101, 11)), labels).top1 < 0.2
+    assert np.isnan(scored(np.full((101, 11), np.nan), labels).loss)
 
 
 def test_detail_counts_classes_confusion_and_calibration(answers):
@@ -90,24 +92,24 @@ def test_detail_counts_classes_confusion_and_calibration(answers):
     found, p = scored(*answers, detail=True), probabilities(logits)
     predicted, confidence = logits.argmax(1), p.max(1)
     for true in range(11):
-        assert found["per_class"][true] == pytest.approx((predicted[labels == true] == true).mean())
+        assert found.per_class[true] == pytest.approx((predicted[labels == true] == true).mean())
         for guess in range(11):
-            assert found["confusion_matrix"][true][guess] == ((labels == true) & (predicted == guess)).sum()
+            assert found.confusion_matrix[true][guess] == ((labels == true) & (predicted == guess)).sum()
     error = 0.0
     for low in range(15):
         inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
         if inside.any():
             gap = (predicted == labels)[inside].mean() - confidence[inside].mean()
             error += inside.mean() * abs(gap)
-    assert found["calibration_error"] == pytest.approx(error, abs=1e-6)
-    json.dumps(found)
+    assert found.calibration_error == pytest.approx(error, abs=1e-6)
+    assert Scores.model_validate_json(found.model_dump_json()) == found
 
 
 def test_classes_that_never_occur_keep_their_place_in_the_detail():
     labels = np.array([0, 2, 2])
     found = scored(np.eye(4)[[0, 2, 0]] * 5, labels, detail=True)
-    assert found["per_class"] == [1.0, None, 0.5, None]
-    assert np.array(found["confusion_matrix"]).shape == (4, 4)
+    assert found.per_class == [1.0, None, 0.5, None]
+    assert np.array(found.confusion_matrix).shape == (4, 4)
 
 
 def test_the_model_keeps_its_mode(answers):
@@ -117,15 +119,15 @@ def test_the_model_keeps_its_mode(answers):
     for training in (True, False):
         model.train(training)
         loader = accelerator.prepare(Split(images, np.zeros(3, dtype=np.int64)).loader(2))
-        assert evaluate(model, loader, FORM, accelerator)["n"] == 3
+        assert evaluate(model, loader, FORMAT, accelerator).n == 3
         assert all(module.training is training for module in model.modules())
 
 
 def test_a_run_folder_is_evaluated_on_its_data(run_folder):
     found = evaluate_source(str(run_folder), DataConfig(name="digits"))
-    assert found["data"] == "digits"
-    assert found["test"]["n"] == 359
-    assert 0.0 <= found["test"]["top1"] < 0.5
+    assert found.data == "digits"
+    assert found.test.n == 359
+    assert 0.0 <= found.test.top1 < 0.5
 
 
 def test_a_run_folder_loads_bit_equal_through_timm(run_folder):
@@ -135,7 +137,7 @@ def test_a_run_folder_loads_bit_equal_through_timm(run_folder):
     x = torch.randn(5, 3, 8, 8)
     assert torch.equal(model(x), loaded(x))
     assert loaded.pretrained_cfg["label_names"] == list("0123456789")
-    assert input_format(loaded) == input_format(model)
+    assert input_format_of(loaded) == input_format_of(model)
 
 
 def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folder):
@@ -146,7 +148,7 @@ def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folde
     assert config["model_args"]["patch_size"] == TINY_VIT["patch_size"]
 
 
-def test_another_number_of_classes_is_told(run_folder, tmp_path):
+def test_another_number_of_classes_is_reported(run_folder, tmp_path):
     folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
     with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):
         evaluate_source(str(run_folder), DataConfig(name=str(folder)))
@@ -155,30 +157,30 @@ def test_another_number_of_classes_is_told(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        ("test_vti", ValueError, r"got test_vti, expected a run folder or a timm name \(did you mean test_vit"),
-        ("local-dir:nowhere", FileNotFoundError, "expected a folder of a finished run"),
+        ("test_vti", ValueError, r"got test_vti, expected a model folder or a timm name \(did you mean test_vit"),
+        ("local-dir:nowhere", FileNotFoundError, "expected a model folder, with config.json in it"),
         ("test_resnet.none", FileNotFoundError, "weights: got none from test_resnet.none"),
     ],
 )
-def test_a_model_that_is_not_there_is_told(source, error, said):
+def test_a_model_that_is_not_there_is_reported(source, error, said):
     with pytest.raises(error, match=said):
         load_model(source)
 
 
-def test_a_folder_without_weights_is_told(run_folder, tmp_path):
+def test_a_folder_without_weights_is_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="weights: got none from"):
         load_model(str(tmp_path))
 
 
-def test_truncated_weights_are_told(run_folder, tmp_path):
+def test_truncated_weights_are_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes((run_folder / "model.safetensors").read_bytes()[:-5])
     with pytest.raises(ValueError, match="weights: got a truncated or damaged file"):
         load_model(str(tmp_path))
 
 
-def test_weights_of_another_model_are_told(run_folder, tmp_path):
+def test_weights_of_another_model_are_reported(run_folder, tmp_path):
     config = json.loads((run_folder / "config.json").read_text())
     config["model_args"]["depth"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))

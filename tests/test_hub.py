@@ -19,8 +19,9 @@ from model_folders import make_run
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing import remote
-from sa_zoo.publishing.card import write_card
+from sa_zoo.publishing.card import published_card, write_card
 from sa_zoo.publishing.hub import publish
+from sa_zoo.publishing.remote import Refused
 
 # The client sends LFS files in a way that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -32,7 +33,7 @@ INFO, REFS = "GET /api/models/you/test-vit$", "GET /api/models/.*/refs"
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """A small timm model as a run leaves it, with things beside it that must stay at home."""
+    """A small timm model as a run leaves it, with things next to it that must not be published."""
     folder = make_run(tmp_path_factory.mktemp("runs") / "test_vit", "test_vit", num_classes=7)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "state.safetensors").write_bytes(b"large")
@@ -72,7 +73,22 @@ def test_the_whole_road_is_one_commit_and_a_tag_on_it(hub, run):
     assert repository.tags == {"v1": commit} and repository.head == commit
     assert hub.count("POST .*/commit/") == 1
     names = ["README.md", "config.json", "history.jsonl", "metrics.json", "model.safetensors", "train.toml"]
-    assert published(hub) == {name: (run / name).read_bytes() for name in names}
+    expected = {name: (run / name).read_bytes() for name in names if name != "README.md"}
+    assert published(hub) == expected | {"README.md": published_card(run, REPO).encode()}
+
+
+def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_follow(hub, run, tmp_path):
+    write_card(run)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
+    folders = {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()}
+    publish(run, "you/first", dry_run=True)
+    publish(run, "you/first")
+    publish(run, "you/second", tag="v1")
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
+    assert {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()} == folders
+    for repo_id in ("you/first", "you/second"):
+        repository = hub.repositories[repo_id]
+        assert repository.commits[repository.head]["README.md"].decode().count(repo_id) == 3
 
 
 def test_running_it_again_does_nothing(hub, run):
@@ -139,7 +155,7 @@ def test_uploads_and_downloads_survive_dropped_and_cut_connections(hub, run):
 )
 def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub, run, step):
     hub.faults = [Fault(step, 400)]
-    with pytest.raises((RuntimeError, OSError)):
+    with pytest.raises(OSError):
         publish(run, REPO, tag="v1")
     assert hub.repositories[REPO].tags == {}
     commit = publish(run, REPO, tag="v1")
@@ -148,7 +164,7 @@ def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub
 
 def test_a_flipped_bit_on_download_gets_no_tag(hub, run):
     hub.faults = [Fault("GET .*/resolve/.*/model.safetensors", "flip")]
-    with pytest.raises(RuntimeError, match=r"model\.safetensors came back .* with other bytes, nothing was tagged"):
+    with pytest.raises(Refused, match=r"model\.safetensors came back .* with other bytes, nothing was tagged"):
         publish(run, REPO, tag="v1")
     assert hub.repositories[REPO].tags == {}
     assert publish(run, REPO, tag="v1") == hub.repositories[REPO].tags["v1"]
@@ -157,7 +173,7 @@ def test_a_flipped_bit_on_download_gets_no_tag(hub, run):
 def test_somebody_else_committing_in_between_is_a_conflict_and_not_an_overwrite(hub, run):
     theirs = {"theirs.txt": b"mine too", ".gitattributes": b""}
     hub.before[COMMIT] = lambda: hub.repositories[REPO].commit(theirs)
-    with pytest.raises(RuntimeError, match="somebody else changed you/test-vit meanwhile"):
+    with pytest.raises(Refused, match="somebody else changed you/test-vit meanwhile"):
         publish(run, REPO, tag="v1")
     assert published(hub) == {"theirs.txt": b"mine too"}
     publish(run, REPO, tag="v1")
@@ -166,14 +182,14 @@ def test_somebody_else_committing_in_between_is_a_conflict_and_not_an_overwrite(
 
 def test_somebody_else_committing_before_the_attempt_is_noticed_too(hub, run):
     hub.before[f"GET /api/models/{REPO}/tree/"] = lambda: hub.repositories[REPO].commit({"theirs.txt": b"1"})
-    with pytest.raises(RuntimeError, match=r"theirs\.txt: not in the folder"):
+    with pytest.raises(Refused, match=r"theirs\.txt: not in the folder"):
         publish(run, REPO, tag="v1")
     assert hub.count(COMMIT) == 0 and hub.repositories[REPO].tags == {}
 
 
 def test_somebody_else_taking_the_tag_is_a_conflict(hub, run):
     hub.before[TAG] = lambda: hub.repositories[REPO].tags.update(v1="0" * 40)
-    with pytest.raises(RuntimeError, match="collides"):
+    with pytest.raises(Refused, match="collides"):
         publish(run, REPO, tag="v1")
     assert hub.repositories[REPO].tags == {"v1": "0" * 40}
 
@@ -223,12 +239,12 @@ def test_a_public_repository_is_no_place_for_something_private(hub, run):
         (401, PermissionError, "HF_TOKEN"),
         (403, PermissionError, "choose a --repo-id of your own"),
         (404, FileNotFoundError, "check --repo-id you/test-vit and HF_ENDPOINT"),
-        (409, RuntimeError, "collides"),
-        (412, RuntimeError, "somebody else"),
-        (418, RuntimeError, "the Hub refuses .*418.*as the test wished for Bearer <token>"),
+        (409, Refused, "collides"),
+        (412, Refused, "somebody else"),
+        (418, Refused, "the Hub refuses .*418.*as the test wished for Bearer <token>"),
         (429, ConnectionError, "too many requests"),
-        (500, ConnectionError, "run it again later"),
-        (503, ConnectionError, "run it again later"),
+        (500, ConnectionError, "run this again later"),
+        (503, ConnectionError, "run this again later"),
     ],
 )
 def test_each_refusal_says_what_to_do(hub, run, status, error, words):
@@ -266,7 +282,7 @@ def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
         publish(run, REPO)
 
 
-def test_a_hub_without_xet_storage_is_told_how_to_do_without(hub, run, monkeypatch):
+def test_a_hub_without_xet_storage_is_reported_with_what_to_do(hub, run, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with pytest.raises(ConnectionError, match=r"could not commit: .*set HF_HUB_DISABLE_XET=1"):
         publish(run, REPO)

@@ -131,15 +131,31 @@ def test_files_that_are_no_such_checkpoint_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="expected a file"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
     path.write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match="expected a whole file of tensors alone"):
+    with pytest.raises(ValueError, match="expected a complete file that torch"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
     torch.save({"state_dict": {}}, path)
     with pytest.raises(ValueError, match="without a 'model_state_dict'"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
     saved(reference_state("isotropic"), path)
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="expected a whole file"):
+    with pytest.raises(ValueError, match="expected a complete file"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"classifier.weight": 3},
+        {3: torch.zeros(1)},
+        {"classifier.weight": torch.tensor(1.0)},
+        {"features_upscale.weight": torch.zeros(3)},
+        {"features_upscale.weight": torch.zeros(5, 7)},
+    ],
+    ids=["a number", "no name", "no classes", "one axis", "an odd shape"],
+)
+def test_tensors_of_another_kind_or_shape_are_refused(state, tmp_path):
+    with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected one of"):
+        convert_reference(saved(state, tmp_path / "c"), "sa_quadratic_cifar", tmp_path / "out")
 
 
 class Bomb:
@@ -150,7 +166,7 @@ class Bomb:
 def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
     path = tmp_path / "c"
     path.write_bytes(pickle.dumps({"model_state_dict": Bomb()}, protocol=2))
-    with pytest.raises(ValueError, match="expected a whole file of tensors alone"):
+    with pytest.raises(ValueError, match="expected a complete file that torch"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
     assert "code from a checkpoint ran" not in capsys.readouterr().out
 
@@ -160,5 +176,6 @@ def test_other_names_and_folders_in_the_way_are_refused(tmp_path):
     with pytest.raises(ValueError, match="got 'sa_content_cifar', expected one of"):
         convert_reference(path, "sa_content_cifar", tmp_path / "out")
     (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(FileExistsError, match="expected a new folder"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")

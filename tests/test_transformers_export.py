@@ -24,9 +24,8 @@ from transformers import (
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.model_folder import write_timm_files
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
-from sa_zoo.training.data import InputFormat
-from sa_zoo.training.run_folder import publish_weights
 
 ROOT = Path(__file__).parents[1]
 LABELS = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -39,7 +38,7 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
     torch.manual_seed(0)
     folder.mkdir(parents=True)
     network = timm.create_model(name, num_classes=len(LABELS), **arguments).eval()
-    publish_weights(folder, network, InputFormat((3, side, side), *CIFAR, "bicubic", 1.0), LABELS)
+    write_timm_files(folder, network, {"label_names": list(LABELS)}, {"input_size": (3, side, side)})
     export_for_transformers(folder)
     return network
 

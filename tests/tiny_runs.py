@@ -1,4 +1,4 @@
-"""Small configs, data sets and runs for the tests of the training tower."""
+"""Small configs, data sets and runs for the tests of training."""
 
 import os
 import threading
@@ -15,6 +15,16 @@ from sa_zoo.training.config import Config, parse_config
 
 # patches of 2 on 8x8 pixels: 16 tokens, and a step takes a few milliseconds
 TINY_VIT = {"img_size": 8, "patch_size": 2, "num_heads": 1, "embed_dim": 16, "depth": 2}
+
+# sa_quadratic with Muon for matrices and AdamW for the rest; sections for tiny_config
+MUON: dict[str, dict[str, Any]] = {
+    "model": {
+        "name": "sa_quadratic_tiny_cifar",
+        "args": {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 3, "hidden_dim": 17},
+    },
+    "optim": {"name": "muon", "args": {"adjust_lr_fn": "match_rms_adamw", "fallback_lr_scale": 0.5}},
+    "train": {"epochs": 3, "checkpoint_steps": 4},
+}
 
 
 def tiny_config(**sections: dict[str, Any]) -> Config:
@@ -40,7 +50,7 @@ def noise_images(n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed
 def parquet_folder(
     folder: Path, images: dict[str, list[Image.Image]], classes: int = 3, columns: tuple[str, ...] = ("label",)
 ) -> Path:
-    """A folder in the layout of a Hub data set; every column of labels counts image i as i modulo its own classes."""
+    """A folder in the layout of a Hub data set; image i has class i modulo the classes of a column."""
     folder.mkdir(parents=True, exist_ok=True)
     features = {"img": datasets.Image()}
     features |= {c: datasets.ClassLabel(names=[f"{c} {i}" for i in range(classes + k)]) for k, c in enumerate(columns)}
@@ -63,7 +73,7 @@ def image_folder(folder: Path, counts: dict[str, int]) -> Path:
 
 @contextmanager
 def signalled_by(number: int, folder: Path, once: str) -> Iterator[None]:
-    """Sends this process a signal as soon as a file of that pattern is in the folder."""
+    """Send this process a signal as soon as the folder has a file that matches `once`."""
     over = threading.Event()
 
     def watch() -> None:

@@ -5,9 +5,8 @@ After Figures 3 and 4 of Cordonnier, Loukas, Jaggi (ICLR 2020, https://arxiv.org
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, Rectangle
 from safetensors.numpy import load_file
+
+from sa_zoo.model_folder import write_file
 
 # Share of a head's attention inside a contour -> how the contour is drawn.
 CONTOURS = {0.5: "solid", 0.9: "dotted"}
@@ -173,11 +174,8 @@ def _colour(head: int, heads: int) -> Any:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    """As PNG, whole or not at all, and the same bytes for the same figure."""
+    """Write as PNG: the same bytes for the same figure."""
     path.parent.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".png", delete=False) as file:
-        figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).chmod(0o644)
-    return Path(file.name).replace(path)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
+    return write_file(path, content.getvalue())

@@ -2,21 +2,19 @@
 
 There (models/bert.py, models/transformer.py) an image tensor has its rows first, centres have the order (row,
 column), `row_embeddings` are indexed by the displacement within a row (dx) and `col_embeddings` by that within a
-column (dy), as here; heads and channels of `value` have the order of `W_val`. So names change and one tensor is
-reshaped: the linear map behind the space-to-depth, whose input has the order (y, x, channel).
+column (dy), as here; heads and channels of `value` have the order of `W_val`. So names change, and one tensor is
+reshaped: the linear map after space-to-depth, whose input has the order (y, x, channel).
 """
 
-import json
-import pickle
 import re
-import shutil
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
-from timm.models import save_for_hf
 from torch import Tensor
+
+from sa_zoo.model_folder import check_new, new_folder, write_timm_files
 
 CONVERTIBLE = ("sa_quadratic_cifar", "sa_quadratic_h16_cifar", "sa_quadratic_gen_cifar", "sa_learned_cifar")
 
@@ -44,8 +42,7 @@ RENAMED = {
 def state_dict_from_reference(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tensor]:
     """The state dict of a SANet from one of the paper's code.
 
-    Raises:
-        ValueError: for a name that the paper's code gives to none of the parts that the SANet has.
+    Raises ValueError for a name that the paper's code does not give to any part of a SANet.
     """
     state = {}
     for name, value in reference.items():
@@ -54,8 +51,8 @@ def state_dict_from_reference(reference: dict[str, Tensor], patch_size: int) -> 
             raise ValueError(
                 f"checkpoint: got a tensor {name!r}, expected the names of epfml/attention-cnn at 9ffaa306"
             )
-        if RENAMED[pattern] is not None:
-            state[re.sub(pattern, RENAMED[pattern], name)] = value
+        if (renamed := RENAMED[pattern]) is not None:
+            state[re.sub(pattern, renamed, name)] = value
     if "patch_embed.weight" in state:
         kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
         state["patch_embed.weight"] = kernel.permute(0, 3, 1, 2).contiguous()
@@ -63,48 +60,44 @@ def state_dict_from_reference(reference: dict[str, Tensor], patch_size: int) -> 
 
 
 def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
-    """Write the weights of a checkpoint of the paper's code as a folder that timm loads.
+    """Write the weights of a checkpoint of the paper's code as a folder that timm loads, completely or not at all.
 
-    The folder appears whole or not at all. The file is read without running code that it may hold.
+    The file is read without running code that it may hold.
 
     Args:
         checkpoint: a file of the paper's train.py, {"model_state_dict": ..., ...}.
         model: the variant that it holds, one of CONVERTIBLE.
-        out: folder to make.
+        out: a folder that does not exist yet, or is empty.
 
-    Raises:
-        FileNotFoundError, FileExistsError: there is no checkpoint, or `out` is there already.
-        ValueError: for another model name, or a checkpoint that is damaged or of another model.
+    Raises FileNotFoundError if there is no checkpoint, FileExistsError if `out` is not empty, ValueError for another
+    model name, or a checkpoint that is damaged or of another model.
     """
     if model not in CONVERTIBLE:
         raise ValueError(f"model: got {model!r}, expected one of {', '.join(CONVERTIBLE)}")
-    if not checkpoint.is_file():
-        raise FileNotFoundError(f"checkpoint: got {checkpoint}, expected a file")
-    if out.exists():
-        raise FileExistsError(f"out: got {out}, which is there already; expected a new folder")
+    check_new(out)
     reference = _read(checkpoint)
-    classes = reference["classifier.weight"].shape[0] if "classifier.weight" in reference else 10
-    net = timm.create_model(model, num_classes=classes)
-    state = state_dict_from_reference(reference, net.patch_size)
+    classes = reference["classifier.weight"].shape[:1] if "classifier.weight" in reference else ()
+    net: Any = timm.create_model(model, num_classes=classes[0] if classes else 10)
     try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
+        net.load_state_dict(state_dict_from_reference(reference, net.patch_size))
+    except (RuntimeError, IndexError) as error:  # shapes
         raise ValueError(f"checkpoint: got {checkpoint}, expected one of {model}: {error}") from error
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
-        folder = Path(temporary) / out.name
-        save_for_hf(net, str(folder), safe_serialization=True)
-        config = json.loads((folder / "config.json").read_text())
-        config["model_args"].pop("num_classes", None)  # transformers refuses it there
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        shutil.move(folder, out)
+    with new_folder(out) as folder:
+        write_timm_files(folder, net)
 
 
 def _read(checkpoint: Path) -> dict[str, Tensor]:
+    if not checkpoint.is_file():
+        raise FileNotFoundError(f"checkpoint: got {checkpoint}, expected a file")
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"checkpoint: got {checkpoint}, expected a whole file of tensors alone: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_state_dict"), dict):
-        raise ValueError(f"checkpoint: got {checkpoint} without a 'model_state_dict', expected one of the paper's code")
-    return content["model_state_dict"]
+    except Exception as error:  # torch raises errors of any kind for a file that is not one of its own
+        raise ValueError(
+            f"checkpoint: got {checkpoint}, expected a complete file that torch.save wrote, with tensors only"
+        ) from error
+    state = content.get("model_state_dict") if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise ValueError(
+            f"checkpoint: got {checkpoint} without a 'model_state_dict' of tensors, expected one of the paper's code"
+        )
+    return state

@@ -1,24 +1,31 @@
-"""Makes transformers know the networks: at once where it is loaded already, else as soon as somebody imports it.
+"""Registers the networks with transformers: at once if it is imported already, otherwise when it is.
 
-Importing this file costs nothing, and a program that never uses transformers never pays for it.
+Importing this file costs nothing, and a program that never uses transformers never imports it.
 """
 
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from wrapt import register_post_import_hook
+
+CONFIGURATION, MODELING = "sa_zoo.models.configuration_sa", "sa_zoo.models.modeling_sa"
 
 
 def register_with_transformers() -> None:
     """Register the classes with transformers' Auto classes, now or when transformers is imported."""
-    if sys.modules.get("transformers") is not None:
-        _register()
-    else:
-        sys.meta_path.insert(0, _AfterTransformers())
+    register_post_import_hook(_register, MODELING)
+    for name in (CONFIGURATION, "transformers"):
+        register_post_import_hook(_import_models, name)
 
 
-def _register() -> None:
+def _import_models(_: ModuleType) -> None:
+    configuration = sys.modules.get(CONFIGURATION)
+    # without its class, it is being imported right now and is what imports transformers: its own hook comes next
+    if configuration is None or hasattr(configuration, "SAConfig"):
+        import sa_zoo.models.modeling_sa  # noqa: F401  whose hook registers
+
+
+def _register(_: ModuleType) -> None:
     from transformers import (
         AutoBackbone,
         AutoConfig,
@@ -33,7 +40,7 @@ def _register() -> None:
     from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification, SAModel
 
     AutoConfig.register(SAConfig.model_type, SAConfig)
-    processors = {"torchvision": CLIPImageProcessor, "pil": CLIPImageProcessorPil}
+    processors: dict[str, type] = {"torchvision": CLIPImageProcessor, "pil": CLIPImageProcessorPil}
     AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
     SAConfig.register_for_auto_class()
     models = {
@@ -43,43 +50,5 @@ def _register() -> None:
     }
     for auto_class, model_class in models.items():
         auto_class.register(SAConfig, model_class)
-        # From here on save_pretrained also writes the code, so that what it saves loads without this package.
+        # save_pretrained then also writes the code, so that what it saves loads without this package
         model_class.register_for_auto_class(auto_class.__name__)
-
-
-class _AfterTransformers(MetaPathFinder):
-    """Finds modules as the other finders do, and registers the networks once transformers has been executed.
-
-    It waits for the package as a whole, and for this package's own files where they are what imports transformers:
-    registering needs both complete.
-    """
-
-    waits_for = ("transformers", "sa_zoo.models.configuration_sa", "sa_zoo.models.modeling_sa")
-
-    def __init__(self) -> None:
-        self.executing = 0
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self.waits_for:
-            return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        # Nothing happens yet: a library that only asks whether transformers exists comes here, too.
-        execute = spec.loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            self.executing += 1
-            try:
-                execute(module)
-            finally:
-                self.executing -= 1
-            if not self.executing:
-                sys.meta_path.remove(self)
-                _register()
-
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec

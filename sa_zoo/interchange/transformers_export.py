@@ -1,10 +1,9 @@
-"""Makes a folder that timm loads one that transformers loads too, with this package or as remote code without it."""
+"""Lets transformers load a folder that timm loads, with this package or, as remote code, without it."""
 
-import json
 import math
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import timm
 from timm.data import resolve_model_data_config
@@ -13,45 +12,44 @@ from transformers import CLIPImageProcessor
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
+from sa_zoo.model_folder import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import TERMS, SAForImageClassification
 from sa_zoo.models.network import SANet
 
 
 def export_for_transformers(folder: Path) -> None:
-    """Write beside a network's weights what transformers wants: config.json for both libraries,
+    """Write what transformers needs next to a network's weights: config.json for both libraries,
     preprocessor_config.json and the model's code. The weights stay as they are.
 
-    Folders of other models are left alone: transformers reads any folder of timm through its wrapper. A second
+    Folders of other models stay as they are: transformers loads any folder of timm through its wrapper. A second
     export changes nothing.
 
     Raises:
-        FileNotFoundError: where there is no config.json.
-        ValueError: for a network without pooling, a crop other than in the centre, or a wrong number of labels.
+        FileNotFoundError: if there is no config.json.
+        ValueError: for a network without pooling, a crop other than in the center, or a wrong number of labels.
     """
-    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    network = timm.create_model(f"local-dir:{folder}")
+    written = read_json(folder / "config.json")
+    network: Any = timm.create_model(f"local-dir:{folder}")
     if not isinstance(network, SANet):
         return
     if written.get("model_type") == SAConfig.model_type:
         config = SAConfig.from_pretrained(folder)
     else:
         config = config_from_timm(network, written["pretrained_cfg"])
-    with TemporaryDirectory(prefix=".export-", dir=folder) as new:
+    with TemporaryDirectory() as new:
         custom_object_save(SAForImageClassification, new)
         image_processor_from_timm(network).save_pretrained(new)
         config.save_pretrained(new)
-        # config.json comes last: it points to the other files.
+        # config.json comes last, as it refers to the other files
         for path in sorted(Path(new).iterdir(), key=lambda path: path.name == "config.json"):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            path.replace(folder / path.name)
+            write_file(folder / path.name, path.read_bytes())
 
 
-def config_from_timm(network: SANet, pretrained_cfg: dict) -> SAConfig:
-    """The configuration of a network that timm has built; `pretrained_cfg` as in its config.json."""
+def config_from_timm(network: Any, pretrained_cfg: dict) -> SAConfig:
+    """The configuration of a SANet that timm has built; `pretrained_cfg` as in its config.json."""
     if network.global_pool != "avg":
-        raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg': transformers' face pools")
+        raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do")
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
@@ -76,11 +74,11 @@ def config_from_timm(network: SANet, pretrained_cfg: dict) -> SAConfig:
 
 
 def image_processor_from_timm(network: nn.Module) -> CLIPImageProcessor:
-    """The processor that does what timm's evaluation transform does: resize, crop in the centre, normalise.
+    """The processor that does what timm's evaluation transform does: resize, crop in the center, normalize.
 
-    An image of the network's own size comes out equal to rounding. Others are resized as tensors here and as PIL
-    images by timm, which differs by about a grey level; `AutoImageProcessor.from_pretrained(..., backend="pil")`
-    resizes as timm does. For a network of non-square images the whole image is squeezed into shape.
+    An image of the network's own size gives equal pixels up to rounding. Others are resized as tensors here and as PIL
+    images by timm, which differs by about one gray level; `AutoImageProcessor.from_pretrained(..., backend="pil")`
+    resizes as timm does. For a network with non-square input the whole image is resized, not cropped.
     """
     data = resolve_model_data_config(network)
     if data["crop_mode"] != "center":

@@ -1,10 +1,11 @@
-"""The catalogue: a folder per registered model with its card, and for a trained one what the card is made of."""
+"""The catalogue: one folder per registered model, with its card and the files that the card is made of."""
 
 import shutil
 from pathlib import Path
 
 import timm
 
+from sa_zoo.model_folder import write_file
 from sa_zoo.publishing.card import architecture, write_card
 from sa_zoo.publishing.folder import check_complete, read_manifest
 
@@ -23,9 +24,9 @@ def write_catalogue(model_cards: Path) -> list[Path]:
 
 
 def add_run(run: Path, model_cards: Path) -> Path:
-    """Put a finished run into the catalogue without its weights, of which SHA256SUMS keeps the sum.
+    """Put a finished run into the catalogue without its weights; SHA256SUMS keeps their sum.
 
-    Raises ValueError where the folder is not that of a finished run.
+    Raises ValueError if the folder does not hold a finished run.
     """
     check_complete(run)
     manifest = read_manifest(run)
@@ -35,5 +36,5 @@ def add_run(run: Path, model_cards: Path) -> Path:
     for name in (name for name in manifest if not name.endswith(".py")):
         (entry / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run / name, entry / name)
-    (entry / "SHA256SUMS").write_text(f"{weights.sha256}  model.safetensors\n")
+    write_file(entry / "SHA256SUMS", f"{weights.sha256}  model.safetensors\n")
     return write_card(entry)

@@ -1,23 +1,23 @@
-"""A model folder before it leaves the machine: its manifest, and the checks that need no network.
+"""A model folder before it is published: its manifest, and the checks that need no network.
 
-A folder that passes `check_folder` holds safetensors weights, loads by timm and by transformers with equal logits,
-and has a card whose numbers are those of its `metrics.json`.
+A folder that passes `check_folder` holds safetensors weights and loads by timm and by transformers with equal logits.
+Nothing here modifies a folder.
 """
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from huggingface_hub import get_token
 
-from sa_zoo.publishing.card import check_card
+from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
-# Only these leave the machine: whatever else a run leaves behind (optimiser state, logs, pickles) stays at home.
+# Only these are published: anything else in a run folder (optimizer state, logs, pickles) stays on this machine.
 PUBLISHED = (
     *REQUIRED,
     "README.md",
@@ -34,14 +34,15 @@ SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-# First bytes of a pickle (protocol 2 and later) and of a zip archive, which is what torch.save writes.
+# First bytes of a pickle (protocol 2 and later) and of a zip archive, which torch.save writes.
 PICKLE_STARTS = (*(bytes([0x80, protocol]) for protocol in range(2, 6)), b"PK\x03\x04")
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of the manifest: size in bytes, sha256 of the bytes, and git's own name (sha1) of the blob."""
+    """One file of the manifest: its bytes or where they are, their number, their sha256, and the sha1 of git's blob."""
 
+    source: Path | bytes
     size: int
     sha256: str
     git_sha1: str
@@ -50,22 +51,25 @@ class File:
 Manifest = dict[str, File]
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Path in the repository -> File, sorted by path, for every file of the folder that is published."""
-    paths = sorted({path for pattern in PUBLISHED for path in folder.glob(pattern) if path.is_file()})
-    return {path.relative_to(folder).as_posix(): _hashed(path) for path in paths}
+def read_manifest(folder: Path, card: str | None = None) -> Manifest:
+    """Path in the repository -> File, sorted by path, for every published file; `card` takes the place of README.md."""
+    paths = {path for pattern in PUBLISHED for path in folder.glob(pattern) if path.is_file()}
+    sources: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in paths}
+    if card is not None:
+        sources["README.md"] = card.encode()
+    return {name: _hashed(source) for name, source in sorted(sources.items())}
 
 
-def left_behind(folder: Path) -> list[str]:
-    """Top-level names of the folder that are not published."""
-    sent = {name.split("/")[0] for name in read_manifest(folder)}
-    return sorted(path.name for path in folder.iterdir() if path.name not in sent)
+def not_published(folder: Path, manifest: Manifest) -> list[str]:
+    """Top-level names of the folder that are not in the manifest."""
+    published = {name.split("/")[0] for name in manifest}
+    return sorted(path.name for path in folder.iterdir() if path.name not in published)
 
 
 def check_complete(folder: Path) -> None:
-    """Raises ValueError where the folder lacks what only training or conversion can give."""
+    """Raise ValueError if the folder lacks what only training or conversion can give."""
     if not folder.is_dir():
-        raise ValueError(f"got {folder}, which is no folder, expected the folder of a finished run")
+        raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
         raise ValueError(
             f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; "
@@ -73,30 +77,27 @@ def check_complete(folder: Path) -> None:
         )
 
 
-def check_folder(folder: Path, repo_id: str) -> tuple[Manifest, torch.Tensor]:
-    """The manifest of a complete folder and its logits, after every check that needs no network.
+def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
+    """The logits of a complete folder, after every check that needs no network.
 
     Raises ValueError that names the file, what is wrong with it and what to do.
     """
-    manifest = read_manifest(folder)
-    for name in manifest:
-        _check_contents(folder / name)
-    if "num_classes" in json.loads((folder / "config.json").read_text()).get("model_args", {}):
+    for name, file in manifest.items():
+        _check_contents(name, file)
+    if "num_classes" in read_json(folder / "config.json").get("model_args", {}):
         raise ValueError("got num_classes in config.json's model_args, expected it outside: transformers refuses it")
-    check_card(folder, repo_id)
-    logits = check_loads(f"local-dir:{folder}", folder, {})
-    return manifest, logits
+    return check_loads(f"local-dir:{folder}", folder, {})
 
 
 def check_loads(timm_name: str, transformers_name: str | Path, where: dict) -> torch.Tensor:
     """Load by timm and by transformers, and return the logits (2, classes) on which they agree.
 
     timm_name: "local-dir:..." or "hf-hub:...@commit". where: keyword arguments that tell transformers the commit.
-    Raises ValueError where the two differ by more than rounding.
+    Raises ValueError if the two differ by more than rounding.
     """
-    from transformers import AutoModelForImageClassification  # seconds to import; rendering a card needs none of it
+    from transformers import AutoModelForImageClassification  # takes seconds to import
 
-    by_timm = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()
+    by_timm: Any = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()
     by_transformers = AutoModelForImageClassification.from_pretrained(
         transformers_name, trust_remote_code=False, use_safetensors=True, **where
     ).eval()
@@ -110,19 +111,21 @@ def check_loads(timm_name: str, transformers_name: str | Path, where: dict) -> t
     return logits
 
 
-def _check_contents(path: Path) -> None:
-    content = path.read_bytes()
+def _check_contents(name: str, file: File) -> None:
+    content = _content(file.source)
     if content.startswith(PICKLE_STARTS):
-        raise ValueError(f"got a pickle or an archive in {path}, expected none: weights are safetensors only")
+        raise ValueError(f"got a pickle or an archive in {name}, expected none: weights are safetensors only")
     token = (get_token() or "").encode()
     found = SECRET.search(content) or (token and re.search(re.escape(token), content))
     if found:
-        raise ValueError(f"got what looks like a token in {path}, byte {found.start()}: remove it and revoke it")
+        raise ValueError(f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it")
 
 
-def _hashed(path: Path) -> File:
-    content = path.read_bytes()
-    blob = b"blob %d\0" % len(content) + content
-    return File(
-        len(content), hashlib.sha256(content).hexdigest(), hashlib.sha1(blob, usedforsecurity=False).hexdigest()
-    )
+def _hashed(source: Path | bytes) -> File:
+    content = _content(source)
+    sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return File(source, len(content), hashlib.sha256(content).hexdigest(), sha1.hexdigest())
+
+
+def _content(source: Path | bytes) -> bytes:
+    return source.read_bytes() if isinstance(source, Path) else source

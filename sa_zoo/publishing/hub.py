@@ -1,7 +1,7 @@
-"""Publish a model folder to a Hub: one commit, checked from the outside before it gets a tag.
+"""Publish a model folder to a Hub: one commit, downloaded again and checked before it gets a tag.
 
 Every step looks at what is already there before it acts, so running the same command again after any interruption
-finishes the job or does nothing.
+finishes the job or does nothing. The folder itself is only read.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from huggingface_hub.utils import validate_repo_id
 
-from sa_zoo.publishing.card import address_card
-from sa_zoo.publishing.folder import Manifest, check_complete, check_folder, check_loads, left_behind
-from sa_zoo.publishing.remote import Remote
+from sa_zoo.publishing.card import published_card
+from sa_zoo.publishing.folder import Manifest, check_complete, check_folder, check_loads, not_published, read_manifest
+from sa_zoo.publishing.remote import Refused, Remote
 
 
 def publish(
@@ -23,17 +23,18 @@ def publish(
 ) -> str | None:
     """Publish `folder` as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
 
-    The Hub is HF_ENDPOINT's where that is set; the token comes from HF_TOKEN or the client's login. The tag comes last,
-    on a commit whose files were downloaded again and compared, and which loaded by timm and by transformers.
+    The card is rendered for `repo_id`. The Hub is the one of HF_ENDPOINT, if that is set; the token comes from HF_TOKEN
+    or the client's login. The tag comes last, on a commit whose files were downloaded again and compared, and which was
+    loaded by timm and by transformers.
 
-    Raises ValueError for the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or
-    RuntimeError for the Hub, each with what to do.
+    Raises ValueError for the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused
+    for the Hub, each with what to do.
     """
     _check_names(repo_id, tag)
     folder = Path(folder)
     check_complete(folder)
-    address_card(folder, repo_id)
-    manifest, logits = check_folder(folder, repo_id)
+    manifest = read_manifest(folder, published_card(folder, repo_id))
+    logits = check_folder(folder, manifest)
     remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
     _print_plan(folder, manifest, remote.url, private, tag)
     if dry_run:
@@ -45,11 +46,11 @@ def publish(
         return _already_tagged(remote, tagged, manifest, tag)
     commit = remote.head()
     if remote.differences(commit, manifest):
-        commit = remote.commit(folder, manifest, parent=commit)
+        commit = remote.commit(manifest, parent=commit)
     if differences := remote.differences(commit, manifest):
-        raise RuntimeError(
+        raise Refused(
             f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
-            "somebody else may be writing there, look at it, then run it again"
+            "somebody else may be writing there: look at it, then run this again"
         )
     assert commit, "no commit has no files, and so differs"
     _check_from_outside(remote, commit, manifest, logits)
@@ -71,7 +72,7 @@ def _print_plan(folder: Path, manifest: Manifest, url: str, private: bool, tag: 
     print(f"{folder} -> {url}" + (" (private)" if private else "") + (f", tag {tag}" if tag else ""))
     for name, file in manifest.items():
         print(f"  {file.sha256[:12]} {file.size:>12,} {name}")
-    if others := left_behind(folder):
+    if others := not_published(folder, manifest):
         print(f"  not sent: {', '.join(others)}")
 
 
@@ -92,10 +93,10 @@ def _check_from_outside(remote: Remote, commit: str, manifest: Manifest, logits:
         for name, file in manifest.items():
             # The client checks the length of a download, not its contents.
             if hashlib.sha256((snapshot / name).read_bytes()).hexdigest() != file.sha256:
-                raise RuntimeError(
-                    f"{name} came back from {remote.url} with other bytes, nothing was tagged: run it again"
+                raise Refused(
+                    f"{name} came back from {remote.url} with other bytes, nothing was tagged: run this again"
                 )
         where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
         loaded = check_loads(f"hf-hub:{remote.repo_id}@{commit}", remote.repo_id, where)
     if not torch.allclose(loaded, logits, rtol=1e-5, atol=1e-5):
-        raise RuntimeError(f"{remote.url} at {commit} loads with other logits than the folder, nothing was tagged")
+        raise Refused(f"{remote.url} at {commit} loads with other logits than the folder, nothing was tagged")

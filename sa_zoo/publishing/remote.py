@@ -1,6 +1,6 @@
-"""One repository on a Hub, behind the official client: bounded retry, and messages a person can act on.
+"""One repository on a Hub, through the official client: bounded retries, and messages that say what to do.
 
-The client retries uploads and downloads by itself; it does not retry creating a repository, committing, tagging or
+The client retries uploads and downloads itself; it does not retry creating a repository, committing, tagging or
 asking for information, so this file does.
 """
 
@@ -16,22 +16,27 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from sa_zoo.publishing.folder import Manifest
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
-LONGEST_WAIT = 60.0  # seconds; a Hub that asks for more gets its answer from the person who runs this again
+LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 HUB_OWN_FILES = (".gitattributes",)  # written by the Hub when it creates a repository
 
-# HTTP status -> what to raise, what to do. Steps already done are found again, so "run it again" is always safe.
+
+class Refused(OSError):
+    """The Hub does not do what was asked, or holds something else than what was sent."""
+
+
+# HTTP status -> what to raise, what to do. Steps already done are recognized, so running the command again is safe.
 LOG_IN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
 ADVICE: dict[int, tuple[type[Exception], str]] = {
     401: (PermissionError, f"the token is missing or not accepted: {LOG_IN}"),
     403: (PermissionError, "this token may not write there: give it that right, or choose a --repo-id of your own"),
     404: (FileNotFoundError, "nothing there that this token can see: check --repo-id {repo_id} and HF_ENDPOINT"),
-    409: (RuntimeError, "it collides with something else that happens to {repo_id}: look at it, then run it again"),
-    412: (RuntimeError, "somebody else changed {repo_id} meanwhile: look at it, then run it again to publish on top"),
-    429: (ConnectionError, "too many requests: wait a few minutes, then run it again"),
+    409: (Refused, "it collides with another change of {repo_id}: look at it, then run this again"),
+    412: (Refused, "somebody else changed {repo_id} meanwhile: look at it, then run this again to publish on top"),
+    429: (ConnectionError, "too many requests: wait a few minutes, then run this again"),
 }
-ADVICE_5XX = (ConnectionError, "the Hub has a problem of its own: run it again later")
-ADVICE_OTHER = (RuntimeError, "the Hub refuses")
+ADVICE_5XX = (ConnectionError, "the Hub has a problem of its own: run this again later")
+ADVICE_OTHER = (Refused, "the Hub refuses")
 
 Answer = TypeVar("Answer")
 
@@ -45,7 +50,7 @@ class Remote:
         self.url = f"{self.api.endpoint}/{repo_id}"
 
     def create(self, private: bool) -> None:
-        """Create the repository where it does not exist; never make a public one out of a wish for a private one."""
+        """Create the repository if it does not exist. Raises PermissionError if it has to be private and is public."""
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
@@ -64,9 +69,9 @@ class Remote:
         return self._attempt("read the tags", self._tags)
 
     def differences(self, commit: str | None, manifest: Manifest) -> list[str]:
-        """Lines that say where the tree of `commit` is not the manifest; none where every byte is the same.
+        """Differences between the tree of `commit` and the manifest, one line per file; none if every byte is the same.
 
-        Large files carry their sha256 in the tree, small ones git's sha1 of the blob: each is compared by what it has.
+        In the tree, large files have their sha256 and small ones the sha1 of git's blob.
         """
         tree = self._tree(commit)
         lines = [f"{name}: missing" for name in manifest if name not in tree]
@@ -77,15 +82,15 @@ class Remote:
             lines += [] if same else [f"{name}: other bytes"]
         return sorted(lines)
 
-    def commit(self, folder: Path, manifest: Manifest, parent: str | None) -> str | None:
+    def commit(self, manifest: Manifest, parent: str | None) -> str | None:
         """Make the tree equal to the manifest in one commit on top of `parent`; return main's commit after it.
 
-        An answer that got lost leaves the commit in place, and the head moved: so the head is read before each attempt,
-        and the caller, who compares the trees in any case, sees whether the commit there is this one.
+        If an answer is lost, the commit exists and the head has moved: so the head is read before each attempt. The
+        caller compares the trees in any case, and sees whether the commit there is this one.
         """
         stale = sorted(self._tree(parent).keys() - manifest.keys())
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            *(CommitOperationAdd(name, folder / name) for name in manifest),
+            *(CommitOperationAdd(name, file.source) for name, file in manifest.items()),
             *(CommitOperationDelete(name) for name in stale),
         ]
 
@@ -100,12 +105,12 @@ class Remote:
         return self._attempt("commit", once)
 
     def download(self, commit: str, cache: str) -> Path:
-        """The whole tree of a commit, in a cache folder."""
+        """Download the whole tree of a commit into a cache folder."""
         doing, download = "download what was committed", self.api.snapshot_download
         return Path(self._attempt(doing, download, self.repo_id, revision=commit, cache_dir=cache))
 
     def tag(self, name: str, commit: str) -> None:
-        """Tag a commit; a tag whose answer got lost is found again at the second attempt."""
+        """Tag a commit. If an answer is lost, the next attempt finds the tag."""
 
         def once() -> None:
             if self._tags().get(name) != commit:
@@ -127,7 +132,7 @@ class Remote:
         return {file.path: file for file in self._attempt("read the files", once)}
 
     def _attempt(self, doing: str, call: Callable[..., Answer], *arguments: Any, **keywords: Any) -> Answer:
-        """Call the client until it answers, a few times; `doing` completes "could not ..." where it does not."""
+        """Call the client until it answers, a few times; `doing` completes the message "could not ...\"."""
         for wait in (*WAITS, None):
             try:
                 return call(*arguments, **keywords)
@@ -148,7 +153,7 @@ class Remote:
             return ConnectionError(
                 f"could not {doing}: no answer from {self.api.endpoint} ({_without_token(str(error))}); "
                 "check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage, "
-                "then run it again"
+                "then run this again"
             )
         status = error.response.status_code
         kind, advice = ADVICE.get(status, ADVICE_5XX if status >= 500 else ADVICE_OTHER)
@@ -159,7 +164,7 @@ class Remote:
 def _hub_error(error: BaseException | None) -> Exception | None:
     """The HTTP or network error that `error` is or stands for: the client wraps some of them."""
     while error is not None:
-        # Xet storage speaks through ConnectionError, and offline mode is one.
+        # Xet storage raises ConnectionError, and so does offline mode.
         if isinstance(error, (HfHubHTTPError, httpx2.TransportError, ConnectionError)):
             return error
         error = error.__cause__
@@ -167,17 +172,17 @@ def _hub_error(error: BaseException | None) -> Exception | None:
 
 
 def _pause(error: Exception, wait: float | None) -> float | None:
-    """Seconds to wait before trying again, or None where that would not help."""
+    """Seconds to wait before trying again, or None if that would not help."""
     if wait is None or isinstance(error, OfflineModeIsEnabled):
         return None
     if not isinstance(error, HfHubHTTPError):
         return wait
     header = error.response.headers.get("Retry-After", "0")
-    asked = float(header) if header.isdecimal() else 0.0  # the other form, a date, is not worth a parser
+    asked = float(header) if header.isdecimal() else 0.0  # it can also be a date, which is ignored
     return max(wait, asked) if error.response.status_code in TRANSIENT and asked <= LONGEST_WAIT else None
 
 
 def _without_token(message: str) -> str:
-    """A client that cannot send a header quotes it; a server may quote what it received."""
+    """The message without the token: a client quotes a header that it cannot send, a server may quote what it got."""
     token = get_token()
     return message.replace(token, "<token>") if token else message

@@ -1,12 +1,10 @@
-"""What a stopped run needs to go on: one safetensors file of tensors, one JSON of everything else, in one folder.
+"""What a run needs to resume: one safetensors file of tensors and one JSON file of everything else, in one folder.
 
-A folder appears under its final name only when it is whole, and the one before it goes only then. No pickle anywhere.
+The folder gets its final name only when it is complete, and the one before it is removed only then. No pickle.
 """
 
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from sa_zoo.model_folder import new_folder, write_file, write_json
+
 TENSORS, COUNTERS = "state.safetensors", "state.json"
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """The file whole or not at all, also when the power fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -47,20 +30,17 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     counters: dict[str, Any],
 ) -> None:
-    """Writes folder/epoch-E-step-S and then removes older ones. `counters` is whatever JSON holds."""
+    """Write folder/epoch-E-step-S, then remove older ones. `counters` is anything that JSON holds."""
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
-    state, groups = _split_optimizer(optimizer)
+    state, groups = _flattened(optimizer)
     tensors |= {f"optimizer.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     final = folder / f"epoch-{epoch:05d}-step-{step:07d}"
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
-        whole = Path(temporary) / final.name
-        whole.mkdir()
-        tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        write_file(whole / TENSORS, save(tensors, {"format": "pt"}))
-        write_json(whole / COUNTERS, {"counters": counters, "optimizer": {"state": scalars, "groups": groups}})
-        if not final.exists():  # else saved already, and interrupted right after
-            whole.replace(final)
+    if not final.exists():  # it does if the run was interrupted right after saving
+        with new_folder(final) as new:
+            write_file(new / TENSORS, save(tensors, {"format": "pt"}))
+            write_json(new / COUNTERS, {"counters": counters, "optimizer": {"state": scalars, "groups": groups}})
     for older in folder.iterdir():
         if older != final:
             shutil.rmtree(older)
@@ -69,9 +49,9 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any] | None:
-    """Puts the newest checkpoint of `folder` into the modules and the optimiser and returns its counters.
+    """Load the newest checkpoint of `folder` into the modules and the optimizer, and return its counters.
 
-    None where there is none yet. Raises ValueError where it is damaged or belongs to another model.
+    None if there is none yet. Raises ValueError if it is damaged or belongs to another model.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
@@ -89,19 +69,19 @@ def load_checkpoint(
             differences = " ".join(str(error).split())
             raise ValueError(f"checkpoint: got {newest}, which is of another model: {differences}") from error
     state = {key.removeprefix("optimizer."): t for key, t in tensors.items() if key.startswith("optimizer.")}
-    _join_optimizer(optimizer, state | rest["optimizer"]["state"], rest["optimizer"]["groups"])
+    _load_flattened(optimizer, state | rest["optimizer"]["state"], rest["optimizer"]["groups"])
     return rest["counters"]
 
 
-def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The state flat, by "parameter number.name"; and of each group what is not its parameters."""
+def _flattened(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The state by "parameter number.name", and the options of each group."""
     whole = optimizer.state_dict()
     state = {f"{number}.{key}": v for number, entries in whole["state"].items() for key, v in entries.items()}
     groups = [{key: v for key, v in group.items() if key != "params"} for group in whole["param_groups"]]
     return state, groups
 
 
-def _join_optimizer(optimizer: torch.optim.Optimizer, flat: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+def _load_flattened(optimizer: torch.optim.Optimizer, flat: dict[str, Any], groups: list[dict[str, Any]]) -> None:
     state: dict[int, dict[str, Any]] = {}
     for key, value in flat.items():
         number, _, name = key.partition(".")
@@ -112,5 +92,5 @@ def _join_optimizer(optimizer: torch.optim.Optimizer, flat: dict[str, Any], grou
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                # strides as an unbroken run has them, as another order of summing would round otherwise
+                # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,23 +1,28 @@
-"""A training run as a TOML file: read, overridden from the command line, validated, written back.
+"""A training run as a TOML file: read, overridden from the command line, validated, written.
 
     [model]   which timm model, with which arguments and initial weights
     [data]    which images, and how much of them is held out
     [augment] what is done to training images
-    [optim]   timm optimiser and learning-rate curve
+    [optim]   timm optimizer and learning-rate schedule
     [train]   length, batch, precision, seed
 
-Every problem is a ValueError with one line per key: the dotted key, what was got, what is expected, the nearest name.
+Every mistake is a ValueError with one line per key: the dotted key, the value, what was expected, the nearest name.
 """
 
-import difflib
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sa_zoo.model_folder import did_you_mean
+
+# Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
+INSTALLED = Path(__file__).parents[1] / "recipes"
+RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 class Section(BaseModel):
@@ -30,14 +35,16 @@ class ModelConfig(Section):
     name: str = Field(min_length=1)  # any timm name
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
-    whiten: bool = False  # start the first convolution as the whitening transform of its patches
-    freeze: str = ""  # regular expression; parameters whose name it finds are not trained
+    whiten: bool = False  # start the first convolution as a whitening transform of its patches
+    freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
     @field_validator("args")
     @classmethod
-    def _leaves_classes_to_the_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _no_num_classes(cls, value: dict[str, Any]) -> dict[str, Any]:
         if "num_classes" in value:
-            raise ValueError(f"model.args.num_classes: got {value['num_classes']}, expected nothing: the data decide")
+            raise ValueError(
+                f"model.args.num_classes: got {value['num_classes']}, expected nothing: the data set decides"
+            )
         return value
 
     @field_validator("freeze")
@@ -52,20 +59,18 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     name: str = Field("uoft-cs/cifar10", min_length=1)  # Hub data set, folder, or "digits"
-    revision: str = ""  # of a Hub data set; empty: the newest
+    revision: str = ""  # revision of a Hub data set; empty: the newest
     title: str = ""  # what results call the data; empty: its name
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: int = Field(0, ge=0)  # side in pixels; 0: the model's own
-    validation: float = Field(0.1, ge=0, lt=1)  # share of the training images held out for choosing
+    validation: float = Field(0.1, ge=0, lt=1)  # fraction of the training images that is held out
 
 
 class AugmentConfig(Section):
     crop_padding: int = Field(0, ge=0)  # pixels
-    flip: bool = False  # left-right, half of the time
-    alternate_flips: bool = False  # flip an image in every second epoch instead of independently in each
-    small_epochs: int = Field(0, ge=0)  # first epochs, whose images are shrunk to small_size
+    flip: bool = False  # left-right, with probability 1/2
+    small_epochs: int = Field(0, ge=0)  # first epochs, with images shrunk to small_size
     small_size: int = Field(24, ge=1)  # side in pixels
-    small_crop: bool = False  # crop instead
     random_erasing: float = Field(0.0, ge=0, le=1)  # probability
     mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution
     cutmix: float = Field(0.0, ge=0)
@@ -73,24 +78,24 @@ class AugmentConfig(Section):
 
 
 class OptimConfig(Section):
-    name: str = "sgd"  # any timm optimiser
-    lr: float = Field(0.1, gt=0)  # at the top of the curve
+    name: str = "sgd"  # any timm optimizer
+    lr: float = Field(0.1, gt=0)  # maximum of the schedule
     momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)  # never on biases, norms and the model's no_weight_decay()
+    weight_decay: float = Field(0.0, ge=0)  # except on biases, norms and the model's no_weight_decay()
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
-    warmup: float = Field(0.05, ge=0, lt=1)  # share of the run, linear
+    warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the run, linear
     clip: float = Field(0.0, ge=0)  # gradient norm; 0: none
     args: dict[str, Any] = {}  # further arguments of timm's optimizer
 
 
 class TrainConfig(Section):
     epochs: int = Field(ge=1)
-    batch_size: int = Field(100, ge=1)  # images per optimiser step, over all processes and accumulation
-    accumulation: int = Field(1, ge=1)  # parts a process cuts its share of a batch into
+    batch_size: int = Field(100, ge=1)  # images per optimizer step, over all processes and accumulation
+    accumulation: int = Field(1, ge=1)  # micro-batches per step of each process
     precision: Literal["no", "bf16", "fp16"] = "no"
     seed: int = Field(0, ge=0)
-    ema: float = Field(0.0, ge=0, lt=1)  # decay of the weight average, which then is what is published; 0: none
-    checkpoint_steps: int = Field(0, ge=0)  # also save every so many steps; 0: at epoch ends only
+    ema: float = Field(0.0, ge=0, lt=1)  # decay of the weight average, which is then published; 0: none
+    checkpoint_steps: int = Field(0, ge=0)  # also save after this many steps; 0: after epochs only
     tracker: Literal["", "tensorboard"] = ""
 
 
@@ -102,7 +107,14 @@ class Config(Section):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> "Config":
+    def _consistent(self) -> "Config":
+        if self.model.whiten and self.model.init:
+            raise ValueError(f"model.whiten: got true with model.init = {self.model.init!r}, expected one of the two")
+        if self.augment.small_epochs > self.train.epochs:
+            raise ValueError(
+                f"augment.small_epochs: got {self.augment.small_epochs}, "
+                f"expected at most train.epochs = {self.train.epochs}"
+            )
         if self.train.batch_size % self.train.accumulation:
             raise ValueError(
                 f"train.accumulation: got {self.train.accumulation}, "
@@ -111,12 +123,30 @@ class Config(Section):
         return self
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """The validated config of a TOML file, `overrides` ("section.key=value") applied in order."""
-    path = Path(path)
-    if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
-        raise FileNotFoundError(f"config: got {path}, expected a TOML file{_nearest(near)}")
+def config_path(config: str | Path) -> Path:
+    """The TOML file that `config` names: a path, or the name of a recipe.
+
+    Raises FileNotFoundError, with the names of all recipes, if there is neither.
+    """
+    path, recipes = Path(config), {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
+    if path.is_file() or str(config) in recipes:
+        return path if path.is_file() else recipes[str(config)]
+    hint = did_you_mean(path.name, [*(file.name for file in path.parent.glob("*.toml")), *recipes])
+    raise FileNotFoundError(
+        f"config: got {config}, expected a TOML file or one of the recipes {', '.join(recipes)}{hint}"
+    )
+
+
+def run_name(config: str | Path, overrides: Iterable[str]) -> str:
+    """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
+    values = dict(override.split("=", 1) for override in overrides if "=" in override)
+    model = values.get("model.name", "").strip().strip("\"'")
+    return "-".join(filter(None, (config_path(config).stem, model)))
+
+
+def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The validated config of a TOML file or recipe, `overrides` ("section.key=value") applied in order."""
+    path = config_path(config)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -134,7 +164,7 @@ def parse_config(table: Mapping[str, Any]) -> Config:
 
 
 def _set(table: dict[str, Any], override: str) -> None:
-    """Puts one `section.key=value` into the table; the value is TOML, and text where it is not."""
+    """Put one `section.key=value` into the table; a value that is not TOML is text."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -146,70 +176,31 @@ def _set(table: dict[str, Any], override: str) -> None:
     for depth, name in enumerate(names[:-1], start=1):
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ValueError(f"--set: got {override!r}, but {'.'.join(names[:depth])} is no table")
+            raise ValueError(f"--set: got {override!r}, but {'.'.join(names[:depth])} is not a table")
     table[names[-1]] = value
 
 
 def _describe(error: Mapping[str, Any]) -> str:
     key, value = ".".join(map(str, error["loc"])), error["input"]
     match error["type"]:
-        case "value_error":  # a check of ours, whose message names its keys
+        case "value_error":  # one of the validators above, whose message names its keys
             return str(error["ctx"]["error"])
         case "missing":
             return f"{key}: got nothing, expected a value"
         case "extra_forbidden":
-            names = _names_beside(error["loc"])
-            near = difflib.get_close_matches(str(error["loc"][-1]), names, n=1)
-            return f"{key}: got an unknown key, expected one of {', '.join(names)}{_nearest(near)}"
+            section: Any = Config if len(error["loc"]) == 1 else Config.model_fields[error["loc"][0]].annotation
+            names, name = list(section.model_fields), str(error["loc"][-1])
+            return f"{key}: got an unknown key, expected one of {', '.join(names)}{did_you_mean(name, names)}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{key}: got {value!r}, expected a table"
         case "literal_error":
             choices = error["ctx"]["expected"]
-            near = difflib.get_close_matches(str(value), re.findall("'(.+?)'", choices), n=1)
-            return f"{key}: got {value!r}, expected {choices}{_nearest(near)}"
+            hint = did_you_mean(str(value), re.findall("'(.+?)'", choices))
+            return f"{key}: got {value!r}, expected {choices}{hint}"
         case _:
             return f"{key}: got {value!r}, expected {error['msg'].removeprefix('Input should be ')}"
 
 
-def _names_beside(location: tuple[Any, ...]) -> list[str]:
-    section = Config
-    for name in location[:-1]:
-        section = section.model_fields[name].annotation
-    return list(section.model_fields)
-
-
-def _nearest(near: list[str]) -> str:
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
 def dump_config(config: Config) -> str:
     """The effective config as TOML; reading it back gives an equal one."""
-    return "\n".join(_table(name, section) for name, section in config.model_dump().items())
-
-
-def _table(name: str, table: Mapping[str, Any]) -> str:
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items()]
-    return "\n".join([f"[{name}]", *lines, ""])
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _text(key)
-
-
-def _value(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return _text(value)
-        case dict():
-            return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(map(_value, value)) + "]"
-        case _:  # TOML writes numbers, dates and times as Python does
-            return str(value)
-
-
-def _text(value: str) -> str:
-    """JSON's quoting is TOML's but for the one control character that JSON leaves as it is."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return tomli_w.dumps(config.model_dump())

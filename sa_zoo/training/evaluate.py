@@ -1,4 +1,4 @@
-"""One function counts every accuracy that anyone prints."""
+"""One function computes every accuracy that is reported."""
 
 from typing import Any
 
@@ -6,56 +6,55 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from sa_zoo.metrics import Metrics, Scores
+from sa_zoo.model_folder import load_model
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.data import InputFormat, evaluation_split, open_source
-from sa_zoo.training.model import input_format, load_model
+from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.model import InputFormat, input_format_of
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import evaluation_split
 
 CALIBRATION_BINS = 15
 BATCH_SIZE = 128
 
 
-def open_accelerator(**settings: Any) -> Accelerator:
-    """This process's Accelerator. Without a GPU it is told so: else processes side by side would each train alone."""
-    AcceleratorState._reset_state()  # there is one for the whole process, and it refuses another precision
-    GradientState._reset_state()
-    return Accelerator(cpu=not torch.accelerator.is_available(), **settings)
-
-
 def evaluate(
-    model: nn.Module, loader: DataLoader, form: InputFormat, accelerator: Accelerator, detail: bool = False
-) -> dict[str, Any]:
-    """top1, top5 (fractions), loss (mean cross-entropy, nats) and n of a model on a split.
+    model: nn.Module, loader: DataLoader, input_format: InputFormat, accelerator: Accelerator, detail: bool = False
+) -> Scores:
+    """The scores of a model on a split.
 
-    The loader is one that the accelerator prepared over the whole split; every image counts exactly once, however many
-    processes share the work. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
-    (rows: true class). The model leaves in the mode in which it came.
+    The loader is one that the accelerator prepared over the whole split; every image counts exactly once, with any
+    number of processes. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
+    (rows: true class). The model keeps its mode, training or evaluation.
     """
     training = model.training
     model.eval()
-    parts = [_scored(model, images, labels, form, accelerator) for images, labels, _ in loader]
+    parts = [_scored(model, images, labels, input_format, accelerator) for images, labels, _ in loader]
     model.train(training)
     losses, top, confidence, labels = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    assert len(labels) == len(loader.dataset), f"counted {len(labels)} images of {len(loader.dataset)}"
+    images = len(loader.dataset)  # type: ignore[arg-type]
+    assert len(labels) == images, f"counted {len(labels)} images of {images}"
     correct = top == labels[:, None]  # (n, 5)
-    result = {
-        "top1": float(correct[:, 0].mean()),
-        "top5": float(correct.any(1).mean()),
-        "loss": float(losses.mean(dtype=np.float64)),
-        "n": len(labels),
-    }
-    return result | _detail(top[:, 0], confidence, labels, model.num_classes) if detail else result
+    return Scores(
+        top1=float(correct[:, 0].mean()),
+        top5=float(correct.any(1).mean()),
+        loss=float(losses.mean(dtype=np.float64)),
+        n=len(labels),
+        **(_detail(top[:, 0], confidence, labels, model.num_classes) if detail else {}),
+    )
 
 
 @torch.no_grad()
-def _scored(model: nn.Module, images: Tensor, labels: Tensor, form: InputFormat, accelerator: Accelerator) -> tuple:
-    """Per image of all processes: loss, the five likeliest classes, probability of the first, label."""
-    logits = model(form.normalise(images)).float()
+def _scored(
+    model: nn.Module, images: Tensor, labels: Tensor, input_format: InputFormat, accelerator: Accelerator
+) -> tuple:
+    """Per image of all processes: loss, the five most probable classes, probability of the first, label."""
+    logits = model(input_format.normalize(images)).float()
     confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
     losses = F.cross_entropy(logits, labels, reduction="none")
     return accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels))
@@ -76,17 +75,18 @@ def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, c
     }
 
 
-def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> dict[str, Any]:
-    """What `evaluate` finds for a run folder or a name on the test split of a data set, in full precision.
+def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:
+    """Evaluate a model folder or a name on the test split of a data set, in full precision.
 
-    Raises ValueError where model and data differ in their number of classes.
+    Raises ValueError if model and data differ in their number of classes.
     """
     accelerator = open_accelerator()
     source = open_source(data)
     network = load_model(model).to(accelerator.device)
     if network.num_classes != len(source.classes):
         raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as {model} has")
-    form = input_format(network, data.image_size)
-    test = evaluation_split(source, form, accelerator.device)
-    loader = accelerator.prepare(test.loader(BATCH_SIZE))
-    return {"model": model, "data": source.name, "test": evaluate(network, loader, form, accelerator, detail)}
+    input_format = input_format_of(network, data.image_size)
+    split = evaluation_split(source, input_format, accelerator.device)
+    loader = accelerator.prepare(split.loader(BATCH_SIZE))
+    test = evaluate(network, loader, input_format, accelerator, detail)
+    return Metrics(model=model, data=source.name, test=test)

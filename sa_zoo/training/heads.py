@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from sa_zoo.training.checkpoint import write_file
+from sa_zoo.model_folder import write_file
 
 HEADS = "heads.safetensors"
 # Parameters of score terms that depend on positions alone, by their names in state dicts.

@@ -1,6 +1,5 @@
-"""The inner loop of a run: steps, learning rate, weight average, saving and restoring."""
+"""The inner loop of a run: steps, weight average, saving and restoring."""
 
-import difflib
 import math
 import time
 from collections.abc import Iterator
@@ -12,54 +11,41 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from timm.optim import create_optimizer_v2, list_optimizers
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
-from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step, sent
+from sa_zoo.metrics import Scores
+from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
-from sa_zoo.training.config import Config, OptimConfig
-from sa_zoo.training.data import Split
+from sa_zoo.training.config import Config
+from sa_zoo.training.device import to_device
 from sa_zoo.training.heads import record_heads
-from sa_zoo.training.progress import Interruption, Progress
+from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
+from sa_zoo.training.progress import Interrupted, Interruption, Progress
 from sa_zoo.training.run_folder import write_history
+from sa_zoo.training.splits import Split
 
-READ_EVERY = 10  # steps between looks at the loss, where looking makes a GPU wait
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and has saved where it stands."""
+READ_EVERY = 10  # steps between reading the loss on a GPU, which reading makes wait
 
 
 @dataclass
 class Counters:
-    """Where a run stands: with weights and optimiser all that a resumed run needs."""
+    """Progress of a run: with weights and optimizer state, all that a resumed run needs."""
 
     epoch: int = 0
-    step: int = 0  # of the epoch
-    loss_sum: float = 0.0  # of the epoch so far, as the next two
+    step: int = 0  # in the epoch
+    loss_sum: float = 0.0  # of the epoch so far, like the next two
     correct: float = 0.0
     images: int = 0
-    step_seconds: float = 0.0  # of the run, in training steps alone
-    seconds: float = 0.0  # of the run, with validation and saving
-    cpu_seconds: float = 0.0  # of the same time, over all threads of this process
+    step_seconds: float = 0.0  # in training steps, over the run
+    seconds: float = 0.0  # with validation and saving, over the run
+    cpu_seconds: float = 0.0  # of all threads of this process in that time
     history: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, Any] = field(default_factory=dict)  # of fp16's loss
-
-
-def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> float:
-    """Share of the top rate for the step that takes `seen` images to `seen + batch` of `total`.
-
-    Linear over the first share `warmup`, so that the first step already learns; then half a cosine down to nothing.
-    """
-    rising = warmup * total
-    if seen < rising:
-        return min(1.0, (seen + batch) / rising)
-    return 0.5 * (1 + math.cos(math.pi * (seen - rising) / (total - rising)))
+    scaler: dict[str, Any] = field(default_factory=dict)  # of the loss, with fp16
 
 
 class Run:
-    """A model in training: everything between one epoch's first step and the checkpoint after its last."""
+    """A model in training: everything from the first step of an epoch to the checkpoint after its last."""
 
     def __init__(
         self, config: Config, out: Path, accelerator: Accelerator, model: nn.Module, split: Split, augment: Augment
@@ -67,19 +53,21 @@ class Run:
         self.config, self.out, self.folder = config, out, out / "checkpoints"
         self.accelerator, self.split, self.augment = accelerator, split, augment
         train = config.train
-        self.part = _part(train.batch_size, accelerator.num_processes, train.accumulation)
+        self.micro_batch = _micro_batch(train.batch_size, accelerator.num_processes, train.accumulation)
         self.steps = len(split) // train.batch_size
         if not self.steps:
             raise ValueError(f"train.batch_size: got {train.batch_size}, expected at most the {len(split)} images")
-        if augment.mixup and self.part % 2:
-            raise ValueError(f"train.batch_size: got {self.part} images a part, expected an even number for mixup")
+        if augment.mixup and self.micro_batch % 2:
+            raise ValueError(
+                f"train.batch_size: got {self.micro_batch} images per micro-batch, expected an even number for mixup"
+            )
         self.total = train.epochs * self.steps * train.batch_size
         self.model = model
         self.ema = ModelEmaV3(model, decay=train.ema, use_warmup=True) if train.ema else None
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
         self.counters = Counters()
-        self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, wish to stop
+        self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
         self.interruption: Interruption | None = None
         self.progress: Progress | None = None
         self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
@@ -98,10 +86,10 @@ class Run:
             record_heads(self.out, self.averaged, epoch=0)
 
     def save(self) -> None:
-        """Writes a checkpoint, of finite weights only: a finite loss may have had a gradient that is not."""
+        """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
         self._tick()
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            raise self._lost("weights: got some that are")
+            raise self._not_finite("weights: got some that are")
         if self.accelerator.scaler is not None:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
@@ -115,32 +103,32 @@ class Run:
         return {"model": self.model} | ({"ema": self.ema.module} if self.ema else {})
 
     def train_epoch(self) -> None:
-        """The steps of the current epoch that are still to do."""
+        """Take the remaining steps of the current epoch."""
         self.prepared.train()
         counters, every = self.counters, self.config.train.checkpoint_steps
         read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self._tick()
         for _ in self._steps():
             counters.step += 1
-            last = counters.step == self.steps  # after which the epoch is validated and saved anyway
+            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
             due = every and self._steps_done() % every == 0 and not last
             if due or last or counters.step % read_every == 0:
                 self._read()
             if due:
                 self.save()
-        if self.accelerator.num_processes > 1:  # the statistics of batch norm are each process's own
+        if self.accelerator.num_processes > 1:  # each process has its own statistics of batch norm
             for module in self._modules().values():
                 distribute_bn(module, self.accelerator.num_processes, reduce=True)
 
     def _steps(self) -> Iterator[None]:
-        """Takes one optimiser step between two yields."""
+        """Take one optimizer step between two yields."""
         accelerator, first = self.accelerator, True
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
                 self._set_rate()
                 seed_step(self.config.train.seed, self._steps_done(), accelerator.process_index)
             with accelerator.accumulate(self.prepared):
-                images, labels = sent(images, accelerator.device), sent(labels, accelerator.device)
+                images, labels = to_device(images, accelerator.device), to_device(labels, accelerator.device)
                 self._backward(images, labels, indices)
                 if accelerator.sync_gradients and self.config.optim.clip:
                     accelerator.clip_grad_norm_(self.model.parameters(), self.config.optim.clip)
@@ -162,11 +150,11 @@ class Run:
         self.unread[1] += (logits.argmax(1) == labels).sum()
 
     def _batches(self) -> np.ndarray:
-        """Indices of this process's parts of the batches still to come, (parts, images of a part)."""
+        """Indices of the remaining micro-batches of this process, (micro-batches, images)."""
         train, counters = self.config.train, self.counters
         order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
-        parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.part)
-        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.part)
+        parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
+        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch)
 
     def _set_rate(self) -> None:
         seen, optim = self.images_done(), self.config.optim
@@ -175,13 +163,13 @@ class Run:
             group["lr"] = rate * group.get("lr_scale", 1.0)
 
     def _read(self) -> None:
-        """Adds up loss and accuracy over processes, and stops the run where that is asked for or the loss is lost."""
+        """Sum loss and accuracy over processes; stop the run if that was requested or the loss is not finite."""
         counters = self.counters
-        self.unread[2] += bool(self.interruption and self.interruption.wanted)
+        self.unread[2] += bool(self.interruption and self.interruption.requested)
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
-            raise self._lost(f"train loss: got {loss}, which is")
+            raise self._not_finite(f"train loss: got {loss}, which is")
         seen = counters.step * self.config.train.batch_size
         done, counters.images = seen - counters.images, seen
         counters.loss_sum += loss
@@ -196,7 +184,7 @@ class Run:
                 f"and saved in {self.folder}"
             )
 
-    def _lost(self, what: str) -> FloatingPointError:
+    def _not_finite(self, what: str) -> FloatingPointError:
         kept = newest_checkpoint(self.folder)
         return FloatingPointError(
             f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
@@ -204,15 +192,15 @@ class Run:
             f"A lower optim.lr or some optim.clip may help"
         )
 
-    def end_epoch(self, validation: dict[str, Any]) -> dict[str, Any]:
-        """Books the epoch, whose validation may be empty, and saves; returns its line of the history."""
+    def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
+        """Add the epoch to the history and save a checkpoint; returns its line of the history."""
         counters = self.counters
         record = {
             "epoch": counters.epoch + 1,
             "loss": counters.loss_sum / counters.images,
             "top1": counters.correct / counters.images,
             "lr": max(group["lr"] for group in self.optimizer.param_groups),
-            **({"validation": validation} if validation else {}),
+            **({"validation": validation.model_dump(exclude_none=True)} if validation else {}),
         }
         self._tick()
         record["seconds"] = counters.seconds
@@ -237,7 +225,7 @@ class Run:
         return self.counters.epoch * self.steps + self.counters.step
 
     def _tick(self) -> float:
-        """Adds the time since the last call to the counters, and returns it."""
+        """Add the time since the last call to the run's, and return it."""
         now, cpu_now = time.perf_counter(), time.process_time()
         passed, self.clock = now - self.clock, now
         self.counters.seconds += passed
@@ -246,31 +234,12 @@ class Run:
         return passed
 
 
-def _part(batch_size: int, processes: int, accumulation: int) -> int:
-    """Images that one process takes at once."""
-    part, rest = divmod(batch_size, processes * accumulation)
+def _micro_batch(batch_size: int, processes: int, accumulation: int) -> int:
+    """Images that one process evaluates at once."""
+    images, rest = divmod(batch_size, processes * accumulation)
     if rest:
         raise ValueError(
-            f"train.batch_size: got {batch_size}, expected a multiple of {processes} processes x {accumulation} parts"
+            f"train.batch_size: got {batch_size}, "
+            f"expected a multiple of {processes} processes x {accumulation} micro-batches"
         )
-    return part
-
-
-def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """timm's optimizer; biases, norms and the model's no_weight_decay() are exempt from weight decay."""
-    if optim.name not in list_optimizers():
-        near = difflib.get_close_matches(optim.name, list_optimizers(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{hint}")
-    settings = {
-        "lr": optim.lr,
-        "momentum": optim.momentum,
-        "weight_decay": optim.weight_decay,
-        "layer_decay": optim.layer_decay if optim.layer_decay < 1 else None,
-    }
-    if fixed := sorted(settings.keys() & optim.args.keys()):
-        raise ValueError(f"optim.args: got {', '.join(fixed)}, expected as optim.{fixed[0]}")
-    try:
-        return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
-    except TypeError as error:
-        raise ValueError(f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}") from error
+    return images

@@ -1,4 +1,4 @@
-"""What a run shows and hears: a bar on a terminal, a line an epoch elsewhere; Ctrl-C and SIGTERM as a wish to stop."""
+"""A progress bar on a terminal, one line per epoch elsewhere; and stopping at Ctrl-C or SIGTERM."""
 
 import signal
 import sys
@@ -7,6 +7,10 @@ from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved a checkpoint to resume from."""
 
 
 class Progress:
@@ -44,19 +48,19 @@ class Progress:
 
 
 class Interruption:
-    """While open, the first SIGINT or SIGTERM sets `wanted`; a second SIGINT is Python's own KeyboardInterrupt."""
+    """A context in which the first SIGINT or SIGTERM sets `requested`; a second SIGINT raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.requested = False
         self.before: dict[int, Any] = {}
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
-        self.wanted = True
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.requested = True
         signal.signal(number, self.before[number])
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+            self.before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:

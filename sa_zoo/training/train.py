@@ -1,10 +1,10 @@
-"""Trains any timm model on any labelled images, and leaves a run folder.
+"""Trains any timm model on any labelled images, and leaves a run folder that timm loads.
 
-What a run computes is a function of its config alone: a run that was killed and resumed ends, on a CPU, with the very
-weights of one that was not. Two processes follow the curve of one, as batch_size counts images over all of them; what
-draws random numbers inside the model (dropout), or looks at a part of a batch (mixup, batch norm), differs.
-The last incomplete batch of an epoch is dropped; another order drops other images in the next.
-What is published and reported is the last epoch (its weight average, where train.ema asks for one), never the best.
+What a run computes is a function of its config: a run that was killed and resumed ends, on a CPU, with exactly the
+weights of an uninterrupted one. Two processes follow the curve of one, as batch_size counts images over all of them;
+what draws random numbers inside the model (dropout) or depends on a micro-batch (mixup, batch norm) differs.
+The last incomplete batch of an epoch is dropped; the next epoch has another order and drops other images.
+The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
 
 from importlib.util import find_spec
@@ -13,68 +13,70 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
 from sa_zoo.cost import training_macs
+from sa_zoo.metrics import Metrics, Scores, Training
+from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
-from sa_zoo.training.data import InputFormat, Splits, open_source, splits_of
-from sa_zoo.training.evaluate import BATCH_SIZE, evaluate, open_accelerator
+from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.loop import Run
-from sa_zoo.training.model import create_model, input_format, load_model
+from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.progress import Interruption, Progress
-from sa_zoo.training.run_folder import begin_run, check_run, environment, finish, publish_weights
+from sa_zoo.training.run_folder import begin_run, check_run, environment, finish
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import Splits, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
 
 
-def fit(config: Config, out: Path, resume: bool = False) -> dict[str, Any]:
-    """Trains, publishes the last epoch into `out`, evaluates what it published; returns the content of metrics.json.
+def train(config: Config, out: Path, resume: bool = False) -> Metrics:
+    """Train, write the last epoch into `out`, evaluate what was written; returns the content of metrics.json.
 
-    Raises Interrupted after Ctrl-C and FloatingPointError where the loss is not finite, both with a checkpoint to
-    resume from; FileExistsError, FileNotFoundError or ValueError where config, data or folder do not allow the run.
+    Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
+    from; FileExistsError, FileNotFoundError or ValueError if config, data or folder do not allow the run.
     """
-    train, accelerator = config.train, _accelerator(config, out)
+    accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
         return finished
-    with accelerator.main_process_first():  # who fetches the data for all
+    with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
     torch.manual_seed(config.train.seed)
     model = create_model(config.model, len(source.classes), config.data.image_size)
     model = model.to(accelerator.device, memory_format=torch.channels_last)
-    form = input_format(model, config.data.image_size)
-    splits = splits_of(source, config.data.validation, form, accelerator.device)
+    input_format = input_format_of(model, config.data.image_size)
+    splits = splits_of(source, config.data.validation, input_format, accelerator.device)
     if config.model.whiten:
-        whiten_first_convolution(model, form.normalise(splits.train.images[:5000]))
-    macs = training_macs(model, form.input_size)
-    small = training_macs(model, (form.input_size[0], config.augment.small_size, config.augment.small_size))
-    augment = Augment(config.augment, train.seed, len(source.classes), form.normalise, accelerator.device)
+        whiten_first_convolution(model, splits.train, input_format)
+    pflop = _pflop(model, config, input_format, len(splits.train) // config.train.batch_size)
+    augment = Augment(
+        config.augment, config.train.seed, len(source.classes), input_format.normalize, accelerator.device
+    )
     run = Run(config, out, accelerator, model, splits.train, augment)
     if accelerator.is_main_process:
         begin_run(out, config)
     run.restore()
-    _loop(run, splits, form)
+    _loop(run, splits, input_format)
     if accelerator.is_main_process:
-        publish_weights(out, run.averaged, form, source.classes)
+        _publish(out, run, input_format, source.classes)
     accelerator.wait_for_everyone()
-    metrics = {
-        "model": config.model.name,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "data": source.name,
-        "data_revision": config.data.revision,
+    metrics = Metrics(
+        model=config.model.name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        data=source.name,
+        data_revision=config.data.revision,
         **_measured(out, splits, accelerator),
-        "train": {
-            "seconds": run.counters.seconds,
-            "cpu_seconds": run.counters.cpu_seconds,
-            "macs_per_image": macs,
-            "pflop": 3
-            * 2
-            * (macs * run.total - (macs - small) * config.augment.small_epochs * run.steps * train.batch_size)
-            / 1e15,  # a backward pass costs two forward passes, a MAC 2 operations
-            "epochs": config.train.epochs,
-            "images_per_second": run.images_per_second(),
-            "n": len(splits.train),
-        },
-        "environment": environment(accelerator.device, accelerator.num_processes),
-    }
+        train=Training(
+            seconds=run.counters.seconds,
+            cpu_seconds=run.counters.cpu_seconds,
+            pflop=pflop,
+            epochs=config.train.epochs,
+            images_per_second=run.images_per_second(),
+            n=len(splits.train),
+        ),
+        environment=environment(accelerator.device, accelerator.num_processes),
+    )
     if accelerator.is_main_process:
         finish(out, metrics)
     accelerator.end_training()
@@ -95,7 +97,18 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
     )
 
 
-def _loop(run: Run, splits: Splits, form: InputFormat) -> None:
+def _pflop(model: nn.Module, config: Config, input_format: InputFormat, steps: int) -> float:
+    """Work of a run of `steps` per epoch, as metrics.json defines it."""
+    small, size = config.augment.small_epochs, config.augment.small_size
+    if small and model.pretrained_cfg["fixed_input_size"]:
+        raise ValueError(f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes one size of images")
+    macs = (config.train.epochs - small) * training_macs(model, input_format.input_size)
+    if small:
+        macs += small * training_macs(model, (input_format.input_size[0], size, size))
+    return 3 * 2 * macs * steps * config.train.batch_size / 1e15
+
+
+def _loop(run: Run, splits: Splits, input_format: InputFormat) -> None:
     accelerator, train = run.accelerator, run.config.train
     validation = accelerator.prepare(splits.validation.loader(train.batch_size))
     if train.tracker:
@@ -104,26 +117,32 @@ def _loop(run: Run, splits: Splits, form: InputFormat) -> None:
     with Interruption() as run.interruption, progress as run.progress:
         while run.counters.epoch < train.epochs:
             run.train_epoch()
-            found = {}
+            scores = None
             if len(splits.validation):
                 with accelerator.autocast():
-                    found = evaluate(run.averaged, validation, form, accelerator)
-            record = run.end_epoch(found)
+                    scores = evaluate(run.averaged, validation, input_format, accelerator)
+            record = run.end_epoch(scores)
             progress.epoch(record, run.images_per_second())
             if train.tracker:
                 accelerator.log(_flat(record), step=record["epoch"])
 
 
-def _measured(out: Path, splits: Splits, accelerator: Accelerator) -> dict[str, Any]:
+def _publish(out: Path, run: Run, input_format: InputFormat, classes: tuple[str, ...]) -> None:
+    # a tag would name weights that timm offers, and these are others
+    model_config = {"label_names": list(classes), "pretrained_cfg": {"tag": ""}}
+    write_timm_files(out, run.averaged, model_config, {"input_size": input_format.input_size})
+
+
+def _measured(out: Path, splits: Splits, accelerator: Accelerator) -> dict[str, Scores]:
     """Test, for the only time, and validation, in full precision, of the model as the run folder gives it."""
     model = load_model(str(out)).to(accelerator.device)
-    form = input_format(model)
+    input_format = input_format_of(model)
     measured = {}
     for name in ("test", "validation"):
         split = getattr(splits, name)
         if len(split):
             loader = accelerator.prepare(split.loader(BATCH_SIZE))
-            measured[name] = evaluate(model, loader, form, accelerator)
+            measured[name] = evaluate(model, loader, input_format, accelerator)
     return measured
 
 

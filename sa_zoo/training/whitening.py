@@ -1,25 +1,27 @@
-"""Initial weights of a first convolution that whiten the patches it reads."""
+"""Initial weights of the first convolution that whiten the patches it reads."""
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-IMAGES = 5000  # whose patches are measured
-EPSILON = 1e-2  # added to eigenvalues, in units of squared normalised pixels
+from sa_zoo.training.model import InputFormat
+from sa_zoo.training.splits import Split
+
+IMAGES = 5000  # of the training split, whose patches are measured
+EPSILON = 1e-2  # added to the eigenvalues, so that noise is not amplified; pixels have a variance of about 1
 
 
 @torch.no_grad()
-def whiten_first_convolution(model: nn.Module, images: Tensor) -> None:
-    """Set the first convolution to the eigenvectors of the covariance of patches, and their negatives.
+def whiten_first_convolution(model: nn.Module, split: Split, input_format: InputFormat) -> None:
+    """Set filters to eigenvectors of the covariance of patches over the square root of the eigenvalue, and minus these.
 
-    Each filter gives outputs of variance 1 (less where the variance of patches is below EPSILON); filters beyond twice
-    the number of eigenvectors keep their weights. images: normalised, (N, C, H, W).
+    Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases, and filters beyond twice
+    the number of eigenvectors, keep their values.
     """
     conv = model.get_submodule(model.pretrained_cfg["first_conv"])
-    patches = (
-        F.unfold(images[:IMAGES], conv.kernel_size, stride=conv.kernel_size).transpose(1, 2).flatten(0, 1).double()
-    )
-    values, vectors = torch.linalg.eigh(patches.T.cov())
-    filters = (vectors / (values + EPSILON).sqrt()).T.flip(0).to(conv.weight)  # largest variance first
-    filters = torch.cat([filters, -filters])[: len(conv.weight)]
+    images = input_format.normalize(split.__getitems__(list(range(min(IMAGES, len(split)))))[0])
+    patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)  # (B, C h w, patches per image)
+    values, vectors = torch.linalg.eigh(patches.transpose(0, 1).flatten(1).double().cov())
+    filters = (vectors / (values + EPSILON).sqrt()).T.flip(0)  # largest variance first
+    filters = torch.cat([filters, -filters])[: len(conv.weight)].to(conv.weight)
     conv.weight[: len(filters)] = filters.unflatten(1, conv.weight.shape[1:])

@@ -1,0 +1,27 @@
+"""A run from its config to the folder that is published: training, then what transformers and people read."""
+
+from pathlib import Path
+
+from accelerate import PartialState
+
+from sa_zoo.analysis.figures import draw_figures
+from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.metrics import Metrics
+from sa_zoo.publishing.card import write_card
+from sa_zoo.training.config import Config
+from sa_zoo.training.train import train
+
+
+def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
+    """Train, evaluate and leave a complete run folder, as `sa-zoo train` does; raises what `train` raises."""
+    metrics = train(config, out, resume)
+    if PartialState().is_main_process:
+        finish_folder(out)
+    return metrics
+
+
+def finish_folder(folder: Path) -> None:
+    """Add to a folder that timm loads what transformers needs, and the card with its figures."""
+    export_for_transformers(folder)
+    draw_figures(folder)
+    write_card(folder)

@@ -1,0 +1,99 @@
+"""metrics.json of a model folder: the one schema of everything that was measured.
+
+Training, conversion and evaluation write it, cards are rendered from it. A key that was not measured is absent.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sa_zoo.model_folder import read_json, write_json
+
+FILE = "metrics.json"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scores(Section):
+    """Result on a split: top1 and top5 as fractions, loss (mean cross-entropy) in nats, n images."""
+
+    top1: float
+    top5: float
+    loss: float
+    n: int
+    # `sa-zoo evaluate --detail` adds these
+    per_class: list[float | None] | None = None
+    calibration_error: float | None = None
+    calibration_curve: dict[str, list[float]] | None = None
+    confusion_matrix: list[list[int]] | None = None
+
+
+class Training(Section):
+    """Wall-clock and CPU seconds (of the main process), and the work of all images in PFLOP.
+
+    Work is what training executes: 2 operations per multiply-add of the forward pass, times 3, as a backward pass costs
+    two forward passes. The optimizer's own products are not counted.
+    """
+
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    pflop: float | None = None
+    epochs: int | None = None
+    images_per_second: float | None = None
+    n: int | None = None  # training images
+
+
+class Conversion(Section):
+    """Arguments of a conversion, and the largest relative difference of a logit that it caused."""
+
+    layers: str
+    alpha: float
+    content: bool
+    logits: float
+
+
+class Baseline(Section):
+    """Another model, measured on the same test images."""
+
+    model: str
+    fine_tuned: bool | None = None
+    epochs: int | None = None
+    test: Scores
+
+
+class Metrics(Section):
+    version: Literal[1] = 1  # files without one are older, and have the same keys
+    model: str | None = None
+    base_model: str | None = None  # Hub repository that a conversion started from
+    conversion: Conversion | None = None
+    parameters: int | None = None
+    data: str | None = None
+    data_revision: str | None = None
+    test: Scores | None = None
+    validation: Scores | None = None
+    train: Training | None = None
+    environment: dict[str, str | int] | None = None
+    baseline: Baseline | None = None
+
+    def measured(self) -> dict[str, Any]:
+        """All keys that have a value, as plain Python objects."""
+        return self.model_dump(exclude_none=True)
+
+
+def read_metrics(folder: Path) -> Metrics:
+    """What is in the metrics.json of a folder; nothing if there is none. Raises ValueError for another schema."""
+    path = folder / FILE
+    if not path.is_file():
+        return Metrics()
+    try:
+        return Metrics.model_validate(read_json(path))
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}" for each in error.errors()]
+        raise ValueError(f"{path}: expected version 1 of its schema, but {'; '.join(lines)}") from error
+
+
+def write_metrics(folder: Path, metrics: Metrics) -> Path:
+    return write_json(folder / FILE, metrics.measured())

@@ -1,0 +1,153 @@
+"""Model folders: files and folders written completely or not at all, timm's two files, and loading them.
+
+A model folder holds `model.safetensors` and `config.json`, which timm and transformers load, and whatever else
+training or conversion left there. Nothing else in this package writes a file of such a folder.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import timm
+from safetensors import SafetensorError
+from safetensors.torch import save
+from timm.models._hub import save_config_for_hf
+from torch import nn
+
+
+def write_file(path: Path, content: bytes | str) -> Path:
+    """Write a file atomically and durably: it has the new content or the old one, also after a power failure.
+
+    A file that already has this content is left as it is.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+        return path
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises ValueError for a file that holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: got a file that is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: got a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def check_new(folder: Path) -> None:
+    """Raise FileExistsError if `folder` exists and is not an empty folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"out: got {folder}, which is not empty, expected a new folder")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Build a folder atomically: yields a temporary one, which gets its name when the block ends without an error.
+
+    Files in it are written by `write_file`, and so are on the disk by then.
+    """
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        complete = Path(temporary) / folder.name
+        complete.mkdir()
+        yield complete
+        _sync(complete)
+        complete.replace(folder)
+    _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Write the entries of a folder to the disk: without it, a power failure may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_timm_files(
+    folder: Path,
+    model: nn.Module,
+    model_config: dict[str, Any] | None = None,
+    data_config: dict[str, Any] | None = None,
+) -> None:
+    """Write the two files that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
+
+    `model_config` and `data_config` are those of timm's `save_config_for_hf`.
+    """
+    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    with TemporaryDirectory() as temporary:
+        save_config_for_hf(model, f"{temporary}/config.json", model_config, data_config=data_config)
+        config = read_json(Path(temporary) / "config.json")
+    config.get("model_args", {}).pop("num_classes", None)  # transformers refuses it there; timm reads the outer one
+    write_json(folder / "config.json", config)
+
+
+def load_model(source: str) -> nn.Module:
+    """Load a trained model: a model folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name.
+
+    Raises what `build_model` raises.
+    """
+    if Path(source).is_dir():
+        source = f"local-dir:{source}"
+    if ":" not in source:
+        check_name(source, "a model folder or a timm name")
+    elif source.startswith("local-dir:") and not (folder := Path(source.partition(":")[2]) / "config.json").is_file():
+        raise FileNotFoundError(f"model: got {source}, expected a model folder, with {folder.name} in it")
+    return build_model(source, pretrained=True, model_name=source)
+
+
+def check_name(name: str, expected: str = "a timm name") -> None:
+    """Raise ValueError for a name that timm does not know."""
+    if not timm.is_model(name):
+        raise ValueError(f"model.name: got {name}, expected {expected}{did_you_mean(name, timm.list_models())}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest known name, if one is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
+    """`timm.create_model` with errors that name `source` and say what is wrong.
+
+    Raises FileNotFoundError if there are no weights, ValueError if they are damaged or belong to another model.
+    """
+    try:
+        return timm.create_model(**arguments, pretrained=pretrained)
+    except SafetensorError as error:
+        raise ValueError(f"weights: got a truncated or damaged file in {source}: {error}") from error
+    except OSError as error:
+        raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
+    except TypeError as error:
+        raise ValueError(f"model.args: got an argument that {source} does not take: {error}") from error
+    except RuntimeError as error:
+        if "state_dict" in str(error) or "inconsistent" in str(error):
+            differences = " ".join(str(error).split())
+            raise ValueError(f"weights: got those of another model in {source}: {differences}") from error
+        raise FileNotFoundError(f"weights: got none from {source}: {error}") from error

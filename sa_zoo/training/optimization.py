@@ -1,0 +1,40 @@
+"""The optimizer of a run and its learning rate."""
+
+import math
+
+import torch
+from timm.optim import create_optimizer_v2, list_optimizers
+from torch import nn
+
+from sa_zoo.model_folder import did_you_mean
+from sa_zoo.training.config import OptimConfig
+
+
+def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> float:
+    """Fraction of the maximum rate for the step that takes `seen` images to `seen + batch` of `total`.
+
+    Linear over the fraction `warmup` of the run, with a first step above zero; then half a cosine down to zero.
+    """
+    rising = warmup * total
+    if seen < rising:
+        return min(1.0, (seen + batch) / rising)
+    return 0.5 * (1 + math.cos(math.pi * (seen - rising) / (total - rising)))
+
+
+def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
+    """timm's optimizer; no weight decay on biases, norms and the parameters that `model.no_weight_decay()` names."""
+    if optim.name not in list_optimizers():
+        hint = did_you_mean(optim.name, list_optimizers())
+        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{hint}")
+    settings = {
+        "lr": optim.lr,
+        "momentum": optim.momentum,
+        "weight_decay": optim.weight_decay,
+        "layer_decay": optim.layer_decay if optim.layer_decay < 1 else None,
+    }
+    if repeated := sorted(settings.keys() & optim.args.keys()):
+        raise ValueError(f"optim.args: got {', '.join(repeated)}, expected as optim.{repeated[0]}")
+    try:
+        return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
+    except TypeError as error:
+        raise ValueError(f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}") from error

@@ -1,0 +1,79 @@
+"""Files and folders appear completely or not at all."""
+
+import os
+import stat
+
+import pytest
+import timm
+import torch
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.model_folder import new_folder, write_file, write_timm_files
+
+
+def power_cut(*_: object) -> None:
+    raise OSError("power cut")
+
+
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
+    path = write_file(tmp_path / "a.txt", "before")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            write_file(path, "after")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    assert write_file(path, b"after").read_bytes() == b"after"
+
+
+def test_contents_and_names_are_on_the_disk_before_a_write_returns(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or sync(fd))
+    write_file(tmp_path / "a.txt", "content")
+    assert synced == [False, True]
+    with new_folder(tmp_path / "folder") as folder:
+        write_file(folder / "b.txt", "content")
+    assert synced == [False, True, False, True, True, True]
+
+
+def test_a_file_with_the_same_content_is_not_touched(tmp_path):
+    path = write_file(tmp_path / "a.txt", "content")
+    os.utime(path, ns=(1, 1))
+    write_file(path, "content")
+    assert path.stat().st_mtime_ns == 1
+    write_file(path, "contenT")
+    assert path.read_text() == "contenT"
+
+
+def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
+    out = tmp_path / "runs" / "folder"
+    with pytest.raises(ValueError, match="halfway"), new_folder(out) as folder:
+        write_file(folder / "a.txt", "content")
+        raise ValueError("halfway")
+    assert list(out.parent.iterdir()) == []
+    with new_folder(out) as folder:
+        write_file(folder / "a.txt", "content")
+        assert not out.exists()
+    assert [path.name for path in out.parent.iterdir()] == ["folder"]
+    assert (out / "a.txt").read_text() == "content"
+
+
+def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="which is not empty"), new_folder(tmp_path):
+        pass
+    with pytest.raises(FileExistsError, match="which is not empty"), new_folder(tmp_path / "mine.txt"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_timms_two_files_load_by_timm_and_by_transformers(tmp_path):
+    from transformers import AutoModelForImageClassification
+
+    model = timm.create_model("test_vit", num_classes=7).eval()
+    write_timm_files(tmp_path, model)
+    x = torch.randn(2, *model.pretrained_cfg["input_size"])
+    with torch.no_grad():
+        assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x))
+        assert torch.equal(AutoModelForImageClassification.from_pretrained(tmp_path)(x).logits, model(x))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
