@@ -1,5 +1,6 @@
 """What one image costs a model: parameters, multiply-adds and activations, counted while the model runs."""
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,15 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
         macs=flops.get_total_flops() // 2,
         activations=elements.get_total_flops(),
     )
+
+
+def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
+    """Multiply-adds per image (C, H, W) that training executes in the forward pass, measured on two images."""
+    model = copy.deepcopy(model).train()
+    images = torch.zeros(2, *input_size, device=next(model.parameters()).device)  # batch norm needs more than one
+    with FlopCounterMode(display=False) as flops:
+        model(images)
+    return flops.get_total_flops() // (2 * len(images))
 
 
 def _elements_written(*args: Any, out_shape: Any, **kwargs: Any) -> int:

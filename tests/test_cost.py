@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sa_zoo import attention_from_conv
-from sa_zoo.cost import cost_of
+from sa_zoo.cost import cost_of, training_macs
 
 
 class Network(nn.Module):
@@ -66,6 +66,20 @@ def test_fused_attention_counts_both_products_and_one_output():
 
     cost = cost_of(Fused(), (7, 11, 13))
     assert (cost.macs, cost.activations) == (2 * 7 * 11 * 11 * 13, 7 * 11 * 13)
+
+
+def test_training_counts_one_forward_pass_and_leaves_the_model_alone():
+    model = nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 12 * 10, 7)).eval()
+    assert training_macs(model, (3, 13, 11)) == 5 * 3 * 2 * 2 * 12 * 10 + 5 * 12 * 10 * 7
+    assert not model.training and model[1].num_batches_tracked == 0
+
+
+def test_training_counts_what_is_executed():
+    executed = timm.create_model("sa_quadratic_tiny_cifar", depth=1, img_size=68)  # 17x17 tokens
+    by_definition = cost_of(executed, (3, 68, 68)).macs
+    assert training_macs(executed, (3, 68, 68)) < by_definition  # factors by axes
+    with_dropout = timm.create_model("sa_quadratic_tiny_cifar", depth=1, img_size=68, attn_drop_rate=0.1)
+    assert training_macs(with_dropout, (3, 68, 68)) == by_definition
 
 
 def test_the_model_keeps_no_trace_of_being_counted():

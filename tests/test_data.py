@@ -197,6 +197,16 @@ def test_crop_and_flip_are_those_of_each_image_alone():
     assert 0 < flips < 11
 
 
+def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
+    images = torch.randint(80, 180, (3, 3, 17, 17), dtype=torch.uint8)  # Pillow clips between its two passes
+    augment = augment_of(small_epochs=2, small_size=11)
+    small, whole = (augment(images, torch.zeros(3), torch.arange(3), epoch)[0] for epoch in (1, 2))
+    assert torch.equal(whole, images)
+    for image, result in zip(images, small, strict=True):
+        wanted = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((11, 11), Image.Resampling.BICUBIC)
+        assert np.abs(result.permute(1, 2, 0).numpy() - np.asarray(wanted, np.float32)).max() < 1.5  # and rounds
+
+
 def test_offsets_are_uniform_and_flips_are_half():
     counters = np.arange(30030)
     offsets = counter_hash(CROP_ROWS, 0, 0, counters) % np.uint64(9)

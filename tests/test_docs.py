@@ -52,7 +52,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 
 
 def commands() -> list[str]:
-    texts = [path.read_text(encoding="utf-8") for path in (README, *DOCS)]
+    texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in (README, *DOCS)]
     texts = [re.sub(r"<!-- rendered: benchmarks -->.*<!-- end -->", "", text, flags=re.DOTALL) for text in texts]
     found = [command for text in texts for command in re.findall(r"(?:sa-zoo|-m sa_zoo) ([a-z][^`#\n]*)", text)]
     return sorted({command.partition(" && ")[0].strip() for command in found})

@@ -97,6 +97,7 @@ def test_different_logits_from_the_two_libraries_are_refused(run, tmp_path):
 def test_only_listed_files_are_published(run):
     (run / "figures").mkdir()
     (run / "figures" / "learning_curve.png").write_bytes(b"png")
+    (run / "heads.safetensors").write_bytes(b"heads")
     (run / "optimizer.pt").write_bytes(b"pickle")
     manifest = read_manifest(run)
-    assert "figures/learning_curve.png" in manifest and "optimizer.pt" not in manifest
+    assert {"figures/learning_curve.png", "heads.safetensors"} <= manifest.keys() and "optimizer.pt" not in manifest

@@ -14,9 +14,10 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from tiny_runs import TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
+from tiny_runs import MUON, TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
 
 import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.cost import training_macs
 from sa_zoo.metrics import read_metrics
 from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
@@ -132,6 +133,10 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     assert metrics.test.n == 359
     assert metrics.train.epochs == 2
     assert metrics.train.seconds > 0
+    assert metrics.train.cpu_seconds > 0
+    # 12 steps of 211 images; a multiply-add is 2 operations, a backward pass costs two forward passes
+    macs = training_macs(timm.create_model("test_vit", num_classes=10, **TINY_VIT), (3, 8, 8))
+    assert metrics.train.pflop == pytest.approx(2 * 3 * macs * 12 * 211 / 1e15)
     assert metrics.train.images_per_second > 0
     for key in ("python", "torch", "timm", "accelerate", "device", "cpu", "threads", "processes", "sa_zoo_commit"):
         assert key in metrics.environment
@@ -192,6 +197,24 @@ def test_an_interrupted_run_saves_and_resumes_to_the_same_weights(whole, tmp_pat
     assert signal.getsignal(number) == handler
     train(tiny_config(**table), tmp_path / "run", resume=True)
     assert_same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.parametrize("once", ["checkpoints/epoch-00000-step-*", "checkpoints/epoch-00002-*"])
+def test_muon_and_the_record_of_heads_resume_too(tmp_path, once):
+    train(tiny_config(**MUON), tmp_path / "whole")
+    signalled(tiny_config(**MUON), tmp_path / "run", signal.SIGINT, once)
+    train(tiny_config(**MUON), tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    files = [tmp_path / name / "heads.safetensors" for name in ("whole", "run")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_small_images_in_early_epochs_count_as_less_work(tmp_path):
+    early = train(tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": 4}}), tmp_path / "run")
+    model = timm.create_model("sa_quadratic_tiny_cifar", num_classes=10, **MUON["model"]["args"])
+    small, full = (training_macs(model, (3, size, size)) for size in (4, 8))
+    assert small < full
+    assert early.train.pflop == pytest.approx(2 * 3 * (2 * small + full) * 6 * 211 / 1e15)
 
 
 def test_batch_norm_and_momentum_resume_too(tmp_path):
@@ -318,6 +341,9 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         ({"model": {"freeze": "."}}, r"model.freeze: got '.', which matches (\d+) of \1 parameters"),
         ({"model": {"init": "test_resnet"}}, r"model.init: got weights of test_resnet in test_resnet, expected test_v"),
         ({"optim": {"name": "adamm"}}, r"optim.name: got adamm, expected a timm optimizer \(did you mean adam"),
+        ({"optim": {"args": {"adjust_lr": 1}}}, r"optim.args: got {'adjust_lr': 1}, which timm's adamw does not"),
+        ({"optim": {"args": {"lr": 1}}}, r"optim.args: got lr, expected as optim.lr"),
+        ({"augment": {"small_epochs": 1}}, r"augment.small_epochs: got 1, expected 0: test_vit takes one size of imag"),
         ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 images"),
         (
             {"augment": {"mixup": 0.2}},

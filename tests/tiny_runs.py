@@ -16,6 +16,16 @@ from sa_zoo.training.config import Config, parse_config
 # patches of 2 on 8x8 pixels: 16 tokens, and a step takes a few milliseconds
 TINY_VIT = {"img_size": 8, "patch_size": 2, "num_heads": 1, "embed_dim": 16, "depth": 2}
 
+# sa_quadratic with Muon for matrices and AdamW for the rest; sections for tiny_config
+MUON: dict[str, dict[str, Any]] = {
+    "model": {
+        "name": "sa_quadratic_tiny_cifar",
+        "args": {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 3, "hidden_dim": 17},
+    },
+    "optim": {"name": "muon", "args": {"adjust_lr_fn": "match_rms_adamw", "fallback_lr_scale": 0.5}},
+    "train": {"epochs": 3, "checkpoint_steps": 4},
+}
+
 
 def tiny_config(**sections: dict[str, Any]) -> Config:
     """Digits and a tiny transformer without randomness of its own; keyword sections go over that."""

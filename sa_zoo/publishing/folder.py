@@ -16,7 +16,16 @@ from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
-OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "train.toml", "history.jsonl", "*.py", "figures/*.png")
+OPTIONAL = (
+    "README.md",
+    "LICENSE",
+    "preprocessor_config.json",
+    "train.toml",
+    "history.jsonl",
+    "heads.safetensors",
+    "*.py",
+    "figures/*.png",
+)
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"

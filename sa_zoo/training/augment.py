@@ -47,10 +47,10 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 class Augment:
-    """Random crop with padding, flip, erasing, mixup and cutmix of one batch, on its device.
+    """Random crop with padding, flip, small images in early epochs, erasing, mixup and cutmix of one batch.
 
-    uint8 images (B, C, H, W) -> normalized float32; int64 labels (B,) stay as they are, or become probabilities
-    (B, classes) with mixup or cutmix.
+    uint8 images (B, C, H, W) -> normalized float32, on their device; int64 labels (B,) stay as they are, or become
+    probabilities (B, classes) with mixup or cutmix.
     """
 
     def __init__(
@@ -64,7 +64,11 @@ class Augment:
 
     def __call__(self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         counters = indices.cpu().numpy()
-        images = self.normalize(self._crop_and_flip(images, counters, epoch))
+        images = self._crop_and_flip(images, counters, epoch)
+        if epoch < self.config.small_epochs:
+            size = (self.config.small_size, self.config.small_size)
+            images = F.interpolate(images.float(), size, mode="bicubic", antialias=True).clamp_(0, 255)
+        images = self.normalize(images)
         if self.config.random_erasing:
             for image, number in zip(images, counter_hash(ERASE, self.seed, epoch, counters), strict=True):
                 random.seed(int(number))

@@ -35,6 +35,7 @@ class ModelConfig(Section):
     name: str = Field(min_length=1)  # any timm name
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
+    whiten: bool = False  # start the first convolution as a whitening transform of its patches
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
 
@@ -50,6 +51,8 @@ class DataConfig(Section):
 class AugmentConfig(Section):
     crop_padding: int = Field(0, ge=0)  # pixels
     flip: bool = False  # left-right, with probability 1/2
+    small_epochs: int = Field(0, ge=0)  # first epochs, with images shrunk to small_size
+    small_size: int = Field(24, ge=1)  # side in pixels
     random_erasing: float = Field(0.0, ge=0, le=1)  # probability
     mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution
     cutmix: float = Field(0.0, ge=0)
@@ -64,6 +67,7 @@ class OptimConfig(Section):
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
     warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the run, linear
     clip: float = Field(0.0, ge=0)  # gradient norm; 0: none
+    args: dict[str, Any] = {}  # further arguments of timm's optimizer
 
 
 class TrainConfig(Section):
@@ -87,6 +91,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         classes, freeze = self.model.args.get("num_classes"), self.model.freeze
+        small, epochs = self.augment.small_epochs, self.train.epochs
         batch, parts = self.train.batch_size, self.train.accumulation
         if classes is not None:
             raise ValueError(f"model.args.num_classes: got {classes}, expected nothing: the data set decides")
@@ -96,6 +101,10 @@ class Config(Section):
             re.compile(freeze)
         except re.error as error:
             raise ValueError(f"model.freeze: got {freeze!r}, expected a regular expression: {error}") from error
+        if self.model.whiten and self.model.init:
+            raise ValueError(f"model.whiten: got true with model.init = {self.model.init!r}, expected one of the two")
+        if small > epochs:
+            raise ValueError(f"augment.small_epochs: got {small}, expected at most train.epochs = {epochs}")
         return self
 
 

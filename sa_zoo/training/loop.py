@@ -18,6 +18,7 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
+from sa_zoo.training.heads import record_heads
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Interruption, Progress
 from sa_zoo.training.run_folder import CHECKPOINTS, write_history
@@ -36,6 +37,7 @@ class Counters:
     correct: float = 0.0  # of these images
     step_seconds: float = 0.0  # in training steps, over the run
     seconds: float = 0.0  # with validation and saving, over the run
+    cpu_seconds: float = 0.0  # of all threads of this process in that time
     history: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] = field(default_factory=dict)  # of the loss, with fp16
 
@@ -65,7 +67,7 @@ class Run:
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
-        self.clock = time.perf_counter()
+        self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
         self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
         if self.counters.scaler and accelerator.scaler:
             accelerator.scaler.load_state_dict(self.counters.scaler)
@@ -182,6 +184,7 @@ class Run:
         counters.step, counters.loss_sum, counters.correct = 0, 0.0, 0.0
         if self.accelerator.is_main_process:
             write_history(self.out, counters.history)
+            record_heads(self.out, self.averaged, counters.epoch)
         self.save()
         self.progress.end_epoch(record, self.images_per_second())
         return record
@@ -198,7 +201,9 @@ class Run:
 
     def _tick(self) -> float:
         """Add the time since the last call to the run's, and return it."""
-        now = time.perf_counter()
+        now, cpu_now = time.perf_counter(), time.process_time()
         passed, self.clock = now - self.clock, now
         self.counters.seconds += passed
+        self.counters.cpu_seconds += cpu_now - self.cpu_clock
+        self.cpu_clock = cpu_now
         return passed

@@ -1,6 +1,7 @@
 """The optimizer of a run and its learning rate."""
 
 import math
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers
@@ -26,11 +27,15 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     known = [str(name) for name in list_optimizers()]
     if optim.name not in known:
         raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}")
-    return create_optimizer_v2(
-        model,
-        opt=optim.name,
-        lr=optim.lr,
-        momentum=optim.momentum,
-        weight_decay=optim.weight_decay,
-        layer_decay=optim.layer_decay if optim.layer_decay < 1 else None,
-    )
+    settings: dict[str, Any] = {
+        "lr": optim.lr,
+        "momentum": optim.momentum,
+        "weight_decay": optim.weight_decay,
+        "layer_decay": optim.layer_decay if optim.layer_decay < 1 else None,
+    }
+    if repeated := sorted(settings.keys() & optim.args.keys()):
+        raise ValueError(f"optim.args: got {', '.join(repeated)}, expected as optim.{repeated[0]}")
+    try:
+        return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
+    except TypeError as error:
+        raise ValueError(f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}") from error

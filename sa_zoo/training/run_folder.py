@@ -3,6 +3,7 @@
 - model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
 - train.toml: the effective config
 - history.jsonl: one line per epoch
+- heads.safetensors: the positional parameters at initialization and after every epoch
 - metrics.json: what was measured; written after training, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """

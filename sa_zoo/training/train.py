@@ -13,18 +13,22 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
+from sa_zoo.cost import training_macs
 from sa_zoo.metrics import Metrics, Training
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
+from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
+from sa_zoo.training.whitening import whiten_first_convolution
 
 
 def train(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -43,10 +47,15 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     model = create_model(config.model, len(classes), image_size).to(device).to(memory_format=torch.channels_last)
     input_format = input_format_of(model, image_size)
     splits = splits_of(source, config.data.validation, input_format, device)
+    if config.model.whiten:
+        whiten_first_convolution(model, splits["train"], input_format)
+    pflop = _pflop(model, config, input_format, len(splits["train"]) // config.train.batch_size)
     augment = Augment(config.augment, config.train.seed, len(classes), input_format.normalize, device)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     if accelerator.is_main_process:
         begin_run(out, config)
+        if not run.images_done():
+            record_heads(out, run.averaged, epoch=0)
     _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
         # a tag would name weights that timm offers, and these are others
@@ -68,6 +77,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         **scores,
         train=Training(
             seconds=run.counters.seconds,
+            cpu_seconds=run.counters.cpu_seconds,
+            pflop=pflop,
             epochs=config.train.epochs,
             images_per_second=run.images_per_second(),
             n=len(splits["train"]),
@@ -92,6 +103,17 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
         log_with=train.tracker or None,
         project_dir=str(out) if train.tracker else None,
     )
+
+
+def _pflop(model: nn.Module, config: Config, input_format: InputFormat, steps: int) -> float:
+    """Work of a run of `steps` per epoch, as metrics.json defines it."""
+    small, size = config.augment.small_epochs, config.augment.small_size
+    if small and getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
+        raise ValueError(f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes one size of images")
+    macs = (config.train.epochs - small) * training_macs(model, input_format.input_size)
+    if small:
+        macs += small * training_macs(model, (input_format.input_size[0], size, size))
+    return 3 * 2 * macs * steps * config.train.batch_size / 1e15
 
 
 def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:

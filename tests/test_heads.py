@@ -1,0 +1,61 @@
+from itertools import pairwise
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from tiny_runs import MUON, tiny_config
+
+import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.training.heads import record_heads
+from sa_zoo.training.model import create_model
+from sa_zoo.training.train import train
+
+
+def test_heads_are_recorded_at_initialization_and_after_every_epoch(tmp_path):
+    config = tiny_config(**MUON)
+    train(config, tmp_path / "run")
+    recorded = load_file(tmp_path / "run" / "heads.safetensors")
+    published = load_file(tmp_path / "run" / "model.safetensors")
+    terms = [f"blocks.{block}.attn.terms.0" for block in (0, 1)]
+    shapes = {f"{term}.{name}": shape for term in terms for name, shape in (("Delta", (4, 3, 2)), ("spread", (4, 3)))}
+    assert {name: tuple(rows.shape) for name, rows in recorded.items()} == shapes
+    torch.manual_seed(config.train.seed)
+    initial = create_model(config.model, 10).state_dict()
+    for name, rows in recorded.items():
+        assert torch.equal(rows[0], initial[name])
+        assert torch.equal(rows[-1], published[name])
+        assert all(not torch.equal(before, after) for before, after in pairwise(rows))
+
+
+def test_the_weight_average_is_recorded_where_it_is_published(tmp_path):
+    train(tiny_config(**{**MUON, "train": {"epochs": 2, "ema": 0.9}}), tmp_path / "run")
+    published = load_file(tmp_path / "run" / "model.safetensors")
+    for name, rows in load_file(tmp_path / "run" / "heads.safetensors").items():
+        assert torch.equal(rows[-1], published[name])
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("sa_learned_tiny_cifar", {"row", "col", "w", "v"}),
+        ("sa_content_tiny_cifar", {"row", "col"}),  # of its queries and keys nothing is positional
+    ],
+)
+def test_what_depends_on_positions_alone_is_recorded(tmp_path, model, names):
+    record_heads(tmp_path, timm.create_model(model, depth=1), 0)
+    assert load_file(tmp_path / "heads.safetensors").keys() == {f"blocks.0.attn.terms.0.{name}" for name in names}
+
+
+def test_a_model_without_positional_parameters_leaves_no_record(tmp_path):
+    record_heads(tmp_path, timm.create_model("resnet_tiny_cifar"), 0)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_lost_record_is_refused_and_later_rows_are_replaced(tmp_path):
+    model = timm.create_model("sa_quadratic_tiny_cifar", depth=1)
+    for epoch in (0, 1, 2, 1):
+        record_heads(tmp_path, model, epoch)
+    assert all(len(rows) == 2 for rows in load_file(tmp_path / "heads.safetensors").values())
+    with pytest.raises(ValueError, match=r"heads.safetensors: got 2 recorded epochs, expected at least the 3 before"):
+        record_heads(tmp_path, model, 3)

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.training.config import parse_config
+from sa_zoo.training.model import input_format_of
+from sa_zoo.training.splits import Split
+from sa_zoo.training.whitening import whiten_first_convolution
+
+
+def correlated_images(n: int, size: int) -> torch.Tensor:
+    """Noise of full contrast whose neighboring pixels are alike, as uint8 (n, 3, size, size)."""
+    noise = torch.randn(n, 3, size + 2, size + 2, generator=torch.Generator().manual_seed(0))
+    return (nn.functional.avg_pool2d(noise, 3, stride=1) * 128 + 128).clamp(0, 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "new"),
+    [
+        ("sa_quadratic_tiny_cifar", {"patch_size": 2, "embed_dim": 29}, 24),  # 12 eigenvectors and their negatives
+        ("sa_quadratic_tiny_cifar", {"patch_size": 2, "embed_dim": 17}, 17),
+        ("resnet_tiny_cifar", {}, 54),
+    ],
+)
+def test_whitened_outputs_have_unit_variance_and_are_uncorrelated(model, arguments, new):
+    network = timm.create_model(model, **arguments)
+    conv = network.get_submodule(network.pretrained_cfg["first_conv"])
+    before = conv.weight.detach().clone()
+    images = correlated_images(101, 6 * conv.kernel_size[0])
+    split, input_format = Split(images, np.zeros(101, np.int64)), input_format_of(network)
+    whiten_first_convolution(network, split, input_format)
+    assert torch.equal(conv.weight[new:], before[new:])
+    whole = nn.functional.conv2d(input_format.normalize(images), conv.weight, stride=conv.kernel_size)
+    covariance = whole.transpose(0, 1).flatten(1).double().cov().detach()
+    half = min(new, before[0].numel())  # an eigenvector each
+    variances = covariance.diag()[:half]
+    assert variances[0] == pytest.approx(1, abs=0.05) and (variances <= 1.0001).all()
+    assert (covariance[:half, :half] - variances.diag()).abs().max() < 1e-4
+    assert torch.allclose(conv.weight[half:new], -conv.weight[: new - half])
+
+
+def test_whitening_trained_weights_is_refused():
+    with pytest.raises(ValueError, match=r"model.whiten: got true with model.init = 'local-dir:x', expected one of"):
+        parse_config({"model": {"name": "a", "whiten": True, "init": "local-dir:x"}, "train": {"epochs": 1}})
+
+
+def test_whitening_attention_is_refused():
+    network = timm.create_model("mhsa_resnet_tiny_cifar")
+    split = Split(correlated_images(3, 32), np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match=r"model.whiten: got a model with first_conv = 'conv1.W_val', expected"):
+        whiten_first_convolution(network, split, input_format_of(network))
