@@ -42,7 +42,7 @@ def test_an_unfinished_run_is_refused(run, name):
 
 
 def test_something_that_is_no_folder_is_refused(run):
-    with pytest.raises(ValueError, match=r"without .*, expected the folder of a finished run"):
+    with pytest.raises(ValueError, match=r"which is not a folder, expected the folder of a finished run"):
         check_complete(run / "config.json")
 
 
