@@ -25,8 +25,8 @@ ROUTES: dict[str, Callable[[Attention, Tensor], Tensor]] = {
     "portions": portions,
     "remembered": remembered,
 }
-# Up to 16x16 pixels, P is cheaper than its factors where matrix products are cheap compared with moving numbers: on
-# accelerators and in half precision. It is also small enough to be remembered.
+# Up to 16x16 pixels, training on a CPU by P itself is no slower than by its factors and takes less memory. On GPUs
+# this is an estimate, not measured yet. P is also small enough to be remembered.
 SMALL = 256
 
 _only: list[str] = []
@@ -47,7 +47,7 @@ def choose(attention: Attention, X: Tensor) -> str:
     if torch.compiler.is_compiling() or not X.is_cpu:
         return "by axes" if large and factorizes else "definition"  # compilers and accelerators schedule by themselves
     if trains and is_recomputed(X):
-        return "portions"  # most of the memory, for some time
+        return "portions"  # saves most of the memory and costs some time
     if trains:
         return "by axes" if large and factorizes else "definition"
     if not large and not (attention.large and factorizes) and not attention.drops():
