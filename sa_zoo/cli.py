@@ -121,13 +121,16 @@ def convert(
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
     from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-    from sa_zoo.training.config import DataConfig
+    from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
     report = convert_to_folder(source, out, layers, alpha, content)
     typer.echo(report.table())
     if data:
-        before, after = (evaluate_source(model, DataConfig(name=data)).measured() for model in (source, str(out)))
+        run, config = Path(source) / "train.toml", DataConfig(name=data)
+        if run.is_file() and (trained_on := load_config(run).data).name == data:
+            config = trained_on  # with its title
+        before, after = (evaluate_source(model, config).measured() for model in (source, str(out)))
         baseline = {"model": source, "test": before["test"]}
         measured = read_metrics(out).measured() | {key: after[key] for key in ("data", "test")}
         write_metrics(out, Metrics.model_validate(measured | {"baseline": baseline}))
