@@ -46,10 +46,15 @@ MODELS = {
     "sa_content_cifar": "query-key products + learned relative encoding (Section 4.3)",
     "sa_eq8_cifar": "all four terms of Eq. 8",
     "sa_absolute_cifar": "absolute encoding (Eq. 7), for contrast",
+    "sa_mixed_cifar": "quadratic in the first three blocks, learned + content in the others",
     "resnet18_cifar": "none: the paper's baseline",
     "sa_quadratic_tiny_cifar": "as `sa_quadratic_cifar`, with 4x4 patches and 96 channels",
     "sa_learned_tiny_cifar": "learned, 4x4 patches, 96 channels",
     "sa_content_tiny_cifar": "learned + content, 4x4 patches, 96 channels",
+    "sa_quadratic_gen_tiny_cifar": "quadratic with any covariance, 4x4 patches, 96 channels",
+    "sa_eq8_tiny_cifar": "all four terms of Eq. 8, 4x4 patches, 96 channels",
+    "sa_absolute_tiny_cifar": "absolute encoding, 4x4 patches, 96 channels",
+    "sa_mixed_tiny_cifar": "quadratic, then learned + content, 4x4 patches, 96 channels",
     "resnet_tiny_cifar": "none: the baseline of the tiny models",
 }
 

@@ -20,10 +20,15 @@ PARAMETERS = {
     "sa_content_cifar": 29_484_282,
     "sa_eq8_cifar": 38_124_282,
     "sa_absolute_cifar": 30_024_282,
+    "sa_mixed_cifar": 20_785_563,
     "resnet18_cifar": 11_173_962,
     "sa_quadratic_tiny_cifar": 785_164,
     "sa_learned_tiny_cifar": 812_650,
     "sa_content_tiny_cifar": 1_799_338,
+    "sa_quadratic_gen_tiny_cifar": 785_326,
+    "sa_eq8_tiny_cifar": 2_297_002,
+    "sa_absolute_tiny_cifar": 1_827_562,
+    "sa_mixed_tiny_cifar": 1_292_251,
     "resnet_tiny_cifar": 783_802,
 }
 SELF_ATTENTION = [name for name in PARAMETERS if name.startswith("sa_")]

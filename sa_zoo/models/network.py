@@ -66,7 +66,7 @@ class SANet(nn.Module):
     """Self-attention network for images; the defaults are the paper's CIFAR models.
 
     Args:
-        terms: classes of score terms (terms.py), the same in all blocks.
+        terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
@@ -79,7 +79,7 @@ class SANet(nn.Module):
 
     def __init__(
         self,
-        terms: tuple[type[nn.Module], ...],
+        terms: tuple[tuple[type[nn.Module], ...], ...],
         img_size: int | tuple[int, int] = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -105,9 +105,14 @@ class SANet(nn.Module):
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
-        sizes = (embed_dim, num_heads, hidden_dim, terms, grid, proj_drop_rate, attn_drop_rate)
+        sizes, drops = (embed_dim, num_heads, hidden_dim), (proj_drop_rate, attn_drop_rate)
         drop_path_rates = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
-        self.blocks = nn.Sequential(*(Block(*sizes, rate, **dd) for rate in drop_path_rates))
+        self.blocks = nn.Sequential(
+            *(
+                Block(*sizes, terms_of_block(terms, index, depth), grid, *drops, rate, **dd)
+                for index, rate in enumerate(drop_path_rates)
+            )
+        )
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
@@ -169,6 +174,13 @@ class SANet(nn.Module):
         for module in self.modules():
             if reset := getattr(module, "reset_parameters", None):
                 reset()
+
+
+def terms_of_block(
+    terms: tuple[tuple[type[nn.Module], ...], ...], index: int, depth: int
+) -> tuple[type[nn.Module], ...]:
+    """The group of score terms of a block; the `depth` blocks are divided equally among the groups."""
+    return terms[index * len(terms) // depth]
 
 
 def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:

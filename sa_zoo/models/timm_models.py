@@ -1,8 +1,8 @@
 """The paper's networks for timm: default configurations and one function per variant.
 
 The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1, for CIFAR's 32x32 images; the ResNet18 that they are
-compared with; two more score terms that the paper writes down (Eq. 7 and all of Eq. 8); and tiny models of about equal
-cost, which a laptop trains in half an hour. No weights are published yet, so no configuration names a file.
+compared with; two more score terms that the paper writes down (Eq. 7 and all of Eq. 8); one network with other terms in
+its late blocks; and tiny models, which a laptop trains in half an hour.
 """
 
 from typing import Any
@@ -53,9 +53,14 @@ default_cfgs = generate_default_cfgs(
         "sa_content_cifar": _cfg(fixed_input_size=True),
         "sa_eq8_cifar": _cfg(fixed_input_size=True),
         "sa_absolute_cifar": _cfg(fixed_input_size=True),
+        "sa_mixed_cifar": _cfg(fixed_input_size=True),
         "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8)),
         "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
         "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+        "sa_quadratic_gen_tiny_cifar": _cfg(pool_size=(8, 8)),
+        "sa_eq8_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+        "sa_absolute_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+        "sa_mixed_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
         "resnet18_cifar": _resnet_cfg(),
         "resnet_tiny_cifar": _resnet_cfg(),
     }
@@ -122,6 +127,12 @@ def sa_absolute_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 
 
 @register_model
+def sa_mixed_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """Quadratic heads in the first half of the blocks, learned + content (Section 4.3) in the second."""
+    return _create_sanet("sa_mixed_cifar", pretrained, {"terms": TERMS["mixed"]} | kwargs)
+
+
+@register_model
 def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic on 4x4 patches, 96 channels: for two CPU cores."""
     return _create_sanet("sa_quadratic_tiny_cifar", pretrained, {"terms": TERMS["quadratic"]} | TINY | kwargs)
@@ -137,6 +148,30 @@ def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 def sa_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-learned + content on 4x4 patches, 96 channels: for two CPU cores."""
     return _create_sanet("sa_content_tiny_cifar", pretrained, {"terms": TERMS["content"]} | TINY | kwargs)
+
+
+@register_model
+def sa_quadratic_gen_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """SA-quadratic with a full covariance per head on 4x4 patches, 96 channels: for two CPU cores."""
+    return _create_sanet("sa_quadratic_gen_tiny_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | TINY | kwargs)
+
+
+@register_model
+def sa_eq8_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """All four terms of Eq. 8 on 4x4 patches, 96 channels: for two CPU cores."""
+    return _create_sanet("sa_eq8_tiny_cifar", pretrained, {"terms": TERMS["eq8"]} | TINY | kwargs)
+
+
+@register_model
+def sa_absolute_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """Absolute positional encoding on 4x4 patches, 96 channels: for two CPU cores."""
+    return _create_sanet("sa_absolute_tiny_cifar", pretrained, {"terms": TERMS["absolute"]} | TINY | kwargs)
+
+
+@register_model
+def sa_mixed_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels."""
+    return _create_sanet("sa_mixed_tiny_cifar", pretrained, {"terms": TERMS["mixed"]} | TINY | kwargs)
 
 
 @register_model

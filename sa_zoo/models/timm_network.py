@@ -24,7 +24,7 @@ class TimmSANet(SANet):
 
     output_fmt = "NHWC"
 
-    def __init__(self, terms: tuple[type[nn.Module], ...], **kwargs: Any) -> None:
+    def __init__(self, terms: tuple[tuple[type[nn.Module], ...], ...], **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
         self.grad_checkpointing = False
         self.feature_info = [
