@@ -7,7 +7,6 @@ import timm
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from sa_zoo.models.configuration_sa import SAConfig
-from sa_zoo.models.terms import TERMS
 
 SIZES = {
     "hidden_size": 23,

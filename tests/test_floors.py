@@ -21,6 +21,7 @@ FLOORS = [
     {"interchange"},
     {"training", "publishing", "analysis"},
     {"fit"},
+    {"catalogue"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -5,13 +5,26 @@ compared with; two more score terms that the paper writes down (Eq. 7 and all of
 its late blocks; and tiny models, which a laptop trains in half an hour.
 """
 
+from pathlib import Path
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, is_model_pretrained, register_model
 from timm.models.resnet import BasicBlock
 
 from .terms import TERMS
 from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
+
+# Who owns the repositories of the trained models on the Hub, OWNER/NAME; empty as long as they are not published.
+HUB_OWNER = ""
+# The trained models' folders: all of them in a checkout, in an installation those that setup.py names.
+INSTALLED = Path(__file__).parents[1] / "weights"
+WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
+
+
+def _trained(name: str) -> dict[str, str | None]:
+    """Where timm finds the weights of a trained model: a file if there is one here, which it prefers, or the Hub."""
+    file = WEIGHTS / name / "model.safetensors"
+    return {"file": str(file) if file.is_file() else None, "hf_hub_id": f"{HUB_OWNER}/{name}" if HUB_OWNER else None}
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
@@ -54,7 +67,7 @@ default_cfgs = generate_default_cfgs(
         "sa_eq8_cifar": _cfg(fixed_input_size=True),
         "sa_absolute_cifar": _cfg(fixed_input_size=True),
         "sa_mixed_cifar": _cfg(fixed_input_size=True),
-        "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8)),
+        "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8), **_trained("sa_quadratic_tiny_cifar")),
         "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
         "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
         "sa_quadratic_gen_tiny_cifar": _cfg(pool_size=(8, 8)),
@@ -62,14 +75,24 @@ default_cfgs = generate_default_cfgs(
         "sa_absolute_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
         "sa_mixed_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
         "resnet18_cifar": _resnet_cfg(),
-        "resnet_tiny_cifar": _resnet_cfg(),
+        "resnet_tiny_cifar": _resnet_cfg(**_trained("resnet_tiny_cifar")),
     }
 )
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 
 
+def _check_weights(variant: str, pretrained: bool, args: dict[str, Any]) -> None:
+    given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
+    if pretrained and not given and not is_model_pretrained(variant):
+        raise RuntimeError(
+            f"pretrained: got True, expected False, as {variant} has no weights here; a checkout has those of all "
+            f"trained models: timm.create_model('local-dir:model_cards/{variant}', pretrained=True)"
+        )
+
+
 def _create_sanet(variant: str, pretrained: bool, args: dict[str, Any]) -> TimmSANet:
+    _check_weights(variant, pretrained, args)
     return build_model_with_cfg(
         TimmSANet,
         variant,
@@ -81,6 +104,7 @@ def _create_sanet(variant: str, pretrained: bool, args: dict[str, Any]) -> TimmS
 
 
 def _create_resnet(variant: str, pretrained: bool, args: dict[str, Any]) -> CifarResNet:
+    _check_weights(variant, pretrained, args)
     return build_model_with_cfg(CifarResNet, variant, pretrained, **args)
 
 

@@ -14,7 +14,7 @@ import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sa_zoo.cost import cost_of
-from sa_zoo.metrics import Baseline, Scores, read_metrics, write_metrics
+from sa_zoo.metrics import Baseline, Scores, read_metrics, read_results, write_metrics
 from sa_zoo.model_folder import read_json, write_file
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -108,9 +108,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         "attention": cfg.get("paper_ids") == PAPER,
         "ours": entry.__module__.startswith("sa_zoo."),
         "remote_code": "auto_map" in config,
-        # the catalogue keeps the sum without the weights
-        "weights_sha256": sha256 or _text(folder / "SHA256SUMS").partition(" ")[0],
+        "weights_sha256": sha256,
         "metrics": metrics,
+        "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
         "licence": cfg.get("license") or "apache-2.0",
         "cost": cost_of(model, tuple(cfg["input_size"])),

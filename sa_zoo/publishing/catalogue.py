@@ -1,14 +1,10 @@
 """The catalogue: one folder per registered model, with its card and the files that the card is rendered from."""
 
-import hashlib
-import shutil
 from pathlib import Path
 
 import timm
 
-from sa_zoo.model_folder import write_file
-from sa_zoo.publishing.card import architecture, write_card
-from sa_zoo.publishing.folder import check_complete, read_manifest
+from sa_zoo.publishing.card import write_card
 
 
 def registered_models() -> list[str]:
@@ -18,25 +14,7 @@ def registered_models() -> list[str]:
 
 
 def write_catalogue(model_cards: Path) -> None:
-    """Render the card of every registered model; that of one without a trained run says so."""
-    for name in registered_models():
+    """Render the card of every folder and registered model; that of one without a trained run says so."""
+    for name in {*registered_models(), *(path.name for path in model_cards.iterdir())}:
         (model_cards / name).mkdir(parents=True, exist_ok=True)
         write_card(model_cards / name)
-
-
-def add_run(run: Path, model_cards: Path) -> Path:
-    """Put a finished run into the catalogue without its weights, of which SHA256SUMS keeps the sum.
-
-    Raises ValueError if the folder does not hold a finished run.
-    """
-    check_complete(run)
-    manifest = read_manifest(run)
-    weights = hashlib.sha256(manifest.pop("model.safetensors")).hexdigest()
-    manifest["SHA256SUMS"] = f"{weights}  model.safetensors\n".encode()
-    entry = model_cards / architecture(run)
-    shutil.rmtree(entry, ignore_errors=True)
-    for name, content in manifest.items():
-        if not name.endswith(".py"):
-            (entry / name).parent.mkdir(parents=True, exist_ok=True)
-            write_file(entry / name, content)
-    return write_card(entry)

@@ -25,6 +25,8 @@ OPTIONAL = (
     "heads.safetensors",
     "*.py",
     "figures/*.png",
+    "results/*.json",
+    "check.json",
 )
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
