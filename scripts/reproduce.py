@@ -167,21 +167,20 @@ def main() -> None:
         link.unlink(missing_ok=True)
         link.symlink_to(Path(data).resolve())
         data = "data/cifar10"
-    lock = os.open(runs / "lock", os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"--out: got {runs}, where runs are still going on; wait for them, or stop them")
     rows = TINY if args.tiny else ROWS
     if not args.tiny:
         write_digits(runs / "data" / "digits")
     jobs = [(row, seed) for row in rows for seed in range(row.seeds) if not finished(runs / f"{row.name}-{seed}")]
     waiting = {f"{row.name}-{seed}": (row, command_of(row, seed, data, args.title)) for row, seed in jobs}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        failed = work(waiting, runs, args.jobs, lock)
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command continues")
+    with (runs / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            failed = work(waiting, runs, args.jobs, lock.fileno())
+        except BlockingIOError:
+            sys.exit(f"--out: got {runs}, in which runs are still going on; wait for them, or stop them")
+        except KeyboardInterrupt:
+            sys.exit("stopped; the same command continues")
     if failed:
         sys.exit(f"failed, see their logs in {runs / 'logs'}: {', '.join(failed)}")
 
