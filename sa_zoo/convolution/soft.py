@@ -25,6 +25,14 @@ from sa_zoo.models.attention import attend, attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32, pixels, quadratic_scores
 
 
+def product(sizes: list[int]) -> int:
+    """math.prod, which TorchScript does not know."""
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
 class SoftAttention(ConvolutionalAttention):
     """The layer at finite alpha. Delta (N_h, n) and alpha (N_h,) are parameters.
 
@@ -100,9 +108,7 @@ class SoftAttention(ConvolutionalAttention):
 
     def by_axes(self, keys: Keys) -> Tensor:
         """The layer by the factors of P_h: (B, D_out, *Q)"""
-        P: list[Tensor] = []
-        for axis in range(len(keys.sizes)):
-            P.append(self.factors(axis, keys)[0])
+        P = [self.factors(axis, keys)[0] for axis in range(len(keys.sizes))]
         if self.at_once(keys.sizes):
             whole = P[0]
             for factor in P[1:]:
@@ -121,11 +127,8 @@ class SoftAttention(ConvolutionalAttention):
             high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
         out = self.borderless(keys, low, high)
         if max(low) > 0 or max(high) > 0:
-            P, U = [out] * 0, [out] * 0
-            for axis in range(len(counts)):
-                factors = self.factors(axis, keys)
-                P.append(factors[0])
-                U.append(factors[1])
+            factors = [self.factors(axis, keys) for axis in range(len(counts))]
+            P, U = [P for P, _ in factors], [U for _, U in factors]
             for axis in range(len(counts)):
                 queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
                 if min(queries.shape[0], numbers.shape[0], len(self.outer[axis])) > 0:
@@ -183,9 +186,7 @@ class SoftAttention(ConvolutionalAttention):
 
     def contractions(self, sizes: list[int]) -> int:
         """Multiply-adds per head and channel of contracting one axis of N = `sizes` after the other."""
-        left, contracted = 1, 0
-        for size in sizes:
-            left *= size
+        left, contracted = product(sizes), 0
         for axis, count in enumerate(self.queries(sizes)):
             left = left // sizes[axis] * count
             contracted += left * sizes[axis]
@@ -193,26 +194,17 @@ class SoftAttention(ConvolutionalAttention):
 
     def at_once(self, sizes: list[int]) -> bool:
         """Whether the product with P_h itself takes less time than the products with its factors."""
-        pairs = 1
-        for axis, count in enumerate(self.queries(sizes)):
-            pairs *= count * sizes[axis]
-        return pairs < self.turn_cost * self.contractions(sizes)
+        return product(self.queries(sizes)) * product(sizes) < self.turn_cost * self.contractions(sizes)
 
     def by_axes_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by axes."""
-        queries = 1
-        for count in self.queries(sizes):
-            queries *= count
-        inner = self.in_channels // self.groups
-        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + queries * inner * self.out_channels)
+        projected = product(self.queries(sizes)) * (self.in_channels // self.groups) * self.out_channels
+        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + projected)
 
     def composed_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by a composed kernel, and of composing it, without borders."""
-        queries, seen = 1, 1
-        for axis, count in enumerate(self.queries(sizes)):
-            queries *= count
-            seen *= self.count[axis]
-        return (queries + self.Delta.shape[0]) * seen * (self.in_channels // self.groups) * self.out_channels
+        weights = product(self.count) * (self.in_channels // self.groups) * self.out_channels
+        return (product(self.queries(sizes)) + self.Delta.shape[0]) * weights
 
     def cheaper_by_axes(self, sizes: list[int]) -> bool:
         return self.axes_cost * self.by_axes_macs(sizes) < self.composed_macs(sizes)
