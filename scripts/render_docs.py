@@ -97,7 +97,7 @@ def facts(conditions: dict[str, Any]) -> str:
 def benchmarks() -> str:
     parts = []
     for machine in machines():
-        parts.append(f"## {machine.get('title') or machine['runs'][0]['conditions']['device']}\n")
+        parts.append(f"## {machine['title']}\n")
         parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(machine.get("notes"))
         for run in machine["runs"]:
             parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", table(run["rows"]) + "\n"]

@@ -4,10 +4,12 @@ A ratio is the median over the rounds of the subject's ratio to the yardstick in
 """
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.analysis.timing import Run, conditions, in_turns, matrix_products, peak_bytes
+from sa_zoo.analysis.timing import Run, in_turns, matrix_products, peak_bytes
 from sa_zoo.kernels.choose import only
+from sa_zoo.metrics import environment
 from sa_zoo.model_folder import write_json
 
 
@@ -141,8 +144,10 @@ def run_cases(cases: Iterable[Case], rounds: int, device: torch.device, command:
     found = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {"runs": []}
     if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
         raise ValueError(f"--json: got {path}, which holds something else, expected a new file or one of this command")
-    run: dict[str, Any] = {"command": command, "conditions": conditions(device, rounds), "rows": []}
-    print(json.dumps(run["conditions"]))
+    started, load = datetime.now(UTC).isoformat(timespec="seconds"), round(os.getloadavg()[0], 2)
+    conditions = {"started": started, "load": load, "rounds": rounds, **environment(device)}
+    run: dict[str, Any] = {"command": command, "conditions": conditions, "rows": []}
+    print(json.dumps(conditions))
     for case in cases:
         rows = measure(case, rounds, device)
         run["rows"] += rows

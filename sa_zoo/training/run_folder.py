@@ -9,15 +9,9 @@
 """
 
 import json
-import platform
-import re
 import shutil
-import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
 from sa_zoo.model_folder import write_file
@@ -60,27 +54,3 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
 def end_run(out: Path, metrics: Metrics) -> None:
     write_metrics(out, metrics)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-
-
-def environment(device: torch.device, processes: int) -> dict[str, str | int]:
-    """Versions and hardware of a measurement."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE)
-    return {
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "timm", "accelerate", "datasets", "numpy")},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu": names[0] if names else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-        "sa_zoo_commit": _commit(),
-    }
-
-
-def _commit() -> str:
-    """The commit of the checkout that this file is in; empty for an installed package."""
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists() or not shutil.which("git"):
-        return ""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True)
-    return found.stdout.strip() if found.returncode == 0 else ""

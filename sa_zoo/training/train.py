@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from sa_zoo.cost import training_macs
-from sa_zoo.metrics import Metrics, Training
+from sa_zoo.metrics import Metrics, Training, environment
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
@@ -25,7 +25,7 @@ from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
-from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
+from sa_zoo.training.run_folder import begin_run, check_run, end_run
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
@@ -83,7 +83,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
             images_per_second=run.images_per_second(),
             n=len(splits["train"]),
         ),
-        environment=environment(device, accelerator.num_processes),
+        environment=environment(device) | {"processes": accelerator.num_processes},
     )
     if accelerator.is_main_process:
         end_run(out, metrics)
