@@ -142,8 +142,7 @@ def card(
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.fit import finish_folder
-    from sa_zoo.publishing.card import name_baseline
-    from sa_zoo.publishing.catalogue import write_catalogue
+    from sa_zoo.publishing.card import name_baseline, write_catalogue
 
     if not folder.is_dir():
         raise FileNotFoundError(f"folder: got {folder}, expected the folder of a model")
@@ -174,9 +173,7 @@ def bench(
     models: Annotated[list[str] | None, typer.Argument(help="timm names (default: sa_quadratic_cifar).")] = None,
     device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, ...")] = "cpu",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
-    side: Annotated[
-        list[int] | None, typer.Option(help="Also measure one layer of the first model on SIDE x SIDE tokens.", min=1)
-    ] = None,
+    side: Annotated[list[int] | None, typer.Option(help="Also measure one layer on SIDE x SIDE tokens.", min=1)] = None,
     phase: Annotated[str, typer.Option(help="First words of the phases to measure: inference, training, ...")] = "",
     compile_: Annotated[str, typer.Option("--compile", help="Also measure torch.compile in this mode.")] = "",
     threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,

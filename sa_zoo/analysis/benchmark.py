@@ -88,7 +88,12 @@ def step(
 def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     """Rows of all subjects of a case, after one round that is not counted."""
     subjects = case.subjects()
-    times, ceilings = _times(subjects, rounds, device)
+    runs = {name: subject.run for name, subject in subjects.items()}
+    products = {dtype: matrix_products(dtype, device) for dtype in {subject.dtype for subject in subjects.values()}}
+    runs |= {f"{dtype} {number}": run for dtype, (_, both) in products.items() for number, run in enumerate(both)}
+    times = in_turns(runs, rounds, device)
+    # GMAC/s of the fastest matrix product, which takes turns with the subjects
+    ceilings = {dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"]) for dtype, (gmacs, _) in products.items()}
     peaks = {name: peak_bytes(subject.run, device) for name, subject in subjects.items()}
     work = {name: _gmacs(subject.counted or subject.run) / case.images for name, subject in subjects.items()}
     rows = []
@@ -103,18 +108,6 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
         row |= {"speed": statistics.median(ratios), "memory": peaks[name] / max(peaks[case.yardstick], 1)}
         rows.append(row)
     return rows
-
-
-def _times(
-    subjects: dict[str, Subject], rounds: int, device: torch.device
-) -> tuple[dict[str, list[float]], dict[torch.dtype, float]]:
-    """Seconds of each subject in each round, and GMAC/s of the fastest matrix product, which takes turns with them."""
-    products = {dtype: matrix_products(dtype, device) for dtype in {subject.dtype for subject in subjects.values()}}
-    runs = {name: subject.run for name, subject in subjects.items()}
-    runs |= {f"{dtype} {number}": run for dtype, (_, both) in products.items() for number, run in enumerate(both)}
-    times = in_turns(runs, rounds, device)
-    fastest = {dtype: min(times[f"{dtype} 0"] + times[f"{dtype} 1"]) for dtype in products}
-    return times, {dtype: gmacs / fastest[dtype] for dtype, (gmacs, _) in products.items()}
 
 
 def _gmacs(run: Run) -> float:

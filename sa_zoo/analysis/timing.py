@@ -19,20 +19,16 @@ Run = Callable[[], object]
 
 def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of each run in each round; a first round warms up and is not counted."""
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else torch.cpu.synchronize
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            _synchronize(device)
+            synchronize()
             start = time.perf_counter()
             run()
-            _synchronize(device)
+            synchronize()
             times[name].append(time.perf_counter() - start)
     return {name: seconds[1:] for name, seconds in times.items()}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:
@@ -69,7 +65,7 @@ def matrix_products(dtype: torch.dtype, device: torch.device) -> tuple[float, li
     return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
 
 
-def device_named(name: str, compile_mode: str = "") -> torch.device:
+def device_named(name: str, compile_mode: str) -> torch.device:
     """A device that can be measured, and that torch.compile compiles for if there is a mode; else ValueError."""
     try:
         device = torch.device(name)

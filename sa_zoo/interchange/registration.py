@@ -31,8 +31,7 @@ def _register(modeling: ModuleType) -> None:
     from sa_zoo.models.configuration_sa import AUTO_MAP, SAConfig
 
     transformers.AutoConfig.register(SAConfig.model_type, SAConfig)
-    processors: dict[str, type] = {"torchvision": transformers.CLIPImageProcessor}
-    processors["pil"] = transformers.CLIPImageProcessorPil
+    processors = {"torchvision": transformers.CLIPImageProcessor, "pil": transformers.CLIPImageProcessorPil}
     transformers.AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
     SAConfig.register_for_auto_class()
     for name in ("AutoModel", "AutoModelForImageClassification", "AutoBackbone"):

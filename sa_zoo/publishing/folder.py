@@ -15,17 +15,10 @@ from huggingface_hub import get_token
 from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
+OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
+RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "figures/*.png")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
-OPTIONAL = (
-    "README.md",
-    "LICENSE",
-    "preprocessor_config.json",
-    "train.toml",
-    "history.jsonl",
-    "heads.safetensors",
-    "*.py",
-    "figures/*.png",
-)
+PUBLISHED = REQUIRED + OPTIONAL + RECORDS
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
@@ -40,7 +33,7 @@ Manifest = dict[str, bytes]
 
 def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     """The files to publish, sorted by path; `card` replaces README.md."""
-    paths = [path for pattern in REQUIRED + OPTIONAL for path in folder.glob(pattern) if path.is_file()]
+    paths = [path for pattern in PUBLISHED for path in folder.glob(pattern) if path.is_file()]
     manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     if card is not None:
         manifest["README.md"] = card.encode()

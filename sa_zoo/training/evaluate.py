@@ -27,11 +27,10 @@ BATCH_SIZE = 128
 def evaluate(
     model: nn.Module, loader: DataLoader[Any], input_format: InputFormat, accelerator: Accelerator, detail: bool = False
 ) -> Scores:
-    """The scores of a model on a split.
+    """The scores of a model on a split, whose every image counts exactly once, with any number of processes.
 
-    The loader covers the whole split and was prepared by the accelerator; every image counts exactly once, with any
-    number of processes. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
-    (rows: true class). The model keeps its mode, training or evaluation.
+    The loader covers the whole split and was prepared by the accelerator. `detail` adds accuracy per class, calibration
+    error and curve, and the confusion matrix (rows: true class). The model keeps its mode.
     """
     training, parts = model.training, []
     model.eval()
@@ -42,8 +41,7 @@ def evaluate(
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
     model.train(training)
     loss, predicted, probability, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    images = len(loader.dataset)  # type: ignore[arg-type]
-    assert len(true) == images, f"counted {len(true)} images of {images}"
+    assert len(true) == len(loader.dataset), "counted each image once"  # type: ignore[arg-type]
     correct = predicted == true[:, None]  # (n, 5)
     return Scores(
         top1=float(correct[:, 0].mean()),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -18,10 +19,9 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.progress import Interrupted, Interruption, Progress
-from sa_zoo.training.run_folder import CHECKPOINTS, write_history
+from sa_zoo.training.progress import Interrupted, Progress
+from sa_zoo.training.run_folder import CHECKPOINTS, record_heads, write_history
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
@@ -67,11 +67,11 @@ class Run:
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
-        self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
+        self.clock = time.perf_counter(), time.process_time()
         self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
         if self.counters.scaler and accelerator.scaler:
             accelerator.scaler.load_state_dict(self.counters.scaler)
-        self.interruption = Interruption()
+        self.stop = Event()  # set to stop the run after the current step
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
 
     def save(self) -> None:
@@ -143,7 +143,7 @@ class Run:
     def _read(self) -> None:
         """Sum loss and accuracy over processes; stop the run if that was requested or the loss is not finite."""
         counters, seen = self.counters, self.counters.step * self.config.train.batch_size
-        self.unread[2] += self.interruption.requested
+        self.unread[2] += self.stop.is_set()
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
@@ -154,10 +154,8 @@ class Run:
         self.progress.show(counters.epoch, self.images_done(), counters.loss_sum / seen, counters.correct / seen)
         if stop:
             self.save()
-            raise Interrupted(
-                f"stopped in epoch {counters.epoch + 1} after step {counters.step} of {self.steps}, "
-                f"and saved in {self.folder}"
-            )
+            where = f"epoch {counters.epoch + 1} after step {counters.step} of {self.steps}"
+            raise Interrupted(f"stopped in {where}, and saved in {self.folder}")
 
     def _not_finite(self, what: str) -> FloatingPointError:
         kept = newest_checkpoint(self.folder)
@@ -201,9 +199,8 @@ class Run:
 
     def _tick(self) -> float:
         """Add the time since the last call to the run's, and return it."""
-        now, cpu_now = time.perf_counter(), time.process_time()
-        passed, self.clock = now - self.clock, now
+        before, self.clock = self.clock, (time.perf_counter(), time.process_time())
+        passed, cpu_passed = (new - old for new, old in zip(self.clock, before, strict=True))
         self.counters.seconds += passed
-        self.counters.cpu_seconds += cpu_now - self.cpu_clock
-        self.cpu_clock = cpu_now
+        self.counters.cpu_seconds += cpu_passed
         return passed
