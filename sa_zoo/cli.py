@@ -14,9 +14,8 @@ from sa_zoo.training.progress import Interrupted
 
 
 class Commands(TyperGroup):
-    """One error handler around all verbs: a mistake of the user becomes its message and exit code 1, an interrupted
-    run says how to resume it, and everything else keeps its traceback.
-    """
+    """One error handler around all verbs: a user's mistake becomes its message and exit code 1, an interrupted run says
+    how to resume it, everything else keeps its traceback."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
         self.arguments = list(args)

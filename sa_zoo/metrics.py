@@ -40,8 +40,8 @@ class Scores(Section):
 class Training(Section):
     seconds: float | None = None
     cpu_seconds: float | None = None  # of the main process
-    # Work of all images: 6 operations per multiply-add that a forward pass of two images executes, as the backward pass
-    # costs two forward passes. What is computed again to save memory, and the optimizer's products, are not counted.
+    # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs two of them.
+    # What is computed again to save memory, and the optimizer's products, are not counted.
     pflop: float | None = None
     epochs: int | None = None
     images_per_second: float | None = None

@@ -83,10 +83,7 @@ def _sync(folder: Path) -> None:
 
 
 def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:
-    """Write the two files that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
-
-    `configs` are model_config and data_config of timm's `save_config_for_hf`.
-    """
+    """Write the two files that timm loads; `configs` are model_config and data_config of `save_config_for_hf`."""
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
     with TemporaryDirectory() as temporary:
@@ -97,10 +94,7 @@ def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) 
 
 
 def load_model(source: str) -> nn.Module:
-    """Load a trained model: a model folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name.
-
-    Raises what `build_model` raises.
-    """
+    """A trained model: a folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name. Raises as `build_model`."""
     if Path(source).is_dir():
         source = f"local-dir:{source}"
     kind, colon, name = source.partition(":")
@@ -124,10 +118,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    """`timm.create_model` with errors that name `source` and say what is wrong.
-
-    Raises FileNotFoundError if there are no weights, ValueError if they are damaged or belong to another model.
-    """
+    """`timm.create_model`; FileNotFoundError if `source` has no weights, ValueError if they or arguments do not fit."""
     try:
         return timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:

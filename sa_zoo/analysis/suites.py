@@ -8,7 +8,8 @@ import timm
 import torch
 from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
-from torch import Tensor, nn
+from torch import nn
+from torchvision.ops import Permute
 
 from sa_zoo.analysis.benchmark import Case, Subject, step
 from sa_zoo.models.network import SANet
@@ -36,27 +37,17 @@ def check_names(models: Iterable[str], phase: str) -> None:
         raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(PHASES)}")
 
 
-class Convolution(nn.Conv2d):
-    """A convolution of tokens, (B, H, W, D) -> (B, H, W, D)."""
-
-    def forward(self, X: Tensor) -> Tensor:
-        return super().forward(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
 def with_convolutions(network: SANet) -> SANet:
-    """A copy with the same channels and feed-forward layers, whose blocks mix pixels by 3x3 convolutions."""
+    """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and feed-forward layers."""
     twin, dim, like = copy.deepcopy(network), network.embed_dim, network.patch_embed.weight
     for block in twin.blocks:
-        block.attn = Convolution(dim, dim, 3, padding=1, device=like.device, dtype=like.dtype)
+        convolution = nn.Conv2d(dim, dim, 3, padding=1, device=like.device, dtype=like.dtype)
+        block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]))  # tokens: (B, H, W, D)
     return twin
 
 
 def unchanged(network: nn.Module) -> nn.Module:
     return network
-
-
-def resnet18_cifar(_: nn.Module) -> nn.Module:
-    return timm.create_model("resnet18_cifar")
 
 
 def networks(
@@ -103,7 +94,7 @@ def models(names: Iterable[str], batch: int, device: torch.device, compile_mode:
             if attention:
                 yardstick = "definition, float32" if phase == "inference, bfloat16" else "definition"
                 variants |= {yardstick: (unchanged, "definition"), "3x3 convolutions": (with_convolutions, "")}
-            variants["resnet18_cifar"] = (resnet18_cifar, "")
+            variants["resnet18_cifar"] = (lambda _: timm.create_model("resnet18_cifar"), "")
             yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
 
 

@@ -1,8 +1,4 @@
-"""A model folder before it is published: its manifest, and the checks that need no network.
-
-A folder that passes `check_folder` holds safetensors weights and loads by timm and by transformers with equal logits.
-Nothing here modifies a folder.
-"""
+"""A model folder before it is published: its manifest, and the checks that need no network. It is only read."""
 
 import re
 from pathlib import Path
@@ -45,10 +41,8 @@ def check_complete(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
-        raise ValueError(
-            f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; "
-            f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
-        )
+        measure = f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
+        raise ValueError(f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; {measure}")
 
 
 def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
@@ -70,8 +64,7 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
 def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> torch.Tensor:
     """Load a model by timm and by transformers, and return the logits (2, classes) on which they agree.
 
-    `where` has arguments of `from_pretrained`, which make transformers load the commit that `timm_name` ends with.
-    Raises ValueError if the two differ by more than rounding.
+    `where` has arguments of `from_pretrained`. Raises ValueError if the two differ by more than rounding.
     """
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
@@ -83,7 +76,6 @@ def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> 
     with torch.inference_mode():
         logits, others = by_timm(images), by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):
-        raise ValueError(
-            f"got different logits from timm and transformers for {transformers_name}: {logits[0]} and {others[0]}"
-        )
+        got = f"got different logits from timm and transformers for {transformers_name}"
+        raise ValueError(f"{got}: {logits[0]} and {others[0]}")
     return logits

@@ -1,7 +1,4 @@
-"""One repository on a Hub, through the official client, with messages that say what to do.
-
-The client retries only uploads and downloads itself. This file retries creating, reading, committing and tagging.
-"""
+"""One repository on a Hub, through the official client, with retries and with messages that say what to do."""
 
 import time
 from collections.abc import Callable
@@ -115,12 +112,12 @@ class Remote:
             return head
         added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
         deleted = [CommitOperationDelete(name) for name in sorted(self._tree(parent).keys() - manifest.keys())]
-        changes, message = [*added, *deleted], "Publish with sa_zoo"
+        changes: list[Any] = [*added, *deleted]
+        message = "Publish with sa_zoo"
         return self.api.create_commit(self.repo_id, changes, commit_message=message, parent_commit=parent).oid
 
     @retried("download what was committed")
     def download(self, commit: str, cache: str) -> Path:
-        """Download the whole tree of a commit into a cache folder."""
         return Path(self.api.snapshot_download(self.repo_id, revision=commit, cache_dir=cache))
 
     @retried("tag")
@@ -166,10 +163,8 @@ def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
     elif isinstance(error, OfflineModeIsEnabled):
         why = "HF_HUB_OFFLINE is set, unset it to publish"
     else:
-        why = (
-            f"no answer from {remote.api.endpoint} ({error}); check the network, the proxy and HF_ENDPOINT, "
-            "set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage, then run this again"
-        )
+        check = "check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage"
+        why = f"no answer from {remote.api.endpoint} ({error}); {check}, then run this again"
     message = f"could not {doing} at {remote.url}: {why}"
     token = get_token()  # a client quotes a header that it cannot send, a server may quote what it got
     return kind(message.replace(token, "<token>") if token else message)

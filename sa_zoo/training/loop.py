@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -87,25 +86,10 @@ class Run:
 
     def train_epoch(self) -> None:
         """Take the remaining steps of the current epoch."""
+        accelerator, train, optim, counters = self.accelerator, self.config.train, self.config.optim, self.counters
+        read_every, first = 1 if accelerator.device.type == "cpu" else READ_EVERY, True
         self.prepared.train()
-        counters, every = self.counters, self.config.train.checkpoint_steps
-        read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self._tick()
-        for _ in self._steps():
-            counters.step += 1
-            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
-            due = every and self._steps_done() % every == 0 and not last
-            if due or last or counters.step % read_every == 0:
-                self._read()
-            if due:
-                self.save()
-        if self.accelerator.num_processes > 1:  # each process has its own statistics of batch norm
-            for module in self.modules.values():
-                distribute_bn(module, self.accelerator.num_processes, reduce=True)
-
-    def _steps(self) -> Iterator[None]:
-        """Take one optimizer step between two yields."""
-        accelerator, train, optim, first = self.accelerator, self.config.train, self.config.optim, True
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
                 factor = learning_rate_factor(self.images_done(), train.batch_size, self.total, optim.warmup)
@@ -118,10 +102,21 @@ class Run:
                     accelerator.clip_grad_norm_(self.model.parameters(), optim.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            if first := accelerator.sync_gradients:
-                if self.ema:
-                    self.ema.update(self.model, step=self._steps_done() + 1)
-                yield
+            first = accelerator.sync_gradients  # the next micro-batch is the first of a step
+            if not first:
+                continue
+            if self.ema:
+                self.ema.update(self.model, step=self._steps_done() + 1)
+            counters.step += 1
+            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
+            due = train.checkpoint_steps and self._steps_done() % train.checkpoint_steps == 0 and not last
+            if due or last or counters.step % read_every == 0:
+                self._read()
+            if due:
+                self.save()
+        if accelerator.num_processes > 1:  # each process has its own statistics of batch norm
+            for module in self.modules.values():
+                distribute_bn(module, accelerator.num_processes, reduce=True)
 
     def _batches(self) -> list[list[int]]:
         """Indices of the images in each remaining micro-batch of this process."""
@@ -158,12 +153,9 @@ class Run:
             raise Interrupted(f"stopped in {where}, and saved in {self.folder}")
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        kept = newest_checkpoint(self.folder)
-        return FloatingPointError(
-            f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
-            f"{f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
-            f"A lower optim.lr or some optim.clip may help"
-        )
+        newest, step = newest_checkpoint(self.folder), f"epoch {self.counters.epoch + 1}, step {self.counters.step}"
+        kept = f"{newest} is the last good checkpoint" if newest else "there is no checkpoint yet"
+        return FloatingPointError(f"{what} not finite, in {step}; {kept}. A lower optim.lr or optim.clip may help")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""
