@@ -85,8 +85,7 @@ def evaluate(
     if not data and not run.is_file():
         raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
     config = DataConfig(name=data, revision=revision, label_column=label_column) if data else load_config(run).data
-    measured = evaluate_source(model, config, detail).measured()
-    del measured["version"]
+    measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
     if PartialState().is_main_process:
         if json_:
             write_json(json_, measured)

@@ -20,27 +20,20 @@ WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts for one image; a multiply-add (MAC) is two floating-point operations.
-
-    linear_macs: in linear layers and convolutions, without the products of attention probabilities. Twice this number
-        are the FLOPs of the paper's Table 1, whose code counts by layers.
-    macs: in every matrix product and convolution of the definition, including those of attention.
-    activations: elements that those products and convolutions write.
-    """
+    """Counts for one image; a multiply-add (MAC) is two floating-point operations."""
 
     parameters: int
-    linear_macs: int
-    macs: int
-    activations: int
+    linear_macs: int  # in linear layers and convolutions, without the products of attention probabilities
+    macs: int  # in every matrix product and convolution of the definition, including those of attention
+    activations: int  # elements that those products and convolutions write
 
     @property
     def paper_gflops(self) -> float:
-        """As the paper counts."""
+        """As in the paper's Table 1, whose code counts by layers."""
         return 2 * self.linear_macs / 1e9
 
     @property
     def gflops(self) -> float:
-        """Of all products."""
         return 2 * self.macs / 1e9
 
 

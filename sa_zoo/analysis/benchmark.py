@@ -25,15 +25,12 @@ from sa_zoo.model_folder import write_json
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to do the work of a case.
-
-    function: subjects of a case with the same one compute the same; counted: run to count the work of, if not `run`.
-    """
+    """One way to do the work of a case."""
 
     run: Run
     dtype: torch.dtype = torch.float32
-    function: str = ""
-    counted: Run | None = None
+    function: str = ""  # subjects of a case with the same one compute the same
+    counted: Run | None = None  # what to count the work of, if not `run`
 
 
 @dataclass(frozen=True)
@@ -130,10 +127,7 @@ def cell(row: Row, key: str) -> str:
 
 
 def run_cases(cases: Iterable[Case], rounds: int, device: torch.device, command: str, path: Path | None) -> None:
-    """Measure cases, print their tables, and add this run to a JSON file, which is replaced after each case.
-
-    Raises ValueError, before anything is measured, if the file holds something else.
-    """
+    """Measure cases, print tables, and add this run to a JSON file. Raises ValueError if it holds something else."""
     found = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {"runs": []}
     if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
         raise ValueError(f"--json: got {path}, which holds something else, expected a new file or one of this command")

@@ -1,7 +1,4 @@
-"""How one run is measured: seconds, bytes, and the fastest matrix product of the machine.
-
-Absolute times drift from hour to hour, so runs that are to be compared take turns.
-"""
+"""How runs are measured. Absolute times drift from hour to hour, so runs that are to be compared take turns."""
 
 import itertools
 import os

@@ -16,10 +16,8 @@ from sa_zoo.model_folder import check_new, load_model, new_folder, write_file, w
 def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 46.0, content: bool = False) -> Report:
     """Convert a trained CNN and write a model folder: timm's two files, metrics.json, and the report as .md and .json.
 
-    `source` is as for `load_model`, `layers`, `alpha` and `content` are as for `convert`.
-
-    Raises FileExistsError if `out` is not empty, ValueError for what cannot be converted or written, and what
-    `load_model` raises.
+    The arguments are those of `load_model` and `convert`. Raises FileExistsError if `out` is not empty, ValueError for
+    what cannot be converted or written, and what `load_model` raises.
     """
     check_new(out)
     if math.isinf(alpha):

@@ -1,7 +1,4 @@
-"""Registers the networks with transformers: at once if it is imported already, otherwise when it is.
-
-Importing this file costs nothing, and a program that never uses transformers never imports it.
-"""
+"""Registers the networks with transformers once it is imported; a program that never uses it never imports it."""
 
 import sys
 from types import ModuleType

@@ -79,10 +79,7 @@ def write_catalogue(model_cards: Path) -> None:
 
 
 def add_run(run: Path, model_cards: Path) -> Path:
-    """Put a finished run into the catalogue without its weights, of which SHA256SUMS keeps the sum.
-
-    Raises ValueError if the folder does not hold a finished run.
-    """
+    """Put a finished run into the catalogue, with SHA256SUMS in place of its weights. Raises ValueError for others."""
     check_complete(run)
     manifest = read_manifest(run)
     weights = hashlib.sha256(manifest.pop("model.safetensors")).hexdigest()
@@ -97,10 +94,7 @@ def add_run(run: Path, model_cards: Path) -> Path:
 
 
 def name_baseline(folder: Path, baseline: Path) -> Path:
-    """Put the test result of another run into this one's metrics.json, for its card to print next to its own.
-
-    Raises ValueError if the two were not measured on the same images.
-    """
+    """Put another run's test result into metrics.json. Raises ValueError if it was measured on other images."""
     mine, other = read_metrics(folder), read_metrics(baseline)
     measured = [(run.data, run.data_revision, run.test.n if run.test else None) for run in (mine, other)]
     if measured[0] != measured[1] or other.test is None:

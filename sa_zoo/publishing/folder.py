@@ -46,10 +46,7 @@ def check_complete(folder: Path) -> None:
 
 
 def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
-    """Run every check that needs no network on a complete folder; return its logits, as `check_loads` does.
-
-    Raises ValueError that names the file, what is wrong with it and what to do.
-    """
+    """Check a complete folder and return the logits of `check_loads`. Raises ValueError that says what to do."""
     token = re.escape((get_token() or "").encode())
     for name, content in manifest.items():
         if PICKLE.match(content):

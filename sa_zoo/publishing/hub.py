@@ -1,8 +1,4 @@
-"""Publish a model folder on a Hub.
-
-Every step looks at what is already there before it acts, so running the same command again after any interruption
-finishes the job or does nothing. The folder itself is only read.
-"""
+"""Publish a model folder on a Hub. Running it again after any interruption finishes the job or does nothing."""
 
 import hashlib
 import os

@@ -5,7 +5,6 @@ The folder gets its final name only when it is complete, and the previous checkp
 
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,10 @@ def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dic
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"checkpoint: got {newest}, which is of another model: {reason}") from error
-    state: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    state: dict[int, dict[str, Any]] = {}
     for key, value in _under("optimizer", tensors | rest["scalars"]).items():
         number, _, name = key.partition(".")
-        state[int(number)][name] = value
+        state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():

@@ -102,10 +102,7 @@ class Config(Section):
 
 
 def config_path(config: str | Path) -> Path:
-    """The TOML file that `config` names: a path, or the name of a recipe.
-
-    Raises FileNotFoundError, with the names of all recipes, if there is neither.
-    """
+    """The TOML file of a path or a recipe's name. Raises FileNotFoundError, with all recipes, if there is neither."""
     path, recipes = Path(config), {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
     if path.is_file():
         return path

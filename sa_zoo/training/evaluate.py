@@ -67,10 +67,7 @@ def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, c
 
 
 def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:
-    """Evaluate a model folder or a name on the test split of a data set, in full precision.
-
-    Raises ValueError if model and data differ in their number of classes.
-    """
+    """Evaluate a model on the test split, in full precision. Raises ValueError if the numbers of classes differ."""
     accelerator, source = open_accelerator(), open_source(data)
     network = load_model(model).to(accelerator.device)
     if network.num_classes != len(source.classes):

@@ -1,7 +1,4 @@
-"""Train, validation and test splits of a Source, resized for a model.
-
-A small data set is decoded once and kept on the device, a larger one is decoded by worker processes.
-"""
+"""Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
 import math
 import os
