@@ -1,4 +1,4 @@
-"""Learning curves of a model folder, and where its heads look, after Figures 3 and 4 of the paper."""
+"""Learning curves of a model folder, and where its heads look, after Figures 3 and 4 of arXiv:1911.03584."""
 
 import json
 import math

@@ -88,7 +88,8 @@ def models(names: Iterable[str], batch: int, device: torch.device, compile_mode:
         for phase in PHASES:
             if not attention and "dropout" in phase:
                 continue
-            yardstick, variants = "as built", Variants({"as built": (unchanged, "")})
+            yardstick = "as built"
+            variants: Variants = {yardstick: (unchanged, "")}
             if phase.startswith("inference"):
                 variants["folded"] = (reparameterize_model, "")
             if attention:

@@ -1,8 +1,7 @@
 """Reads checkpoints of the paper's own code, https://github.com/epfml/attention-cnn at 9ffaa306.
 
-Rows and columns, displacements, heads and channels have the same order there (models/bert.py, models/transformer.py)
-as here. So names change, and one tensor is reshaped: the linear map after space-to-depth, whose input has the order
-(y, x, channel).
+Rows and columns, displacements, heads and channels have the same order there (models/bert.py) as here. So names change,
+and one tensor is reshaped: the linear map after space-to-depth, whose input has the order (y, x, channel).
 """
 
 from pathlib import Path

@@ -59,10 +59,7 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
 
 
 def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> torch.Tensor:
-    """Load a model by timm and by transformers, and return the logits (2, classes) on which they agree.
-
-    `where` has arguments of `from_pretrained`. Raises ValueError if the two differ by more than rounding.
-    """
+    """Logits (2, classes) of a model by timm and transformers. Raises ValueError if they differ beyond rounding."""
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
     by_timm: Any = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()

@@ -64,7 +64,7 @@ def publish(
 
 
 def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: torch.Tensor) -> None:
-    """Download the commit into an empty cache, compare every byte, and load it by its sha with both libraries."""
+    """Download a commit into a new cache, compare its bytes (the client checks lengths), load it by both libraries."""
     with tempfile.TemporaryDirectory() as cache:
         snapshot = remote.download(commit, cache)
         for name, content in manifest.items():

@@ -1,4 +1,4 @@
-"""One repository on a Hub, through the official client, with retries and with messages that say what to do."""
+"""One repository on a Hub, by the official client, with messages that say what to do, and retries that it lacks."""
 
 import time
 from collections.abc import Callable

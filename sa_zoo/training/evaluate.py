@@ -41,7 +41,7 @@ def evaluate(
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
     model.train(training)
     loss, predicted, probability, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    assert len(true) == len(loader.dataset), "counted each image once"  # type: ignore[arg-type]
+    assert len(true) == len(loader.dataset), "some images do not count exactly once"  # type: ignore[arg-type]
     correct = predicted == true[:, None]  # (n, 5)
     return Scores(
         top1=float(correct[:, 0].mean()),

@@ -4,7 +4,6 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ class Run:
         self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
         if self.counters.scaler and accelerator.scaler:
             accelerator.scaler.load_state_dict(self.counters.scaler)
-        self.stop = Event()  # set to stop the run after the current step
+        self.signals: list[int] = []  # received, which stop the run after the current step
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
 
     def save(self) -> None:
@@ -138,7 +137,7 @@ class Run:
     def _read(self) -> None:
         """Sum loss and accuracy over processes; stop the run if that was requested or the loss is not finite."""
         counters, seen = self.counters, self.counters.step * self.config.train.batch_size
-        self.unread[2] += self.stop.is_set()
+        self.unread[2] += bool(self.signals)
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
@@ -155,7 +154,7 @@ class Run:
     def _not_finite(self, what: str) -> FloatingPointError:
         newest, step = newest_checkpoint(self.folder), f"epoch {self.counters.epoch + 1}, step {self.counters.step}"
         kept = f"{newest} is the last good checkpoint" if newest else "there is no checkpoint yet"
-        return FloatingPointError(f"{what} not finite, in {step}; {kept}. A lower optim.lr or optim.clip may help")
+        return FloatingPointError(f"{what} not finite, in {step}; {kept}. Lower optim.lr or set optim.clip")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""

@@ -46,13 +46,12 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     check_name(config.name)
     source = config.init or config.name
     try:
-        size = {"img_size": image_size or None}
-        arguments = resolve_model_input_args(source, size, **config.args, num_classes=classes)
+        args = resolve_model_input_args(source, {"img_size": image_size or None}, **config.args, num_classes=classes)
     except (OSError, RuntimeError) as error:
         raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
-    if arguments["model_name"] != config.name.partition(".")[0]:
-        raise ValueError(f"model.init: got weights of {arguments['model_name']} in {source}, expected {config.name}")
-    model = build_model(source, pretrained=bool(config.init), **arguments)
+    if args["model_name"] != config.name.partition(".")[0]:
+        raise ValueError(f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}")
+    model = build_model(source, pretrained=bool(config.init), **args)
     names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if config.freeze and re.search(config.freeze, name)]
     if config.freeze and len(frozen) in (0, len(names)):

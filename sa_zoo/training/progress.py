@@ -40,18 +40,19 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
 
 
 @contextmanager
-def interruption() -> Iterator[threading.Event]:
-    """Set the event at the first SIGINT or SIGTERM; a second SIGINT raises KeyboardInterrupt."""
-    requested, before = threading.Event(), dict[int, Any]()
+def interruption() -> Iterator[list[int]]:
+    """Collect the first SIGINT and SIGTERM in the list that it yields; a second SIGINT raises KeyboardInterrupt."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
 
     def handle(number: int, _: object) -> None:
-        requested.set()
+        received.append(number)
         signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
         before |= {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield requested
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,8 +1,8 @@
 """Trains any timm model on any labelled images, and leaves a run folder that timm loads.
 
-What a run computes is a function of its config: killed and resumed on a CPU, it ends with exactly the weights of an
-uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what depends on
-the micro-batch (mixup, batch norm) differ. The last incomplete batch of an epoch is dropped, other images in each one.
+What a run computes is a function of its config: one that was killed and resumed on a CPU ends with exactly the weights
+of an uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what
+depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch of each epoch is dropped.
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
 
@@ -122,7 +122,7 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
         # a tracker takes numbers and text only
         settings = flatten_dict(run.config.model_dump(), delimiter="/").items()
         accelerator.init_trackers(train.tracker, {k: str(v) if isinstance(v, list | dict) else v for k, v in settings})
-    with interruption() as run.stop, run.progress:
+    with interruption() as run.signals, run.progress:
         while run.counters.epoch < train.epochs:
             run.train_epoch()
             scores = None
