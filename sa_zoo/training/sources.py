@@ -71,9 +71,10 @@ def _load(config: DataConfig) -> Any:
         raise ValueError(f"data.name: {name} cannot be read: {error.__cause__ or error}") from error
     except OSError as error:
         raise FileNotFoundError(
-            f"data.name: {name} is not cached in {datasets.config.HF_DATASETS_CACHE} and could not be downloaded "
-            f"({error}). Without a network, download the parquet files of https://huggingface.co/datasets/{name} "
-            f"elsewhere, put them into a folder as train-*.parquet and test-*.parquet, and set data.name to that folder"
+            f"data.name: {name} is not cached here and could not be downloaded from the Hub ({error}). With a network, "
+            f"run once to fill {datasets.config.HF_DATASETS_CACHE}. Without one, download the parquet files of "
+            f"https://huggingface.co/datasets/{name} elsewhere, put them into a folder here as train-*.parquet and "
+            f"test-*.parquet, for example data/{name.split('/')[-1]}, and set data.name to that folder"
         ) from error
 
 
