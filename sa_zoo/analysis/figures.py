@@ -1,7 +1,4 @@
-"""Figures of a model folder, drawn from its files: learning curves, errors, and where attention heads look.
-
-After Figures 3 and 4 of Cordonnier, Loukas, Jaggi (ICLR 2020, https://arxiv.org/abs/1911.03584).
-"""
+"""Learning curves and errors of a model, and where its heads look, after Figures 3 and 4 of arXiv:1911.03584."""
 
 import json
 import math
@@ -56,8 +53,8 @@ def learning_curve(history: list[dict[str, Any]]) -> Figure:
     figure = Figure(figsize=(8, 3), layout="constrained")
     panels = figure.subplots(1, 2)
     marker = "o" if len(history) == 1 else ""
+    epochs = [line["epoch"] for line in history]
     for axes, key, title, scale in zip(panels, ("loss", "top1"), ("loss", "accuracy, %"), (1, 100), strict=True):
-        epochs = [line["epoch"] for line in history]
         axes.plot(epochs, [scale * line[key] for line in history], marker=marker, label="training, augmented")
         if held_out := [(line["epoch"], scale * line["validation"][key]) for line in history if "validation" in line]:
             axes.plot(*zip(*held_out, strict=True), marker=marker, label="held out")
@@ -109,8 +106,7 @@ def head_positions(layers: Layers) -> Figure:
     head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale, that of most heads:
     every centre is in the frame, and the contours of the widest heads leave it.
     """
-    columns = min(len(layers), 3)
-    rows = math.ceil(len(layers) / columns)
+    columns, rows = min(len(layers), 3), math.ceil(len(layers) / 3)
     figure = Figure(figsize=(2.1 * columns, 2.3 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
