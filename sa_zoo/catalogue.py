@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import load_file, save
 
 from sa_zoo.fit import finish_folder
+from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.metrics import read_metrics, write_metrics
 from sa_zoo.model_folder import read_json, write_file, write_json
 from sa_zoo.publishing.card import write_card
@@ -48,6 +49,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
                 write_file(new / name, content)
         if (entry / "results").is_dir():
             shutil.copytree(entry / "results", new / "results")
+        export_for_transformers(new)
         if (new / "model.safetensors").stat().st_size > FLOAT32_BYTES:
             _store_in_bfloat16(new)
         test = evaluate_source(str(new), data, detail=True).test

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from timm.utils import natural_key
 
 from sa_zoo.metrics import read_metrics
@@ -30,7 +30,7 @@ def draw_figures(folder: Path) -> list[Path]:
     history, weights, figures = folder / "history.jsonl", folder / "model.safetensors", {}
     if history.is_file() and (lines := history.read_text(encoding="utf-8").splitlines()):
         figures["learning_curve"] = learning_curve([json.loads(line) for line in lines])
-    tensors = load_file(weights) if weights.is_file() else {}
+    tensors = {key: value.float().numpy() for key, value in load_file(weights).items()} if weights.is_file() else {}
     if gaussian := layers_of(tensors, ("Delta", "spread")):
         figures["head_positions"] = head_positions(gaussian)
     elif learned := layers_of(tensors, ("row", "col", "w", "v")):

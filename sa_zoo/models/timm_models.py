@@ -14,15 +14,15 @@ from timm.models.resnet import BasicBlock
 from .terms import TERMS
 from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
 
-# Who owns the repositories of the trained models on the Hub, OWNER/NAME; empty as long as they are not published.
-HUB_OWNER = ""
-# The trained models' folders: all of them in a checkout, in an installation those that setup.py names.
+# Models with weights, in model_cards/NAME of a checkout; an installation has those that setup.py names.
+TRAINED = ("sa_quadratic_tiny_cifar", "resnet_tiny_cifar")
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
+HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; empty as long as there are none
 
 
-def _trained(name: str) -> dict[str, str | None]:
-    """Where timm finds the weights of a trained model: a file if there is one here, which it prefers, or the Hub."""
+def _weights(name: str) -> dict[str, Any]:
+    """Where timm finds the weights of a trained model: a file, which it prefers, or a repository on the Hub."""
     file = WEIGHTS / name / "model.safetensors"
     return {"file": str(file) if file.is_file() else None, "hf_hub_id": f"{HUB_OWNER}/{name}" if HUB_OWNER else None}
 
@@ -57,27 +57,26 @@ def _resnet_cfg(**kwargs: Any) -> dict[str, Any]:
     )
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "sa_quadratic_cifar": _cfg(),
-        "sa_quadratic_h16_cifar": _cfg(),
-        "sa_quadratic_gen_cifar": _cfg(),
-        "sa_learned_cifar": _cfg(fixed_input_size=True),
-        "sa_content_cifar": _cfg(fixed_input_size=True),
-        "sa_eq8_cifar": _cfg(fixed_input_size=True),
-        "sa_absolute_cifar": _cfg(fixed_input_size=True),
-        "sa_mixed_cifar": _cfg(fixed_input_size=True),
-        "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8), **_trained("sa_quadratic_tiny_cifar")),
-        "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "sa_quadratic_gen_tiny_cifar": _cfg(pool_size=(8, 8)),
-        "sa_eq8_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "sa_absolute_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "sa_mixed_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "resnet18_cifar": _resnet_cfg(),
-        "resnet_tiny_cifar": _resnet_cfg(**_trained("resnet_tiny_cifar")),
-    }
-)
+CFGS: dict[str, Any] = {
+    "sa_quadratic_cifar": _cfg(),
+    "sa_quadratic_h16_cifar": _cfg(),
+    "sa_quadratic_gen_cifar": _cfg(),
+    "sa_learned_cifar": _cfg(fixed_input_size=True),
+    "sa_content_cifar": _cfg(fixed_input_size=True),
+    "sa_eq8_cifar": _cfg(fixed_input_size=True),
+    "sa_absolute_cifar": _cfg(fixed_input_size=True),
+    "sa_mixed_cifar": _cfg(fixed_input_size=True),
+    "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8)),
+    "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_quadratic_gen_tiny_cifar": _cfg(pool_size=(8, 8)),
+    "sa_eq8_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_absolute_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_mixed_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "resnet18_cifar": _resnet_cfg(),
+    "resnet_tiny_cifar": _resnet_cfg(),
+}
+default_cfgs = generate_default_cfgs(CFGS | {name: CFGS[name] | _weights(name) for name in TRAINED})
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 
@@ -85,10 +84,9 @@ TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 def _check_weights(variant: str, pretrained: bool, args: dict[str, Any]) -> None:
     given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
     if pretrained and not given and not is_model_pretrained(variant):
-        raise RuntimeError(
-            f"pretrained: got True, expected False, as {variant} has no weights here; a checkout has those of all "
-            f"trained models: timm.create_model('local-dir:model_cards/{variant}', pretrained=True)"
-        )
+        folder = f"timm.create_model('local-dir:model_cards/{variant}', pretrained=True)"
+        where = f"in a checkout, {folder} has its weights" if variant in TRAINED else "it is not trained yet"
+        raise RuntimeError(f"pretrained: got True for {variant}, expected False: {where}")
 
 
 def _create_sanet(variant: str, pretrained: bool, args: dict[str, Any]) -> TimmSANet:
