@@ -16,6 +16,7 @@ from torchvision.ops import StochasticDepth
 from .attention import Attention
 
 _logger = logging.getLogger(__name__)
+Terms = tuple[type[nn.Module], ...]  # classes of score terms that are added up
 
 
 class Block(nn.Module):
@@ -28,7 +29,7 @@ class Block(nn.Module):
         dim: int,
         num_heads: int,
         hidden_dim: int,
-        terms: tuple[type[nn.Module], ...],
+        terms: Terms,
         grid: tuple[int, int],
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
@@ -79,7 +80,7 @@ class SANet(nn.Module):
 
     def __init__(
         self,
-        terms: tuple[tuple[type[nn.Module], ...], ...],
+        terms: tuple[Terms, ...],
         img_size: int | tuple[int, int] = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -176,9 +177,7 @@ class SANet(nn.Module):
                 reset()
 
 
-def terms_of_block(
-    terms: tuple[tuple[type[nn.Module], ...], ...], index: int, depth: int
-) -> tuple[type[nn.Module], ...]:
+def terms_of_block(terms: tuple[Terms, ...], index: int, depth: int) -> Terms:
     """The group of score terms of a block; the `depth` blocks are divided equally among the groups."""
     return terms[index * len(terms) // depth]
 

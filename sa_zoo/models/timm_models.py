@@ -14,7 +14,7 @@ from timm.models.resnet import BasicBlock
 from .terms import TERMS
 from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
 
-# Models with weights, in model_cards/NAME of a checkout; an installation has those that setup.py names.
+# Models with weights, NAME or NAME.TAG: in model_cards/ of a checkout; an installation has those that setup.py names.
 TRAINED = ("sa_quadratic_tiny_cifar", "resnet_tiny_cifar")
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
@@ -76,7 +76,7 @@ CFGS: dict[str, Any] = {
     "resnet18_cifar": _resnet_cfg(),
     "resnet_tiny_cifar": _resnet_cfg(),
 }
-default_cfgs = generate_default_cfgs(CFGS | {name: CFGS[name] | _weights(name) for name in TRAINED})
+default_cfgs = generate_default_cfgs(CFGS | {name: CFGS[name.partition(".")[0]] | _weights(name) for name in TRAINED})
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 
