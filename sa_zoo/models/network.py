@@ -68,13 +68,15 @@ class SANet(nn.Module):
     Args:
         terms: classes of score terms (terms.py), the same in all blocks.
         patch_size: side of the square of pixels that becomes one token, P.
-        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
+        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h (one number, or one per block, as pruning
+            leaves them), width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for an unknown `global_pool`, or an `img_size` that `patch_size` does not divide.
+        ValueError: for an unknown `global_pool`, an `img_size` that `patch_size` does not divide, or a list of heads
+            that does not fit the blocks.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class SANet(nn.Module):
         patch_size: int = 2,
         embed_dim: int = 400,
         depth: int = 6,
-        num_heads: int = 9,
+        num_heads: int | list[int] = 9,
         hidden_dim: int = 512,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -105,9 +107,10 @@ class SANet(nn.Module):
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
-        sizes = (embed_dim, num_heads, hidden_dim, terms, grid, proj_drop_rate, attn_drop_rate)
+        sizes = (hidden_dim, terms, grid, proj_drop_rate, attn_drop_rate)
         drop_path_rates = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
-        self.blocks = nn.Sequential(*(Block(*sizes, rate, **dd) for rate in drop_path_rates))
+        per_block = zip(heads_per_block(num_heads, depth), drop_path_rates, strict=True)
+        self.blocks = nn.Sequential(*(Block(embed_dim, heads, *sizes, rate, **dd) for heads, rate in per_block))
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
@@ -176,6 +179,14 @@ def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:
     for module in blocks.modules():
         if resize := getattr(module, "set_grid", None):
             resize(grid)
+
+
+def heads_per_block(num_heads: int | list[int], depth: int) -> list[int]:
+    """N_h of each of `depth` blocks."""
+    heads = [num_heads] * depth if isinstance(num_heads, int) else list(num_heads)
+    if len(heads) != depth or min(heads, default=1) < 1:
+        raise ValueError(f"num_heads: got {num_heads}, expected a positive number, or one for each of {depth} blocks")
+    return heads
 
 
 def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:
