@@ -20,6 +20,7 @@ from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import splits_of
 
 CALIBRATION_BINS = 15
+MOST_CLASSES = 100  # of a confusion matrix; a larger one is neither stored nor read
 BATCH_SIZE = 128
 
 
@@ -30,8 +31,8 @@ def evaluate(
     """The scores of a model on a split.
 
     The loader covers the whole split and was prepared by the accelerator; every image counts exactly once, with any
-    number of processes. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
-    (rows: true class). The model keeps its mode, training or evaluation.
+    number of processes. `detail` adds accuracy per class, calibration error and curve (one point per bin of confidence
+    that has images), and the confusion matrix (rows: true class). The model keeps its mode, training or evaluation.
     """
     training, parts = model.training, []
     model.eval()
@@ -63,8 +64,12 @@ def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, c
     return {
         "per_class": [float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)],
         "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
-        "calibration_curve": {"confidence": mean_confidence.tolist(), "accuracy": accuracy.tolist()},
-        "confusion_matrix": matrix.tolist(),
+        "calibration_curve": {
+            "confidence": mean_confidence.tolist(),
+            "accuracy": accuracy.tolist(),
+            "images": counts[counts > 0].tolist(),
+        },
+        "confusion_matrix": matrix.tolist() if classes <= MOST_CLASSES else None,
     }
 
 

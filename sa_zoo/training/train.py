@@ -68,7 +68,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     for name in ("test", "validation"):
         if len(splits[name]):
             loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator)
+            detail = name == "test"  # what the confusion matrix and the reliability diagram are drawn from
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, detail)
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
