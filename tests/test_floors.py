@@ -21,6 +21,7 @@ FLOORS = [
     {"interchange"},
     {"training", "publishing", "analysis"},
     {"fit"},
+    {"head_study"},
     {"__init__", "cli"},
     {"__main__"},
 ]

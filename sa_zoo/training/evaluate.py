@@ -17,7 +17,7 @@ from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import InputFormat, input_format_of
 from sa_zoo.training.sources import open_source
-from sa_zoo.training.splits import splits_of
+from sa_zoo.training.splits import Split, splits_of
 
 CALIBRATION_BINS = 15
 MOST_CLASSES = 100  # of a confusion matrix; a larger one is neither stored nor read
@@ -78,11 +78,20 @@ def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metri
 
     Raises ValueError if model and data differ in their number of classes.
     """
-    accelerator, source = open_accelerator(), open_source(data)
-    network = load_model(model).to(accelerator.device)
-    if network.num_classes != len(source.classes):
-        raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as {model} has")
-    input_format = input_format_of(network, data.image_size)
-    split = splits_of(source, 0, input_format, accelerator.device, ["test"])["test"]
+    accelerator, network = open_accelerator(), load_model(model)
+    name, split, input_format = open_test_split(network, data, accelerator)
     loader = accelerator.prepare(split.loader(BATCH_SIZE))
-    return Metrics(model=model, data=source.name, test=evaluate(network, loader, input_format, accelerator, detail))
+    test = evaluate(network.to(accelerator.device), loader, input_format, accelerator, detail)
+    return Metrics(model=model, data=name, test=test)
+
+
+def open_test_split(network: nn.Module, data: DataConfig, accelerator: Accelerator) -> tuple[str, Split, InputFormat]:
+    """Name and test split of a data set, and the input format of the network that it is decoded for.
+
+    Raises ValueError if model and data differ in their number of classes.
+    """
+    source = open_source(data)
+    if network.num_classes != len(source.classes):
+        raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has")
+    input_format = input_format_of(network, data.image_size)
+    return source.name, splits_of(source, 0, input_format, accelerator.device, ["test"])["test"], input_format

@@ -4,6 +4,7 @@
 - train.toml: the effective config
 - history.jsonl: one line per epoch
 - heads.safetensors: the positional parameters at initialization and after every epoch
+- attention.safetensors: mean attention over test images, where it depends on their content
 - metrics.json: what was measured; written after training, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """

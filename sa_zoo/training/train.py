@@ -22,7 +22,7 @@ from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
-from sa_zoo.training.heads import record_heads
+from sa_zoo.training.heads import IMAGES, record_heads, record_maps
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
@@ -68,8 +68,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     for name in ("test", "validation"):
         if len(splits[name]):
             loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            detail = name == "test"  # what the confusion matrix and the reliability diagram are drawn from
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, detail)
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, name == "test")
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -87,6 +86,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         environment=environment(device, accelerator.num_processes),
     )
     if accelerator.is_main_process:
+        images = next(iter(splits["test"].loader(IMAGES)))[0]
+        record_maps(out, published, input_format_of(published).normalize(images).to(device))
         end_run(out, metrics)
     accelerator.end_training()
     return metrics
