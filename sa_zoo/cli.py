@@ -215,7 +215,9 @@ def heads(
     data: Annotated[str, typer.Option(help="Data set with test images (default: the data of the run).")] = "",
     window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
     convolve: Annotated[str, typer.Option(help="Replace layers by their nearest K x K convolutions: 3,5,7")] = "",
-    prune: Annotated[bool, typer.Option("--prune", help="Write a model without the degenerate heads to --out.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Write a model without the degenerate heads to --out.")
+    ] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Write one with these heads initialized again.")] = False,
     sharpness: Annotated[float, typer.Option(help="Degenerate: largest eigenvalue of 1/covariance below.")] = 1e-5,
     condition: Annotated[float, typer.Option(help="Degenerate: condition number above.")] = 1e3,

@@ -17,7 +17,7 @@ from sa_zoo.analysis.head_figures import head_depth
 from sa_zoo.analysis.heads import Head, Layer, layers_of, measure, table
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import convolved
-from sa_zoo.analysis.timing import in_turns
+from sa_zoo.analysis.timing import Run, in_turns
 from sa_zoo.convolution.nearest import NearestConvolution
 from sa_zoo.cost import cost_of
 from sa_zoo.fit import finish_folder
@@ -131,18 +131,20 @@ def _changed(network: Any, heads: list[Head], test: TestImages, prune: bool, out
         if head.degenerate:
             chosen.setdefault(names.index(head.layer), []).append(head.head)
     if not chosen:
-        raise ValueError("heads: got none that is degenerate, expected some; --sharpness and --condition set the limits")
+        raise ValueError(
+            "heads: got none that is degenerate, expected some; --sharpness and --condition set the limits"
+        )
     changed = (prune_heads if prune else reset_heads)(network, chosen)
     networks, size = {"before": network, "after": changed}, tuple(network.pretrained_cfg["input_size"])
     scores = {name: test.scores(each, detail=True) for name, each in networks.items()}
     images = test.first(TIMED_IMAGES)
     with torch.inference_mode():
-        runs = {name: partial(each.cpu(), images) for name, each in networks.items()}
+        runs: dict[str, Run] = {name: partial(each.cpu(), images) for name, each in networks.items()}
         times = in_turns(runs, ROUNDS, torch.device("cpu"))
     lines = ["| | heads | parameters | MMACs | images/s on this CPU | test accuracy |", "|---|--:|--:|--:|--:|--:|"]
     counts = {"before": len(heads), "after": len(heads) - prune * sum(map(len, chosen.values()))}
     for name, each in networks.items():
-        cost, speed = cost_of(each, size), len(images) / statistics.median(times[name])  # type: ignore[arg-type]
+        cost, speed = cost_of(each, size), len(images) / statistics.median(times[name])
         numbers = f"{counts[name]} | {cost.parameters:,} | {cost.macs / 1e6:,.2f} | {speed:,.0f}"
         lines.append(f"| {name} | {numbers} | {scores[name].top1:.2%} |")
     named = network.pretrained_cfg["architecture"]

@@ -1,7 +1,7 @@
 """Figures of run folders, drawn from their files alone: what a card shows, and what `sa-zoo plot` writes."""
 
 import json
-import tomllib
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -35,11 +35,13 @@ def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
     """Write the figures of each run, and of several also those that compare them, as PNG and SVG.
 
     Those of one run go to RUN/figures or, with `out`, to OUT/RUN; comparisons to `out` or to the current folder.
-    Raises FileNotFoundError for a folder that holds no run.
+    Raises FileNotFoundError for a folder that holds no run, ValueError for runs of one name with `out`.
     """
     for run in runs:
         if not (run / "config.json").is_file():
             raise FileNotFoundError(f"run: got {run}, expected the folder of a finished run")
+    if out and len({run.resolve().name for run in runs}) < len(runs):
+        raise ValueError(f"runs: got {', '.join(map(str, runs))}, expected different names for the folders in {out}")
     written = []
     for run in runs:
         folder = out / run.resolve().name if out else run / "figures"
@@ -75,8 +77,8 @@ def figures_of(folder: Path) -> dict[str, Figure]:
     if any(".attn.terms." in name for name in weights):
         figures |= _figures_of_maps(folder)
     if test and test.confusion_matrix:
-        classes = read_json(folder / "config.json").get("label_names")
-        figures["confusion_matrix"] = confusion(test.confusion_matrix, classes or range(len(test.confusion_matrix)))
+        names = read_json(folder / "config.json").get("label_names")
+        figures["confusion_matrix"] = confusion(test.confusion_matrix, names)
     if test and "images" in (test.calibration_curve or {}):
         figures["reliability"] = reliability(test.calibration_curve or {}, test.calibration_error or 0.0)
     return figures
@@ -114,12 +116,11 @@ def comparisons(runs: Sequence[Path]) -> dict[str, Figure]:
     """Figures that compare runs; those that differ in their seed only are a group."""
     groups: dict[str, list[Path]] = {}
     for run in runs:
-        recipe = tomllib.loads((run / "train.toml").read_text()) if (run / "train.toml").is_file() else {"run": str(run)}
-        recipe.get("train", {}).pop("seed", None)
-        groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
-    models = {key: read_metrics(first[0]).model or first[0].name for key, first in groups.items()}
-    unique = len(set(models.values())) == len(models)
-    named = {models[key] if unique else group[0].resolve().name: group for key, group in groups.items()}
+        recipe = re.sub(r"(?m)^seed = .*$", "", _text(run / "train.toml"))
+        groups.setdefault(recipe or str(run), []).append(run)
+    models = [read_metrics(group[0]).model for group in groups.values()]
+    by_model = len(set(models)) == len(models)
+    named = {str(models[i] if by_model else group[0]): group for i, group in enumerate(groups.values())}
     figures = {}
     curves = {name: [history for run in group if (history := _history(run))] for name, group in named.items()}
     if curves := {name: histories for name, histories in curves.items() if histories}:
@@ -136,9 +137,11 @@ def comparisons(runs: Sequence[Path]) -> dict[str, Figure]:
 
 def _history(folder: Path) -> list[dict[str, Any]]:
     """The lines of history.jsonl; none if there is no such file."""
-    path = folder / "history.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in _text(folder / "history.jsonl").splitlines()]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:

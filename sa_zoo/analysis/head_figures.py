@@ -115,7 +115,9 @@ def head_depth(heads: Sequence[Head], window: int) -> Figure:
         for layer, each in enumerate(values, start=1):
             axes.plot([layer] * len(each), each, "o", color=color_sequences["petroff10"][0], alpha=0.6, markersize=5)
         means = [np.mean(each) for each in values]
-        axes.plot(range(1, len(names) + 1), means, "-s", color=color_sequences["petroff10"][1], label="mean of the layer")
+        axes.plot(
+            range(1, len(names) + 1), means, "-s", color=color_sequences["petroff10"][1], label="mean of the layer"
+        )
         axes.set(title=title, xlabel="layer")
         axes.set_ylim(bottom=0)
         axes.xaxis.get_major_locator().set_params(integer=True)

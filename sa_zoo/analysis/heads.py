@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.convolution.nearest import distance
 
-IMAGES_AT_ONCE = 4
+IMAGES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,22 @@ def measure(layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_
                 degenerate = "uniform"
         row, column = center[head].tolist()
         twin = int(overlap[head].argmax())
-        numbers = (float(values[head]) for values in (share, reach, away, layer.variation))
-        most = max(float(overlap[head, twin]), 0.0)
-        rows.append(Head(layer.name, head, (row, column), alpha, condition, *numbers, most, twin, degenerate))
+        rows.append(
+            Head(
+                layer=layer.name,
+                head=head,
+                center=(row, column),
+                alpha=alpha,
+                condition=condition,
+                share=float(share[head]),
+                reach=float(reach[head]),
+                distance=float(away[head]),
+                variation=float(layer.variation[head]),
+                overlap=max(float(overlap[head, twin]), 0.0),  # -1: the only head
+                twin=twin,
+                degenerate=degenerate,
+            )
+        )
     return rows
 
 

@@ -74,7 +74,7 @@ def accuracy_against_work(groups: Mapping[str, Sequence[tuple[float, float]]]) -
     return figure
 
 
-def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure:
+def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = None) -> Figure:
     """Share of each true class (row) that is taken for each class (column), in percent."""
     matrix = np.array(counts)
     percent = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)

@@ -11,13 +11,14 @@ from typing import Any
 import timm
 import torch
 from timm.models import PretrainedCfg
-from torch import Tensor, nn
+from torch import nn
 
 from sa_zoo.metrics import Metrics, write_metrics
 from sa_zoo.model_folder import new_folder, write_timm_files
 from sa_zoo.models.network import SANet
 
 Heads = dict[int, list[int]]  # block: its chosen heads, both counted from 0
+SEED = 1_000_003  # of new heads: unlike those of runs, so that a head does not start where it started before
 
 
 def prune_heads(network: nn.Module, heads: Heads) -> nn.Module:
@@ -33,20 +34,20 @@ def prune_heads(network: nn.Module, heads: Heads) -> nn.Module:
     state = network.state_dict()
     for name, block, axes in _head_axes(network, counts):
         for axis in axes:
-            chosen = torch.tensor(kept[block])
-            state[name] = state[name].unflatten(axis, [counts[block], -1]).index_select(axis, chosen).flatten(axis, axis + 1)
+            by_head = state[name].unflatten(axis, [counts[block], -1])
+            state[name] = by_head.index_select(axis, torch.tensor(kept[block])).flatten(axis, axis + 1)
     pruned.load_state_dict(state)
     return pruned
 
 
-def reset_heads(network: nn.Module, heads: Heads, seed: int = 0) -> nn.Module:
+def reset_heads(network: nn.Module, heads: Heads) -> nn.Module:
     """A copy of the network whose chosen heads have the parameters of an untrained network, and no other does.
 
     Raises ValueError for another kind of network.
     """
     counts = _counts(network, heads)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(SEED)
         fresh = _like(network, counts)
     state, untrained = network.state_dict(), fresh.state_dict()
     for name, block, axes in _head_axes(network, counts):
@@ -66,11 +67,12 @@ def write_changed(network: nn.Module, out: Path, metrics: Metrics) -> None:
         write_metrics(folder, metrics)
 
 
-def _counts(network: Any, heads: Heads) -> list[int]:
+def _counts(network: nn.Module, heads: Heads) -> list[int]:
     """N_h of each block."""
     if not isinstance(network, SANet):
         raise ValueError(f"model: got {type(network).__name__}, expected one of this package's attention networks")
-    counts = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
+    blocks: Any = network.blocks
+    counts = [block.attn.W_val.in_features // network.embed_dim for block in blocks]
     for block, chosen in heads.items():
         if not (0 <= block < len(counts) and all(0 <= head < counts[block] for head in chosen)):
             raise ValueError(f"heads: got {chosen} of block {block}, expected some of {counts} heads per block")
@@ -82,7 +84,7 @@ def _like(network: Any, num_heads: list[int], **more: Any) -> Any:
     arguments = {"num_classes": network.num_classes} | network._model_args | more
     arguments["num_heads"] = num_heads[0] if len(set(num_heads)) == 1 else num_heads
     cfg = PretrainedCfg(**network.pretrained_cfg)
-    return timm.create_model(cfg.architecture, pretrained_cfg=cfg, **arguments).eval()
+    return timm.create_model(str(cfg.architecture), pretrained_cfg=cfg, **arguments).eval()
 
 
 def _head_axes(network: Any, counts: list[int]) -> Iterable[tuple[str, int, list[int]]]:
