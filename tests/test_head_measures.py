@@ -84,7 +84,8 @@ def test_the_distance_of_heads_beyond_the_window_is_large():
         ("sa_quadratic_tiny_cifar", [0.99e-5**0.5, 1.01e-5**0.5, -1.0], ["uniform", "", ""]),
         ("sa_quadratic_gen_cifar", [[[1, 0], [0, 0.999e-3**0.5]], [[0, 1.001e-3**0.5], [1, 0]], [[1, 0], [0, 1]]],
          ["ill-conditioned", "", ""]),
-        ("sa_quadratic_gen_cifar", [[[0.99e-5**0.5, 0], [0, 2e-3]], [[2e-3, 0], [1.01e-5**0.5, 0.001]], [[1, 0], [1, 1]]],
+        ("sa_quadratic_gen_cifar", [[[0.99e-5**0.5, 0], [0, 2e-3]], [[2e-3, 0], [1.01e-5**0.5, 1e-3]],
+          [[1, 0], [1, 1]]],
          ["uniform", "", ""]),
     ],
 )  # fmt: skip

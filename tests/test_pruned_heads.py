@@ -105,5 +105,5 @@ def test_heads_that_cannot_be_removed_are_refused(model, heads, said):
 
 @pytest.mark.parametrize("num_heads", [0, [3, 2], [3, 0, 2]])
 def test_a_number_of_heads_that_does_not_fit_the_blocks_is_refused(num_heads):
-    with pytest.raises(ValueError, match="num_heads: got .*, expected a positive number, or one for each of 3 blocks"):
+    with pytest.raises(ValueError, match=r"num_heads: got .*, expected a positive number, or one for each of 3 blocks"):
         timm.create_model("sa_quadratic_cifar", **SIZES | {"num_heads": num_heads})
