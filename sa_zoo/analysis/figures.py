@@ -1,6 +1,7 @@
 """Figures of run folders, drawn from their files alone: what a card shows, and what `sa-zoo plot` writes."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from io import BytesIO
@@ -23,6 +24,7 @@ from sa_zoo.model_folder import load_model, read_json, write_file
 
 WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # that a figure with one panel per layer shows
+MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a figure
 
 
 def draw_figures(folder: Path) -> list[Path]:
@@ -92,8 +94,11 @@ def _figures_of_maps(folder: Path) -> dict[str, Figure]:
     query = (layers[0].grid[0] // 2, layers[0].grid[1] // 2)
     if all(layer.positional for layer in layers):
         maps = [layer.at(query).numpy() for layer in layers]
-        heads = [head for layer in layers_of(network, images) for head in measure(layer, WINDOW)]
-        return {"head_maps": head_maps(maps, query), "head_depth": head_depth(heads, WINDOW)}
+        figures = {"head_maps": head_maps(maps, query)}
+        if WINDOW <= min(layers[0].grid) and math.prod(layers[0].grid) <= MOST_PIXELS:
+            heads = [head for layer in layers_of(network, images) for head in measure(layer, WINDOW)]
+            figures["head_depth"] = head_depth(heads, WINDOW)
+        return figures
     recorded = _tensors(folder / "attention.safetensors")
     means = [recorded[layer.name] for layer in layers if layer.name in recorded]
     return {"head_maps": head_maps(means, query)} if means else {}

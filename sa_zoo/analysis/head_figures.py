@@ -132,6 +132,7 @@ def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
     (N_h, 2) and (N_h,) or (N_h, 2, 2) -> (N_h, contours, 2, points).
     """
     S = spread if spread.ndim == 3 else spread[:, None, None] * np.eye(2)
+    S = S + 1e-9 * np.eye(2)  # a head that attends everywhere has a contour too, far outside
     angles = np.linspace(0, 2 * np.pi, 101)
     outline = np.linalg.inv(S.transpose(0, 2, 1)) @ np.stack([np.cos(angles), np.sin(angles)])  # (N_h, 2, points)
     return Delta[:, None, :, None] + np.array(list(CONTOURS))[:, None, None] * outline[:, None]
