@@ -95,7 +95,7 @@ def _figures_of_maps(folder: Path) -> dict[str, Figure]:
     if all(layer.positional for layer in layers):
         maps = [layer.at(query).numpy() for layer in layers]
         figures = {"head_maps": head_maps(maps, query)}
-        if WINDOW <= min(layers[0].grid) and math.prod(layers[0].grid) <= MOST_PIXELS:
+        if min(layers[0].grid) >= WINDOW and math.prod(layers[0].grid) <= MOST_PIXELS:
             heads = [head for layer in layers_of(network, images) for head in measure(layer, WINDOW)]
             figures["head_depth"] = head_depth(heads, WINDOW)
         return figures
