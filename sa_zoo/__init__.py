@@ -13,14 +13,7 @@ from .kernels import choose
 from .models import timm_models
 
 __version__ = "0.1.0"
-__all__ = [
-    "attention_from_conv",
-    "certificate",
-    "conv_from_attention",
-    "convert",
-    "timm_backbones",
-    "timm_models",
-]
+__all__ = ["attention_from_conv", "certificate", "conv_from_attention", "convert", "timm_backbones", "timm_models"]
 
 choose.install()
 register_with_transformers()
