@@ -16,7 +16,7 @@ from sa_zoo.analysis.heads import Head
 
 # Radius, in standard deviations, of the contour that encloses a share of a Gaussian in the plane -> line style.
 CONTOURS = {math.sqrt(-2 * math.log(1 - share)): style for share, style in ((0.5, "solid"), (0.9, "dotted"))}
-MOST = 0.5  # share of the heads whose contours fit into a figure
+MOST, WIDEST = 0.5, 20  # share of the heads whose contours fit into a figure, if they end within so many pixels
 
 Layers = Sequence[dict[str, np.ndarray]]
 
@@ -36,7 +36,7 @@ def head_positions(layers: Layers) -> Figure:
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
     center = max(np.abs(layer["Delta"]).max() for layer in layers)
     widest = np.quantile(np.concatenate([np.abs(each).max((1, 2, 3)) for each in contours]), MOST)
-    figure, panels = _panels(len(layers), 1 + max(center, widest))
+    figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
         for head, (at, colour) in enumerate(zip(layer["Delta"], head_colours(len(layer["Delta"])), strict=False)):
             axes.plot(at[1], at[0], ".", color=colour, markersize=5)
