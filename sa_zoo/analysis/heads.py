@@ -43,34 +43,31 @@ class Head:
 
 
 def layers_of(model: nn.Module, images: Tensor) -> list[Layer]:
-    """The layers of a network, averaged over images (B, C, H, W); positional layers look at the first one only.
+    """The layers of a network, averaged over images (B, C, H, W); for positional attention one image is enough.
 
     Raises ValueError for a network without attention among the pixels of one grid.
     """
-    first = [layer for layer in attention_layers(model, images[:1]) if layer.grid == layer.keys]
-    if not first:
+    found: dict[str, LayerMaps] = {}
+    means: dict[str, Tensor] = {}
+    moved: dict[str, Tensor] = {}
+    for layer, P in _maps(model, images):
+        found[layer.name] = layer
+        means[layer.name] = means.get(layer.name, 0) + P.sum(dim=0) / len(images)
+    for layer, P in _maps(model, images):
+        away = 0.5 * (P - means[layer.name]).abs().sum(dim=-1).mean(dim=-1)  # (B, N_h)
+        moved[layer.name] = moved.get(layer.name, 0) + away.sum(dim=0) / len(images)
+    if not found:
         raise ValueError(f"model: got {type(model).__name__}, expected layers whose queries and keys are one grid")
-    if all(layer.positional for layer in first):
-        return [_layer(layer, layer.maps.double(), torch.zeros(layer.heads)) for layer in first]
-    means = [torch.zeros(layer.heads, *[layer.grid[0] * layer.grid[1]] * 2, dtype=torch.float64) for layer in first]
-    for mean, P in _maps(model, images, first, means):
-        mean += P.sum(dim=0) / len(images)
-    moved = [torch.zeros(layer.heads, dtype=torch.float64) for layer in first]
-    for index, (mean, P) in enumerate(_maps(model, images, first, means)):
-        moved[index % len(first)] += 0.5 * (P - mean).abs().sum(dim=-1).mean(dim=-1).sum(dim=0) / len(images)
-    return [_layer(*parts) for parts in zip(first, means, moved, strict=True)]
+    return [_layer(layer, means[name], moved[name]) for name, layer in found.items()]
 
 
-def _maps(
-    model: nn.Module, images: Tensor, first: list[LayerMaps], means: list[Tensor]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For a few images at a time and each layer, its mean and its maps (B, N_h, T, T) or (1, N_h, T, T), float64."""
-    names = {layer.name: mean for layer, mean in zip(first, means, strict=True)}
+def _maps(model: nn.Module, images: Tensor) -> Iterator[tuple[LayerMaps, Tensor]]:
+    """Each layer with its maps of a few images at a time, (B, N_h, T, T), float64."""
     for some in images.split(IMAGES_AT_ONCE):
         for layer in attention_layers(model, some):
-            if layer.name in names:
+            if layer.grid == layer.keys:
                 P = layer.maps.double()
-                yield names[layer.name], P if P.ndim == 4 else P.expand(len(some), *P.shape)
+                yield layer, P.expand(len(some), *P.shape[-3:])
 
 
 def _layer(maps: LayerMaps, mean: Tensor, variation: Tensor) -> Layer:
@@ -93,39 +90,29 @@ def measure(layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_
             the paper's code, find_degenerated_heads.
     """
     P, delta = layer.maps, displacements(layer.grid)
-    away = distance(P, layer.grid, window).mean(dim=1)
     inside = (delta.abs().amax(dim=-1) <= window // 2).double()
-    share, reach = (P * inside).sum(-1).mean(-1), (P * delta.norm(dim=-1)).sum(-1).mean(-1)
-    overlap = torch.stack([torch.minimum(P, other).sum(-1).mean(-1) for other in P]).fill_diagonal_(-1)
+    overlap = torch.stack([torch.minimum(P, other).sum(-1).mean(-1) for other in P]).fill_diagonal_(0)
+    measures = {
+        "share": (P * inside).sum(-1).mean(-1),
+        "reach": (P * delta.norm(dim=-1)).sum(-1).mean(-1),
+        "distance": distance(P, layer.grid, window).mean(-1),
+        "variation": layer.variation,
+        "overlap": overlap.amax(-1),
+    }
     center = mean_displacement(layer) if layer.Delta is None else layer.Delta
     rows = []
-    for head in range(len(P)):
+    for head, (row, column) in enumerate(center.tolist()):
+        numbers = {name: float(values[head]) for name, values in measures.items()}
         alpha = condition = None
         degenerate = ""
         if layer.precision is not None:
             smallest, largest = torch.linalg.eigvalsh(layer.precision[head]).tolist()
             alpha, condition = (smallest + largest) / 4, largest / max(smallest, torch.finfo(torch.float64).tiny)
-            if condition > worst_condition:
-                degenerate = "ill-conditioned"
-            elif largest < least_sharpness:
-                degenerate = "uniform"
-        row, column = center[head].tolist()
+            uniform = "uniform" if largest < least_sharpness else ""
+            degenerate = "ill-conditioned" if condition > worst_condition else uniform
         twin = int(overlap[head].argmax())
         rows.append(
-            Head(
-                layer=layer.name,
-                head=head,
-                center=(row, column),
-                alpha=alpha,
-                condition=condition,
-                share=float(share[head]),
-                reach=float(reach[head]),
-                distance=float(away[head]),
-                variation=float(layer.variation[head]),
-                overlap=max(float(overlap[head, twin]), 0.0),  # -1: the only head
-                twin=twin,
-                degenerate=degenerate,
-            )
+            Head(layer.name, head, (row, column), alpha, condition, twin=twin, degenerate=degenerate, **numbers)
         )
     return rows
 
