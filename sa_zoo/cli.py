@@ -78,13 +78,10 @@ def evaluate(
     from accelerate import PartialState
 
     from sa_zoo.model_folder import write_json
-    from sa_zoo.training.config import DataConfig, load_config
+    from sa_zoo.training.config import DataConfig, data_of
     from sa_zoo.training.evaluate import evaluate_source
 
-    run = Path(model) / "train.toml"
-    if not data and not run.is_file():
-        raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
-    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else load_config(run).data
+    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else data_of(model)
     measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
     if PartialState().is_main_process:
         if json_:
@@ -225,6 +222,38 @@ def bench(
     cases = [case for case in suites.models(models, batch, place, compile_) if case.phase.startswith(phase)]
     cases += suites.layers(models[0], side or [], place, {"as built": "", "definition": "definition"})
     run_cases(cases, rounds, place, shlex.join(["sa-zoo", *sys.argv[1:]]), json_)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; those that differ in their seed only are averaged.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write (default: figures/ of each run, and here).")] = None,
+) -> None:
+    """Draw figures of runs, and of several also those that compare them, as PNG and SVG."""
+    import sa_zoo  # noqa: F401  registers the names
+    from sa_zoo.analysis.figures import plot
+
+    typer.echo("\n".join(map(str, plot(runs, out))))
+
+
+@app.command()
+def heads(
+    model: Annotated[str, typer.Argument(help="Run folder, hf-hub:OWNER/NAME or timm name with weights.")],
+    data: Annotated[str, typer.Option(help="Data set with test images (default: the data of the run).")] = "",
+    window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
+    convolve: Annotated[str, typer.Option(help="Replace layers by their nearest K x K convolutions: 3,5,7")] = "",
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Write a model without the degenerate heads to --out.")
+    ] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Write one with these heads initialized again.")] = False,
+    sharpness: Annotated[float, typer.Option(help="Degenerate: largest eigenvalue of 1/covariance below.")] = 1e-5,
+    condition: Annotated[float, typer.Option(help="Degenerate: condition number above.")] = 1e3,
+    out: Annotated[Path | None, typer.Option(help="Folder to write table and figure, or the new model, to.")] = None,
+) -> None:
+    """Describe attention heads, replace layers by convolutions, or prune or reset degenerate heads."""
+    from sa_zoo.head_study import study
+
+    typer.echo(study(model, data, window, convolve, prune, reset, sharpness, condition, out))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -30,9 +30,10 @@ class Scores(Section):
     top5: float
     loss: float
     n: int
-    # `sa-zoo evaluate --detail` adds these
+    # on the test split of a run, and by `sa-zoo evaluate --detail`
     per_class: list[float | None] | None = None
     calibration_error: float | None = None
+    # confidence, accuracy and (not in older files) number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
 

@@ -43,7 +43,11 @@ def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, t
     ours, theirs = without_times(out), without_times(tmp_path / "run")
     assert ours == theirs
     assert {
-        *("README.md", "config.json", "figures/head_positions.png", "figures/learning_curve.png", "history.jsonl"),
+        *(
+            f"figures/{name}.png"
+            for name in ("learning_curve", "head_positions", "head_paths", "head_maps", "head_depth")
+        ),
+        *("README.md", "config.json", "figures/confusion_matrix.png", "figures/reliability.png", "history.jsonl"),
         *("metrics.json", "model.safetensors", "modeling_sa.py", "preprocessor_config.json", "train.toml"),
     } <= set(ours)
 

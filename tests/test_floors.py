@@ -21,7 +21,7 @@ FLOORS = [
     {"interchange"},
     {"training", "publishing", "analysis"},
     {"fit"},
-    {"catalogue"},
+    {"catalogue", "head_study"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -46,9 +46,9 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder, network, images, logits)"""
+    """(folder, network, images, logits); blocks differ in their numbers of heads, as pruning leaves them."""
     folder = tmp_path_factory.mktemp("runs") / "small-run"
-    network = make_run(folder, **SMALL)
+    network = make_run(folder, **SMALL | {"num_heads": [5, 3, 2, 5, 1, 4]})
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return folder, network, images, network(images)

@@ -49,13 +49,14 @@ def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
     block, (height, width), depth = network.blocks[0], network.img_size, len(network.blocks)
+    heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
     built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
     kinds: Any = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])
     return SAConfig(
         attention_type=next(kinds),
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
-        num_attention_heads=block.attn.W_val.in_features // network.embed_dim,
+        num_attention_heads=heads[0] if len(set(heads)) == 1 else heads,
         intermediate_size=block.fc1.out_features,
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,

@@ -12,7 +12,8 @@ from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
-RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "figures/*.png", "results/*.json", "check.json")
+MEASURED = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors")
+RECORDS = (*MEASURED, "figures/*.png", "results/*.json", "check.json")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
 PUBLISHED = REQUIRED + OPTIONAL + RECORDS
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.

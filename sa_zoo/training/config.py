@@ -113,6 +113,13 @@ def config_path(config: str | Path) -> Path:
     raise FileNotFoundError(f"config: got {config}, expected {expected}")
 
 
+def data_of(model: str) -> DataConfig:
+    """The data that the run in a folder was trained on. Raises ValueError for a model that is not a run folder."""
+    if not (recipe := Path(model) / "train.toml").is_file():
+        raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
+    return load_config(recipe).data
+
+
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
     """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
     values = dict(override.split("=", 1) for override in overrides if "=" in override)

@@ -4,6 +4,7 @@
 - train.toml: the effective config
 - history.jsonl: one line per epoch
 - heads.safetensors: the positional parameters at initialization and after every epoch, (epochs + 1, *shape) each
+- attention.safetensors: mean attention over test images, where it depends on their content
 - metrics.json: what was measured; written after training, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """
@@ -16,13 +17,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
 from sa_zoo.model_folder import write_file
+from sa_zoo.models.network import SANet
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
+IMAGES, IMAGES_AT_ONCE = 100, 5  # that maps are averaged over, as in the paper's Figure 6, and that are held at once
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 # Parameters of score terms that depend on positions alone, by their names in state dicts.
 POSITIONAL = re.compile(r"(^|\.)(Delta|spread|alpha|terms\.\d+\.(row|col|w|v|P))$")
@@ -73,6 +76,29 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
         raise ValueError(f"{path}: got {known} recorded epochs, expected at least the {epoch} before this one")
     stacked = {name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()}
     write_file(path, save(stacked, {"format": "pt"}))
+
+
+@torch.no_grad()
+def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
+    """Write what the heads of a SANet attend to from the pixel in the middle, averaged over images (B, C, P H, P W).
+
+    Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
+    on positions only, or for another network.
+    """
+    if not isinstance(model, SANet) or all(_is_positional(block) for block in model.blocks):
+        return
+    height, width = (size // model.patch_size for size in images.shape[2:])
+    query, means = height // 2 * width + width // 2, [torch.zeros(()) for _ in model.blocks]
+    for some in images.split(IMAGES_AT_ONCE):
+        for index, P in enumerate(model.eval().attention_maps(some)):
+            seen = P[..., query, :].unflatten(-1, [height, width]).cpu()  # (B, N_h, H, W)
+            means[index] = means[index] + seen.sum(dim=0) / len(images)
+    named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
+    write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
+
+
+def _is_positional(block: nn.Module) -> bool:
+    return all(getattr(term, "positional", False) for term in block.attn.terms)  # type: ignore[union-attr]
 
 
 def end_run(out: Path, metrics: Metrics) -> None:

@@ -24,7 +24,7 @@ from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.progress import interruption
-from sa_zoo.training.run_folder import begin_run, check_run, end_run, record_heads
+from sa_zoo.training.run_folder import IMAGES, begin_run, check_run, end_run, record_heads, record_maps
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
@@ -67,7 +67,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     for name in ("test", "validation"):
         if len(splits[name]):
             loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator)
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, name == "test")
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -85,6 +85,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         environment=environment(device) | {"processes": accelerator.num_processes},
     )
     if accelerator.is_main_process:
+        images = next(iter(splits["test"].loader(IMAGES)))[0]
+        record_maps(out, published, input_format_of(published).normalize(images).to(device))
         end_run(out, metrics)
     accelerator.end_training()
     return metrics
