@@ -6,7 +6,7 @@ setup(
     # configs/ is the one place of the recipes; in an installation it is the folder sa_zoo/recipes
     packages=[*find_packages(include=["sa_zoo*"]), "sa_zoo.recipes"],
     package_dir={"sa_zoo.recipes": "configs"},
-    package_data={"sa_zoo": ["publishing/*.jinja"], "sa_zoo.recipes": ["*.toml"]},
+    package_data={"sa_zoo": ["publishing/*.jinja", "analysis/explorer_page/*"], "sa_zoo.recipes": ["*.toml"]},
     ext_modules=[
         # A library that does not use Python's headers, built if there is a compiler. It is not linked with OpenMP: it
         # finds those functions in torch, whose threads it shares.

@@ -23,6 +23,7 @@ OPTIONAL = (
     "train.toml",
     "history.jsonl",
     "heads.safetensors",
+    "explorer.html",
     "*.py",
     "figures/*.png",
 )

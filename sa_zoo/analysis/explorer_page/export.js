@@ -1,0 +1,124 @@
+// What leaves the page: the view as SVG and PNG, and Python code that computes its maps.
+
+/** Attention over a picture as a group of SVG elements, `side` wide: the picture and the map are embedded as PNG. */
+function mapGroup(layer, pictureUrl, marks, x, y, side) {
+  const [height, width] = layer.keys;
+  const [group, cell, box] = [svg("g", { transform: `translate(${x} ${y})` }), side / width, pictureBox(layer)];
+  const crisp = "image-rendering: pixelated";
+  const place = (at) => ({ x: at.x * cell, y: at.y * cell, width: at.width * cell, height: at.height * cell });
+  group.append(svg("rect", { ...place({ x: 0, y: 0, width, height }), fill: color("--padding") }));
+  group.append(svg("rect", { ...place(box), fill: color("--veil") }));
+  group.append(svg("image", { ...place(box), href: pictureUrl, opacity: color("--picture-opacity"), style: crisp, preserveAspectRatio: "none" }));
+  for (const mark of marks) {
+    const href = overlayOf(mark.P, layer.keys, mark.color).toDataURL("image/png");
+    group.append(svg("image", { ...place({ x: 0, y: 0, width, height }), href, style: crisp, preserveAspectRatio: "none" }));
+  }
+  for (const mark of marks) {
+    const [row, column] = standingOf(layer, mark.query);
+    const square = place({ x: column, y: row, width: 1, height: 1 });
+    group.append(svg("rect", { ...square, fill: "none", stroke: "#ffffff", "stroke-width": side / 60 }));
+    group.append(svg("rect", { ...square, fill: "none", stroke: mark.color, "stroke-width": side / 110 }));
+  }
+  return group;
+}
+
+/**
+ * The current view as an SVG element: enlarged maps, one per query, then all heads.
+ *
+ * view: {title, lines, layer, head, pictureUrl, marks}; marks: [{query, color, maps: [P per head]}].
+ */
+function viewAsSvg(view) {
+  const { layer, marks } = view;
+  const [ratio, large, gap] = [layer.keys[0] / layer.keys[1], 360, 16];
+  const columns = Math.min(layer.heads, 6);
+  const small = (marks.length * (large + gap) + 480 - gap - (columns - 1) * gap) / columns;
+  const width = marks.length * (large + gap) + 480 + 2 * gap;
+  const top = gap + 30 + 20 * view.lines.length;
+  const under = top + large * ratio + 2 * gap;
+  const rows = Math.ceil(layer.heads / columns);
+  const height = under + rows * (small * ratio + 24) + gap;
+  const picture = svg("svg", {
+    xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`,
+    "font-family": "system-ui, sans-serif", fill: color("--ink"),
+  });
+  picture.append(svg("rect", { width, height, fill: color("--paper") }));
+  picture.append(svg("text", { x: gap, y: gap + 20, "font-size": 22, "font-weight": 600 }, view.title));
+  view.lines.forEach((line, index) => {
+    picture.append(svg("text", { x: gap, y: gap + 44 + 20 * index, "font-size": 14 }, line));
+  });
+  marks.forEach((mark, index) => {
+    const chosen = [{ ...mark, P: mark.maps[view.head] }];
+    picture.append(mapGroup(layer, view.pictureUrl, chosen, gap + index * (large + gap), top, large));
+  });
+  for (let head = 0; head < layer.heads; head++) {
+    const x = gap + (head % columns) * (small + gap);
+    const y = under + Math.floor(head / columns) * (small * ratio + 24);
+    const both = marks.map((mark) => ({ ...mark, P: mark.maps[head] }));
+    picture.append(mapGroup(layer, view.pictureUrl, both, x, y + 18, small - 4));
+    picture.append(svg("text", { x, y: y + 13, "font-size": 12 }, `head ${head + 1}`));
+  }
+  return picture;
+}
+
+function svgBlob(picture) {
+  return new Blob([new XMLSerializer().serializeToString(picture)], { type: "image/svg+xml" });
+}
+
+/** The same picture as PNG, with `scale` pixels per unit. */
+async function pngBlob(picture, scale = 2) {
+  const [width, height] = ["width", "height"].map((name) => Number(picture.getAttribute(name)) * scale);
+  const url = URL.createObjectURL(svgBlob(picture));
+  const image = await loadedImage(url);
+  const canvas = html("canvas", { width, height });
+  canvas.getContext("2d").drawImage(image, 0, 0, width, height);
+  URL.revokeObjectURL(url);
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+}
+
+async function loadedImage(url) {
+  const image = new Image();
+  image.src = url;
+  await image.decode();
+  return image;
+}
+
+/** Offer a file to the browser's downloads. */
+function download(blob, name) {
+  const link = html("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** Python code that computes the maps of the view; strings are quoted as JSON does, which Python reads too. */
+function snippetOf(data, state, layer) {
+  const positional = layer.kind !== "stored";
+  const model = data.source
+    ? `model = timm.create_model(${JSON.stringify(data.source)}, pretrained=True)`
+    : "model = ...  # the network that this page was made from";
+  const size = data.size.join(", ");
+  const images = positional
+    ? `images = torch.zeros(1, ${size})  # these maps are the same for every image`
+    : `images = ...  # (B, ${size}), as the model takes them; the page shows number ${state.image + 1} of them`;
+  const lines = ["import timm", "import torch", "", "import sa_zoo  # registers the names with timm"];
+  lines.push("from sa_zoo.analysis.maps import attention_layers", "", model, images);
+  const edits = positional ? Object.entries(state.edits[state.layer] ?? {}) : [];
+  const place = `model.get_submodule(${JSON.stringify(layer.name)})${layer.converted ? "" : ".terms[0]"}`;
+  if (positional && state.epoch !== null) {
+    lines.push("", "from safetensors.torch import load_file", "");
+    lines.push(`path = load_file("heads.safetensors")  # of the run: one row per epoch, the first before training`);
+    lines.push(`model.load_state_dict({name: rows[${data.epochs[state.epoch]}] for name, rows in path.items()}, strict=False)`);
+  }
+  if (edits.length) lines.push("", `heads = ${place}`, "with torch.no_grad():");
+  for (const [head, { Delta, sharpness }] of edits) {
+    if (Delta) lines.push(`    heads.Delta[${head}] = torch.tensor([${Delta.map((center) => center.toPrecision(6)).join(", ")}])`);
+    if (!sharpness || sharpness === 1) continue;
+    const factor = sharpness.toPrecision(6);
+    if (layer.kind === "learned") lines.push(`    heads.v[${head}] *= ${factor}`, `    heads.w[${head}] *= ${factor}`);
+    else if (layer.converted) lines.push(`    heads.alpha[${head}] *= ${factor}`);
+    else lines.push(`    heads.spread[${head}] *= ${factor} ** 0.5  # alpha = spread ** 2 / 2`);
+  }
+  const shape = `${positional ? "" : "B, "}${layer.heads}, ${layer.keys.join(", ")}`;
+  lines.push("", `layer = attention_layers(model, images)[${state.layer}]  # ${layer.name}`);
+  lines.push(`maps = layer.at((${state.query.join(", ")}))  # (${shape}), from query row ${state.query[0]}, column ${state.query[1]}`);
+  return lines.join("\n");
+}
