@@ -15,6 +15,7 @@ from selenium.webdriver.chrome.service import Service
 
 FLAGS = (
     "headless",
+    "window-size=1300,1800",  # actions count from the visible part of an element
     "no-sandbox",  # CI runs as root
     "disable-gpu",
     "disable-quic",

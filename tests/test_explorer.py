@@ -1,9 +1,16 @@
 """The explorer's page in a real browser: what it shows is what the model computes, and every control works."""
 
+import itertools
+import re
+from xml.etree import ElementTree
+
 import pytest
 import timm
 import torch
 from browser import chromium
+from matplotlib.image import imread
+from PIL import Image
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 import sa_zoo  # registers the names
@@ -114,3 +121,304 @@ def test_keys_move_the_query_and_select(browser, page):
     body.send_keys(Keys.ESCAPE)
     browser.settle()
     assert not browser.run("document.getElementById('second').checkVisibility()")
+
+
+def test_dragging_on_the_map_moves_the_query(browser, page):
+    browser.open(page)
+    stage = browser.driver.find_element("css selector", "#stage canvas")
+    width, height = stage.size["width"], stage.size["height"]
+    cell = width / 5  # 7 x 5 tokens
+    ActionChains(browser.driver).move_to_element_with_offset(stage, round(1.5 * cell - width / 2), round(1.5 * cell - height / 2)) \
+        .click_and_hold().move_by_offset(round(2 * cell), round(3 * cell)).release().perform()  # fmt: skip
+    browser.settle()
+    assert browser.run("explorer.state().query") == [4, 3]
+
+
+def test_a_view_of_large_images_is_zoomed_and_clicks_count_from_there(browser, tmp_path):
+    model = network(img_size=(160, 124))
+    browser.open(explore(model, pictures(160, 124)).save(tmp_path / "large.html"), "query=20,15&zoom=1")
+    stage = browser.driver.find_element("css selector", "#stage canvas")
+    stage.click()  # the middle pixel of 17 x 17 around row 20, column 15
+    browser.settle()
+    assert browser.run("explorer.state().query") == [20, 15]
+    ActionChains(browser.driver).move_to_element_with_offset(stage, -round(stage.size["width"] / 17 * 3), 0).click() \
+        .perform()  # fmt: skip
+    browser.settle()
+    assert browser.run("explorer.state().query") == [20, 12]
+
+
+def test_a_center_is_dragged_and_the_code_shown_computes_the_same_maps(browser, tmp_path):
+    model, images = network(), pictures()
+    browser.open(explore(model, images).save(tmp_path / "page.html"), "layer=2&head=3&query=2,3")
+    before = maps_in_page(browser, 1, (2, 3))
+    handle = browser.driver.find_element("css selector", ".handle.chosen")
+    ActionChains(browser.driver).click_and_hold(handle).move_by_offset(40, -25).release().perform()
+    browser.settle()
+    moved = browser.run("explorer.state().edits[1][2].Delta")
+    start = model.blocks[1].attn.terms[0].Delta[2].tolist()
+    assert moved[0] < start[0] - 0.2
+    assert moved[1] > start[1] + 0.3
+    browser.driver.find_element("css selector", ".handle.chosen").send_keys(Keys.ARROW_DOWN)
+    browser.settle()
+    assert browser.run("explorer.state().edits[1][2].Delta[0]") == pytest.approx(moved[0] + 0.25)
+    browser.run("document.getElementById('all').click()")
+    slide(browser, "sharpness", 1.5)
+    after = maps_in_page(browser, 1, (2, 3))
+    assert not torch.allclose(before[2], after[2], atol=0.01)
+    assert torch.equal(before[[0, 1, 3, 4]], after[[0, 1, 3, 4]])
+    assert torch.allclose(maps_by_the_shown_code(browser, model), after, atol=1e-4)
+    browser.driver.find_element("id", "reset").click()
+    browser.settle()
+    assert torch.equal(maps_in_page(browser, 1, (2, 3)), before)
+
+
+def slide(browser, name, value):
+    browser.run(f"""(() => {{ const slider = document.getElementById("{name}"); slider.value = {value};
+        slider.dispatchEvent(new Event("input")); }})()""")
+    browser.settle()
+
+
+def maps_by_the_shown_code(browser, model):
+    """What the Python code on the page computes, with the model that the page was made from: (N_h, keys)"""
+    code = browser.run("document.getElementById('code').textContent")
+    assert "model = ...  # the network that this page was made from" in code
+    names = {"given": model}
+    exec(code.replace("model = ...", "model = given"), names)
+    return names["maps"].flatten(1)
+
+
+@pytest.mark.parametrize("name", ["quadratic_gen", "learned", "converted"])
+def test_sharper_heads_of_other_kinds_are_those_of_the_shown_code(name, browser, tmp_path):
+    model, images = MODELS[name]()
+    browser.open(explore(model, images).save(tmp_path / "page.html"), "layer=1&query=2,3")
+    start = maps_in_page(browser, 0, (2, 3))
+    slide(browser, "sharpness", 0.7)
+    after = maps_in_page(browser, 0, (2, 3))
+    assert not torch.allclose(start, after, atol=0.01)
+    assert torch.allclose(maps_by_the_shown_code(browser, model), after, atol=1e-4)
+
+
+def test_hardening_makes_the_layer_its_convolution(browser, tmp_path):
+    browser.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
+    )
+    browser.open(explore(converted(), pictures()).save(tmp_path / "page.html"), "layer=1&query=5,3")
+    share = "document.getElementById('meter').value"
+    soft = browser.run(share)
+    browser.driver.find_element("id", "harden").click()
+    browser.settle()
+    assert browser.run(share) < 1e-12 < 0.1 < soft
+    maps = maps_in_page(browser, 0, (5, 3))
+    assert torch.allclose(maps.amax(dim=1), torch.ones(25, dtype=maps.dtype))
+    assert sorted(maps.argmax(dim=1).tolist()) == sorted(
+        row * 24 + column for row in range(10, 15) for column in range(6, 11)
+    ), "the 5 x 5 keys around the query (5, 3), at a stride of 2 on 32 x 24 keys"
+
+
+@pytest.mark.parametrize("alpha", [0.9, 3.0, 30.0])
+def test_bound_and_kernel_are_those_of_the_certificate_and_of_the_composed_kernel(alpha, browser, tmp_path):
+    model = converted(alpha)
+    with torch.no_grad():
+        model[0].Delta += 0.3 * torch.randn(25, 2, generator=torch.Generator().manual_seed(2))
+    browser.open(explore(model, pictures()).save(tmp_path / "page.html"))
+    targets = sa_zoo.convolution.theorem.head_shifts([5, 5], [1, 1], [2, 2]).int()
+    heads = "explorer.heads(0), arguments[0]"
+    values = "explorer.unpack(explorer.data.layers[0].values)"
+    found = browser.run(f"certificateOf('quadratic', {heads}, {values}.norms)", targets.tolist())
+    expected = sa_zoo.certificate(model[0], [28, 20])
+    assert found["bound"] == pytest.approx(float(expected.attention.max()), rel=1e-5)
+    model[0].settle()
+    kernel = model[0].composed_kernel().detach()
+    rows, columns = ([first, first + count - 1] for first, count in zip(model[0].first, model[0].count, strict=True))
+    norms = browser.run(f"kernelsOf('quadratic', {heads}, arguments[1], {values}.gram).now", targets.tolist(),
+                        {"rows": rows, "columns": columns})  # fmt: skip
+    assert torch.allclose(torch.tensor(norms), kernel.norm(dim=(0, 1)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["quadratic", "quadratic_gen", "learned"])
+def test_missed_attention_of_every_kind_is_that_of_a_large_grid(name, browser, tmp_path):
+    """Learned encodings know no displacement beyond their grid, here 7 x 5 pixels."""
+    model = network(name)
+    browser.open(explore(model, pictures()).save(tmp_path / "page.html"))
+    term = model.blocks[0].attn.terms[0].double().requires_grad_(False)
+    reach = (6, 4) if name == "learned" else (40, 40)
+    rows, columns = (torch.arange(-most, most + 1, dtype=torch.float64) for most in reach)
+    if name == "learned":
+        scores = (term.v @ term.col.T)[:, :, None] + (term.w @ term.row.T)[:, None, :]
+    else:
+        S = term.spread if name == "quadratic_gen" else term.spread[:, None, None] * torch.eye(2)
+        offset = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1) - term.Delta[:, None, None]
+        scores = -0.5 * torch.einsum("hrcd,hde->hrce", offset, S).square().sum(dim=-1)
+    P = scores.flatten(1).softmax(dim=1).unflatten(1, [len(rows), len(columns)])
+    kind = browser.run("explorer.data.layers[0].kind")
+    for head in range(5):
+        target = browser.run("targetOf(arguments[0], explorer.heads(0), arguments[1])", kind, head)
+        heads = "explorer.heads(0), arguments[1], arguments[2]"
+        missed = browser.run(f"missedAttention(arguments[0], {heads})", kind, head, target)
+        row, column = (most + at for most, at in zip(reach, target, strict=True))
+        assert missed == pytest.approx(1 - float(P[head, row, column]), abs=1e-6)
+        if name == "learned":
+            assert float(P[head, row, column]) == float(P[head].max())
+
+
+def test_the_epoch_slider_moves_heads_along_their_path(browser, tmp_path):
+    model, random = network(), torch.Generator().manual_seed(3)
+    recorded = {
+        f"blocks.{block}.attn.terms.0.{name}": torch.randn(4, *shape, generator=random)
+        for block in range(3)
+        for name, shape in {"Delta": (5, 2), "spread": (5,)}.items()
+    }
+    browser.open(explore(model, pictures(), recorded=recorded).save(tmp_path / "page.html"), "layer=3&query=1,1")
+    final = maps_in_page(browser, 2, (1, 1))
+    assert browser.run("document.getElementById('epoch-text').textContent") == "3 of 3"
+    slide(browser, "epoch", 1)
+    model.load_state_dict({name: rows[1] for name, rows in recorded.items()}, strict=False)
+    expected = attention_layers(model, pictures())[2].at((1, 1)).flatten(1)
+    assert torch.allclose(maps_in_page(browser, 2, (1, 1)), expected, atol=1e-5)
+    assert not torch.allclose(final, expected, atol=1e-2)
+    assert "epoch=1" in browser.run("location.hash")
+
+
+def test_the_address_holds_the_view(browser, page):
+    fragment = "image=2&layer=3&head=4&query=1,2&pin=6,0&zoom=1&edits=3,4,2.5,0.25,-1;1,1,0.5"
+    browser.open(page, fragment)
+    state = browser.run("explorer.state()")
+    assert state["edits"] == {"0": {"0": {"sharpness": 0.5}}, "2": {"3": {"Delta": [0.25, -1], "sharpness": 2.5}}}
+    assert (state["image"], state["layer"], state["head"], state["query"], state["pin"]) == (1, 2, 3, [1, 2], [6, 0])
+    browser.run("explorer.update({})")
+    browser.settle()
+    address = browser.run("location.hash")
+    browser.open(page, address.removeprefix("#"))
+    assert browser.run("explorer.state()") == state
+
+
+@pytest.mark.parametrize(
+    "fragment", ["layer=99&head=-3&query=1e9,NaN&epoch=7&edits=a,b;9,9,-1", "%3Cscript%3E&image=x"]
+)
+def test_an_address_from_elsewhere_gives_a_valid_view(fragment, browser, page):
+    browser.open(page, fragment)
+    state = browser.run("explorer.state()")
+    assert (state["image"], state["head"], state["epoch"]) == (0, 0, None)
+    assert state["query"][0] <= 6
+
+
+def test_the_view_is_exported_as_svg_and_png(browser, page):
+    browser.open(page, "layer=2&query=1,1&pin=5,2")
+    browser.driver.find_element("id", "svg").click()
+    tree = ElementTree.fromstring(browser.downloaded("attention.svg"))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [text.text for text in tree.iter(f"{space}text")]
+    assert texts == ["small", "Layer 2 (blocks.1.attn), head 1; query row 2, column 2 and row 6, column 3",
+                     *(f"head {head}" for head in range(1, 6))]  # fmt: skip
+    assert len(list(tree.iter(f"{space}image"))) == 2 * 2 + 5 * 3, "two enlarged maps, and both queries for every head"
+    browser.driver.find_element("id", "png").click()
+    (browser.downloads / "png").write_bytes(browser.downloaded("attention.png"))
+    drawn = imread(browser.downloads / "png", format="png")
+    assert drawn.shape[1] == pytest.approx(2 * float(tree.get("width")), abs=1)
+    orange, teal = (torch.tensor([0xD1, 0x41, 0x0C]) / 255, torch.tensor([0x00, 0x70, 0x8A]) / 255)
+    for query in (orange, teal):
+        near = (torch.from_numpy(drawn[..., :3]) - query).abs().amax(dim=-1) < 0.02
+        assert near.sum() > 500
+
+
+def test_nothing_in_a_model_becomes_script(browser, tmp_path):
+    class Hostile(torch.nn.Sequential):
+        pass
+
+    attack = "</script><script>window.taken = 1</script><img src=x onerror='window.taken = 2'>\u2028"
+    model = Hostile()
+    model.add_module(attack.replace(".", ""), network())
+    path = explore(model, pictures(), title=attack, source=attack).save(tmp_path / "page.html")
+    browser.open(path)
+    assert browser.run("window.taken === undefined")
+    assert browser.run("document.querySelector('h1').textContent") == attack
+    assert attack.replace(".", "") in browser.run("explorer.data.layers[0].name")
+
+
+def test_the_page_allows_no_connection(browser, page):
+    browser.open(page)
+    refused = browser.run("""fetch("https://example.org/").then(() => "sent", () => "refused")""")
+    assert refused == "refused"
+    assert any("Content Security Policy" in complaint for complaint in browser.complaints())
+
+
+def test_own_pictures_are_opened_and_dropped(browser, page, tmp_path):
+    Image.fromarray((torch.rand(90, 50, 3) * 255).byte().numpy()).save(tmp_path / "own <b>.png")
+    browser.open(page)
+    browser.driver.find_element("id", "file").send_keys(str(tmp_path / "own <b>.png"))
+    browser.wait("explorer.state().image === 3")
+    browser.run("""(async () => {
+        const canvas = Object.assign(document.createElement("canvas"), {width: 30, height: 30});
+        canvas.getContext("2d").fillRect(0, 0, 30, 30);
+        const blob = await new Promise((done) => canvas.toBlob(done));
+        const dropped = new DataTransfer();
+        dropped.items.add(new File([blob], "dropped.png", {type: "image/png"}));
+        document.dispatchEvent(new DragEvent("drop", {dataTransfer: dropped, cancelable: true}));
+    })()""")
+    browser.wait("explorer.state().image === 4")
+    names = browser.run("[...document.querySelectorAll('#images img')].map((image) => image.alt)")
+    assert names == ["image 1", "image 2", "image 3", "own <b>.png", "dropped.png"]
+    assert browser.run("[4].map((at) => [pictures[at].naturalWidth, pictures[at].naturalHeight])[0]") == [20, 28]
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(browser, page):
+    size = {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.open(page, "pin=1,1")
+    assert browser.run("document.documentElement.scrollWidth") == 375
+    small = browser.run("""[...document.querySelectorAll("button, .button, input[type=range]")]
+        .filter((control) => control.checkVisibility() && control.getBoundingClientRect().height < 44).length""")
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert small == 0, "fingers need 44 pixels"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_and_every_control_has_a_name(scheme, browser, page):
+    """Contrast as in WCAG 2.2, 1.4.3: at least 4.5."""
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.open(page)
+
+    def luminance(name):
+        red, green, blue = (int(value, 16) / 255 for value in re.findall("..", browser.run(f"color('--{name}')")[1:]))
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for text, ground in itertools.product(("ink", "quiet", "accent"), ("paper", "card")):
+        low, high = sorted((luminance(text), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+    controls = "button, input, a, [tabindex='0'], [role=img]"
+    nodes = browser.driver.find_elements("css selector", controls)
+    assert len(nodes) > 25
+    for node in nodes:
+        if node.is_displayed():
+            assert node.accessible_name.strip(), node.get_attribute("outerHTML")
+
+
+def test_tab_goes_from_the_top_to_the_bottom(browser, page):
+    browser.open(page)
+    seen = []
+    for _ in range(50):
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+        seen.append(browser.run("document.activeElement.closest('[id]')?.id"))
+    order = ["images", "file", "layers", "previous", "next", "pin", "stage", "heads", "snap", "reset", "geometry"]
+    order += ["harden", "sharpness", "all", "svg", "png", "copy"]
+    assert [name for name in dict.fromkeys(seen) if name in order] == order
+
+
+def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
+    page = explore(network(), pictures())
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{page._repr_html_()}")
+    browser.driver.get((tmp_path / "notebook.html").as_uri())
+    frame = browser.driver.find_element("css selector", "iframe")
+    browser.driver.switch_to.frame(frame)
+    browser.wait("document.body.dataset.ready")
+    assert browser.run("document.querySelectorAll('#heads canvas').length") == 5
+    browser.driver.switch_to.default_content()
+
+
+def test_pages_are_small_and_a_page_too_large_is_refused():
+    assert len(explore(timm.create_model("sa_quadratic_tiny_cifar")).html) < 1_000_000
+    model = timm.create_model("test_vit", img_size=640, patch_size=16)
+    with pytest.raises(ValueError, match="expected less"):
+        explore(model, pictures(640, 640, 1))

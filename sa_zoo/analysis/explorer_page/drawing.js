@@ -1,5 +1,7 @@
 // Drawing: attention over a picture on a canvas, and small SVG elements. Nothing here knows the state.
 
+const ZOOMED = 17; // keys per axis that are shown around a query
+
 /** The value of a color of the style sheet, such as "--query", for light or dark as the page is shown. */
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -10,61 +12,81 @@ function channelsOf(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
-/** A canvas of one pixel per key, of one color whose opacity is the attention, relative to the largest. */
+/**
+ * A canvas of one pixel per key, of one color whose opacity is the attention, relative to the largest.
+ *
+ * A map whose largest share is below 4 times the mean is fainter: attention that is spread evenly should look like it.
+ */
 function overlayOf(P, [height, width], hex) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
   const [red, green, blue] = channelsOf(hex);
-  const largest = P.reduce((a, b) => Math.max(a, b), 1e-30);
-  for (let key = 0; key < P.length; key++) image.data.set([red, green, blue, (235 * P[key]) / largest], 4 * key);
+  const largest = P.reduce((a, b) => Math.max(a, b), 4 / P.length);
+  for (let key = 0; key < P.length; key++) {
+    [image.data[4 * key], image.data[4 * key + 1], image.data[4 * key + 2]] = [red, green, blue];
+    image.data[4 * key + 3] = (225 * P[key]) / largest;
+  }
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
-/** Where the picture lies among the keys, of which some may be padding: {x, y, width, height} in units of keys. */
+/** Where the picture lies among the keys, of which some may be padding: [x, y, width, height] in units of keys. */
 function pictureBox(layer) {
-  return { x: layer.padding[1], y: layer.padding[0], width: layer.image[1], height: layer.image[0] };
+  return [layer.padding[1], layer.padding[0], layer.image[1], layer.image[0]];
+}
+
+/** The part of the keys that is shown: all, or those around a query. */
+function viewOf(layer, query, zoom) {
+  const standing = standingOf(layer, query);
+  const [height, width] = layer.keys.map((size) => (zoom ? Math.min(size, ZOOMED) : size));
+  const [row, column] = [height, width].map((size, axis) =>
+    clamp(standing[axis] - Math.floor(size / 2), 0, layer.keys[axis] - size),
+  );
+  return { row, column, height, width };
 }
 
 /**
  * Attention over a picture.
  *
- * marks: [{P, query, color}], one per query. The canvas gets as many pixels as it has on the screen.
+ * marks: [{P, query, color}], one per query; view: the part of the keys to show. The canvas gets as many pixels as it
+ * has on the screen; everything is drawn in units of keys.
  */
-function drawMaps(canvas, layer, picture, marks) {
-  const [height, width] = layer.keys;
-  const side = Math.max(canvas.clientWidth, 40) * Math.min(window.devicePixelRatio || 1, 2);
-  [canvas.width, canvas.height] = [Math.round(side), Math.round((side * height) / width)];
-  const [context, cell] = [canvas.getContext("2d"), canvas.width / width];
+function drawMaps(canvas, layer, picture, marks, view) {
+  const pixels = Math.max(canvas.clientWidth, 40) * Math.min(window.devicePixelRatio || 1, 2);
+  [canvas.width, canvas.height] = [Math.round(pixels), Math.round((pixels * view.height) / view.width)];
+  const [context, cell] = [canvas.getContext("2d"), canvas.width / view.width];
+  context.setTransform(cell, 0, 0, cell, -view.column * cell, -view.row * cell);
   context.fillStyle = color("--padding");
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  const box = pictureBox(layer);
-  context.imageSmoothingEnabled = picture.naturalWidth > canvas.width;
+  context.fillRect(0, 0, layer.keys[1], layer.keys[0]);
   context.fillStyle = color("--veil");
-  context.fillRect(box.x * cell, box.y * cell, box.width * cell, box.height * cell);
+  context.fillRect(...pictureBox(layer));
+  context.imageSmoothingEnabled = picture.naturalWidth > layer.image[1] * cell;
   context.globalAlpha = Number(color("--picture-opacity"));
-  context.drawImage(picture, box.x * cell, box.y * cell, box.width * cell, box.height * cell);
+  context.drawImage(picture, ...pictureBox(layer));
   context.globalAlpha = 1;
   context.imageSmoothingEnabled = false;
   for (const mark of marks) {
-    context.drawImage(overlayOf(mark.P, layer.keys, mark.color), 0, 0, canvas.width, canvas.height);
+    context.drawImage(overlayOf(mark.P, layer.keys, mark.color), 0, 0, layer.keys[1], layer.keys[0]);
   }
-  for (const mark of marks) drawQuery(context, standingOf(layer, mark.query), cell, mark.color);
+  for (const mark of marks) {
+    for (const [x, y, size, stroke, line] of queryLines(standingOf(layer, mark.query), view, mark.color)) {
+      context.lineWidth = line;
+      context.strokeStyle = stroke;
+      context.strokeRect(x, y, size, size);
+    }
+  }
 }
 
-/** The query: a square in its color between two lines that stand out from any picture. */
-function drawQuery(context, [row, column], cell, hex) {
-  const line = Math.max(context.canvas.width / 160, 1.5);
-  const [size, grow] = [Math.max(cell, 4 * line), Math.max(0, 4 * line - cell) / 2];
-  for (const [stroke, outset] of [["#ffffff", line], [hex, 0], ["#000000", -line]]) {
-    context.lineWidth = line;
-    context.strokeStyle = stroke;
-    context.strokeRect(
-      column * cell - grow - outset, row * cell - grow - outset, size + 2 * outset, size + 2 * outset,
-    );
-  }
+/** The query: squares in its color between two that stand out from any picture, [x, y, side, color, width of lines]. */
+function queryLines([row, column], view, hex) {
+  const line = view.width / 150;
+  const side = Math.max(1, 5 * line);
+  const [x, y] = [column + (1 - side) / 2, row + (1 - side) / 2];
+  return [["#ffffff", line], [hex, 0], ["#000000", -line]].map(([stroke, outset]) => [
+    x - outset, y - outset, side + 2 * outset, stroke, line,
+  ]);
 }
 
 /** An SVG element with attributes, and text if given. */
@@ -83,9 +105,10 @@ function html(name, properties = {}, attributes = {}) {
 }
 
 /**
- * A table of norms as squares, brighter where larger: one SVG.
+ * A table of norms as squares, stronger where larger: one SVG.
  *
- * window: {rows, columns}, the displacements; labels: (row, column) -> text in the square; marked: the selected one.
+ * window: {rows, columns}, the displacements; labels: (row, column) -> names of heads; marked: the selected square. The
+ * opacity is the square root of the norm: a blurred kernel would hardly be seen next to a sharp one.
  */
 function kernelPicture(norms, window, largest, labels, marked) {
   const [height, width] = [norms.length, norms[0].length];
@@ -93,16 +116,16 @@ function kernelPicture(norms, window, largest, labels, marked) {
   norms.forEach((line, y) =>
     line.forEach((norm, x) => {
       const [row, column] = [window.rows[0] + y, window.columns[0] + x];
-      const strength = largest ? norm / largest : 0;
+      const strength = largest ? Math.sqrt(norm / largest) : 0;
       picture.append(svg("rect", { x, y, width: 1, height: 1, class: "cell" }));
       picture.append(svg("rect", { x, y, width: 1, height: 1, class: "norm", "fill-opacity": strength.toFixed(3) }));
       if (row === 0 && column === 0) {
         picture.append(svg("rect", { x: x + 0.06, y: y + 0.06, width: 0.88, height: 0.88, class: "origin" }));
       }
-      const label = labels(row, column);
-      const size = Math.min(0.42, 1.2 / Math.max(label.length, 1));
-      const ink = strength > 0.55 ? "label strong" : "label";
-      if (label) picture.append(svg("text", { x: x + 0.5, y: y + 0.52, "font-size": size, class: ink }, label));
+      const names = labels(row, column);
+      const label = names.length > 2 ? `${names[0]} +${names.length - 1}` : names.join(" ");
+      const place = { x: x + 0.5, y: y + 0.52, "font-size": Math.min(0.42, 1.3 / Math.max(label.length, 1)) };
+      if (label) picture.append(svg("text", { ...place, class: strength > 0.55 ? "label strong" : "label" }, label));
     }),
   );
   if (marked) {

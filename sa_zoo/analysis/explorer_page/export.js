@@ -1,39 +1,43 @@
 // What leaves the page: the view as SVG and PNG, and Python code that computes its maps.
 
-/** Attention over a picture as a group of SVG elements, `side` wide: the picture and the map are embedded as PNG. */
-function mapGroup(layer, pictureUrl, marks, x, y, side) {
-  const [height, width] = layer.keys;
-  const [group, cell, box] = [svg("g", { transform: `translate(${x} ${y})` }), side / width, pictureBox(layer)];
-  const crisp = "image-rendering: pixelated";
-  const place = (at) => ({ x: at.x * cell, y: at.y * cell, width: at.width * cell, height: at.height * cell });
-  group.append(svg("rect", { ...place({ x: 0, y: 0, width, height }), fill: color("--padding") }));
-  group.append(svg("rect", { ...place(box), fill: color("--veil") }));
-  group.append(svg("image", { ...place(box), href: pictureUrl, opacity: color("--picture-opacity"), style: crisp, preserveAspectRatio: "none" }));
+/** Attention over a picture as an SVG element at (x, y), `side` wide: the picture and the maps are embedded as PNG. */
+function mapImage(layer, pictureUrl, marks, view, x, y, side) {
+  const place = ([left, top, width, height]) => ({ x: left, y: top, width, height });
+  const raster = { style: "image-rendering: pixelated", preserveAspectRatio: "none" };
+  const all = [0, 0, layer.keys[1], layer.keys[0]];
+  const shown = svg("svg", {
+    ...place([x, y, side, (side * view.height) / view.width]),
+    viewBox: [view.column, view.row, view.width, view.height].join(" "),
+  });
+  shown.append(svg("rect", { ...place(all), fill: color("--padding") }));
+  shown.append(svg("rect", { ...place(pictureBox(layer)), fill: color("--veil") }));
+  const opacity = color("--picture-opacity");
+  shown.append(svg("image", { ...place(pictureBox(layer)), href: pictureUrl, opacity, ...raster }));
   for (const mark of marks) {
     const href = overlayOf(mark.P, layer.keys, mark.color).toDataURL("image/png");
-    group.append(svg("image", { ...place({ x: 0, y: 0, width, height }), href, style: crisp, preserveAspectRatio: "none" }));
+    shown.append(svg("image", { ...place(all), href, ...raster }));
   }
   for (const mark of marks) {
-    const [row, column] = standingOf(layer, mark.query);
-    const square = place({ x: column, y: row, width: 1, height: 1 });
-    group.append(svg("rect", { ...square, fill: "none", stroke: "#ffffff", "stroke-width": side / 60 }));
-    group.append(svg("rect", { ...square, fill: "none", stroke: mark.color, "stroke-width": side / 110 }));
+    for (const [left, top, size, stroke, line] of queryLines(standingOf(layer, mark.query), view, mark.color)) {
+      shown.append(svg("rect", { ...place([left, top, size, size]), fill: "none", stroke, "stroke-width": line }));
+    }
   }
-  return group;
+  return shown;
 }
 
 /**
  * The current view as an SVG element: enlarged maps, one per query, then all heads.
  *
- * view: {title, lines, layer, head, pictureUrl, marks}; marks: [{query, color, maps: [P per head]}].
+ * shown: {title, lines, layer, head, pictureUrl, marks}; marks: [{query, color, view, maps: [P per head]}].
  */
-function viewAsSvg(view) {
-  const { layer, marks } = view;
-  const [ratio, large, gap] = [layer.keys[0] / layer.keys[1], 360, 16];
+function viewAsSvg(shown) {
+  const { layer, marks } = shown;
+  const [{ view }] = marks;
+  const [ratio, large, gap] = [view.height / view.width, 360, 16];
   const columns = Math.min(layer.heads, 6);
   const small = (marks.length * (large + gap) + 480 - gap - (columns - 1) * gap) / columns;
   const width = marks.length * (large + gap) + 480 + 2 * gap;
-  const top = gap + 30 + 20 * view.lines.length;
+  const top = gap + 30 + 20 * shown.lines.length;
   const under = top + large * ratio + 2 * gap;
   const rows = Math.ceil(layer.heads / columns);
   const height = under + rows * (small * ratio + 24) + gap;
@@ -42,19 +46,19 @@ function viewAsSvg(view) {
     "font-family": "system-ui, sans-serif", fill: color("--ink"),
   });
   picture.append(svg("rect", { width, height, fill: color("--paper") }));
-  picture.append(svg("text", { x: gap, y: gap + 20, "font-size": 22, "font-weight": 600 }, view.title));
-  view.lines.forEach((line, index) => {
+  picture.append(svg("text", { x: gap, y: gap + 20, "font-size": 22, "font-weight": 600 }, shown.title));
+  shown.lines.forEach((line, index) => {
     picture.append(svg("text", { x: gap, y: gap + 44 + 20 * index, "font-size": 14 }, line));
   });
   marks.forEach((mark, index) => {
-    const chosen = [{ ...mark, P: mark.maps[view.head] }];
-    picture.append(mapGroup(layer, view.pictureUrl, chosen, gap + index * (large + gap), top, large));
+    const chosen = [{ ...mark, P: mark.maps[shown.head] }];
+    picture.append(mapImage(layer, shown.pictureUrl, chosen, mark.view, gap + index * (large + gap), top, large));
   });
   for (let head = 0; head < layer.heads; head++) {
     const x = gap + (head % columns) * (small + gap);
     const y = under + Math.floor(head / columns) * (small * ratio + 24);
     const both = marks.map((mark) => ({ ...mark, P: mark.maps[head] }));
-    picture.append(mapGroup(layer, view.pictureUrl, both, x, y + 18, small - 4));
+    picture.append(mapImage(layer, shown.pictureUrl, both, view, x, y + 18, small - 4));
     picture.append(svg("text", { x, y: y + 13, "font-size": 12 }, `head ${head + 1}`));
   }
   return picture;

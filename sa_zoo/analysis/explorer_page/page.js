@@ -3,9 +3,10 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const positionalOnly = data.layers.every((layer) => layer.kind !== "stored");
+const distances = data.layers.map((layer) => Array.from(arrayOf(layer.distance)));
 const pictures = []; // loaded <img> elements, in the order of data.images
 const unpacked = new Map(); // arrays and decoded maps of layers, made when they are first shown
-let state = validState(data, stateOf(location.hash, initialState(data)));
+let state = validState(data, stateOf(location.hash, initialState(data, distances)));
 let waiting = false; // a frame is requested
 
 function remembered(key, make) {
@@ -71,15 +72,17 @@ async function render() {
   if (now !== state) return; // a later rendering is under way
   const queries = state.pin ? [state.query, state.pin] : [state.query];
   const marks = queries.map((query, index) => ({
-    query, color: color(index ? "--second" : "--query"),
+    query, color: color(index ? "--second" : "--query"), view: (!index && held) || viewOf(layer, query, state.zoom),
     maps: Array.from({ length: layer.heads }, (_, head) => maps(head, query)),
   }));
   shown = { layer, marks };
   const picture = pictures[state.image];
   renderChoices(layer);
   byId("second").hidden = !state.pin;
+  byId("maps").classList.toggle("pinned", Boolean(state.pin));
   ["stage", "pinned"].slice(0, marks.length).forEach((id, index) => {
-    drawMaps(byId(id).firstChild, layer, picture, [{ ...marks[index], P: marks[index].maps[state.head] }]);
+    const chosen = [{ ...marks[index], P: marks[index].maps[state.head] }];
+    drawMaps(byId(id).firstChild, layer, picture, chosen, marks[index].view);
     const { largest, key, distance } = summaryOf(layer, marks[index].maps[state.head], marks[index].query);
     const [row, column] = marks[index].query;
     byId(index ? "pinned-caption" : "caption").textContent =
@@ -102,6 +105,8 @@ function renderChoices(layer) {
   press("images", state.image);
   press("layers", state.layer);
   byId("pin").setAttribute("aria-pressed", Boolean(state.pin));
+  byId("zoom").setAttribute("aria-pressed", state.zoom);
+  byId("zoom").hidden = Math.max(...layer.keys) <= ZOOMED;
   byId("pin").textContent = state.pin ? "Unpin" : "Pin query";
   const last = data.epochs.length - 1;
   byId("epoch").value = state.epoch ?? last;
@@ -110,6 +115,7 @@ function renderChoices(layer) {
 
 function renderHeads(layer, picture, marks) {
   const grid = byId("heads");
+  grid.style.setProperty("--columns", Math.ceil(Math.sqrt(layer.heads)));
   while (grid.children.length > layer.heads) grid.lastChild.remove();
   while (grid.children.length < layer.heads) {
     const head = grid.children.length;
@@ -123,7 +129,7 @@ function renderHeads(layer, picture, marks) {
     button.setAttribute("aria-pressed", head === state.head);
     button.setAttribute("aria-label", `Head ${head + 1}, largest share ${percent}, mean distance ${distance.toFixed(1)} pixels`);
     button.lastChild.replaceChildren(html("b", { textContent: head + 1 }), html("small", { textContent: percent }));
-    drawMaps(button.firstChild, layer, picture, marks.map((mark) => ({ ...mark, P: mark.maps[head] })));
+    drawMaps(button.firstChild, layer, picture, marks.map((mark) => ({ ...mark, P: mark.maps[head] })), marks[0].view);
   });
 }
 
@@ -194,6 +200,23 @@ function harden() {
   requestAnimationFrame(step);
 }
 
+let playing = null; // the timer of `play`
+/** Move the heads along their training path, from the start; a second click stops it. */
+function play() {
+  const stop = () => {
+    clearInterval(playing);
+    playing = null;
+    byId("play").textContent = "Play";
+  };
+  if (playing !== null) return stop();
+  let epoch = 0;
+  byId("play").textContent = "Stop";
+  playing = setInterval(() => {
+    update({ epoch });
+    if (epoch++ >= data.epochs.length - 1) stop();
+  }, 4000 / Math.max(data.epochs.length, 20));
+}
+
 /** A picture of the reader's own, cropped to the size of the model's input; it stays in this page. */
 async function openFile(file) {
   if (!positionalOnly || !file?.type.startsWith("image/")) return;
@@ -233,7 +256,7 @@ function onKey(event) {
     ArrowUp: { query: [query[0] - 1, query[1]] }, ArrowDown: { query: [query[0] + 1, query[1]] },
     ArrowLeft: { query: [query[0], query[1] - 1] }, ArrowRight: { query: [query[0], query[1] + 1] },
     "[": { head: Math.max(head - 1, 0) }, "]": { head: head + 1 }, p: { pin: state.pin ? null : query }, Escape: { pin: null },
-    i: { image: (image + 1) % data.images.length },
+    z: { zoom: !state.zoom }, i: { image: (image + 1) % data.images.length },
   };
   const layer = Number(event.key) - 1;
   const change = actions[event.key] ?? (layer >= 0 && layer < data.layers.length ? { layer } : null);
@@ -242,12 +265,17 @@ function onKey(event) {
   update(change);
 }
 
+let held = null; // the view in which a drag began: a zoomed one would move away under the pointer
 function onPointer(event) {
-  if (event.type === "pointermove" && !event.buttons) return;
+  if (event.type === "pointerdown") {
+    byId("stage").setPointerCapture(event.pointerId);
+    held = shown.marks[0].view;
+  }
+  if (!event.buttons || !held) return;
   const [layer, box] = [data.layers[state.layer], byId("stage").firstChild.getBoundingClientRect()];
   const key = [
-    Math.floor(((event.clientY - box.top) / box.height) * layer.keys[0]),
-    Math.floor(((event.clientX - box.left) / box.width) * layer.keys[1]),
+    held.row + Math.floor(((event.clientY - box.top) / box.height) * held.height),
+    held.column + Math.floor(((event.clientX - box.left) / box.width) * held.width),
   ];
   update({ query: key.map((at, axis) => Math.round((at - layer.center[axis]) / layer.stride[axis])) });
 }
@@ -255,12 +283,15 @@ function onPointer(event) {
 function listen() {
   document.addEventListener("keydown", onKey);
   const stage = byId("stage");
-  stage.addEventListener("pointerdown", (event) => { stage.setPointerCapture(event.pointerId); onPointer(event); });
+  stage.addEventListener("pointerdown", onPointer);
   stage.addEventListener("pointermove", onPointer);
+  stage.addEventListener("pointerup", () => { held = null; update({}); });
   const heads = () => data.layers[state.layer].heads;
   byId("previous").onclick = () => update({ head: (state.head + heads() - 1) % heads() });
   byId("next").onclick = () => update({ head: (state.head + 1) % heads() });
   byId("pin").onclick = () => update({ pin: state.pin ? null : state.query });
+  byId("zoom").onclick = () => update({ zoom: !state.zoom });
+  byId("play").onclick = play;
   byId("epoch").max = data.epochs.length - 1;
   byId("epoch").oninput = (event) => update({ epoch: Number(event.target.value) });
   byId("sharpness").oninput = (event) => {
@@ -286,8 +317,6 @@ function listen() {
   window.addEventListener("resize", () => update({}));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({}));
 }
-
-const distances = data.layers.map((layer) => Array.from(arrayOf(layer.distance)));
 
 async function start() {
   for (const image of data.images) image.url = `data:image/png;base64,${image.png}`;

@@ -38,7 +38,7 @@ function fillGeometry(element, kind, heads, selected, extent, on) {
 function handleOf(Delta, head, chosen, unit, extent, on) {
   const name = `Head ${head + 1}, center at ${displacementText(Delta)}. Arrow keys move it.`;
   const handle = svg("g", {
-    class: chosen ? "handle chosen" : "handle", tabindex: 0, role: "button", "aria-label": name, "data-head": head,
+    class: chosen ? "handle chosen" : "handle", tabindex: chosen ? 0 : -1, role: "button", "aria-label": name, "data-head": head,
     transform: `translate(${Delta[1]} ${Delta[0]})`,
   });
   handle.append(svg("circle", { r: unit * 13, class: "grip" }), svg("circle", { r: unit * 6 }));
@@ -79,16 +79,16 @@ function fillKernels(elements, layer, heads, selected, values) {
   const { now, limit } = kernelsOf(layer.kind, heads, targets, window, values.gram);
   const largest = Math.max(...limit.flat(), ...now.flat());
   const at = (row, column) => targets.flatMap((target, head) => (target[0] === row && target[1] === column ? [head + 1] : []));
-  elements.now.replaceChildren(kernelPicture(now, window, largest, () => "", null));
-  elements.limit.replaceChildren(kernelPicture(limit, window, largest, (row, column) => at(row, column).join(" "), targets[selected]));
+  elements.now.replaceChildren(kernelPicture(now, window, largest, () => [], null));
+  elements.limit.replaceChildren(kernelPicture(limit, window, largest, at, targets[selected]));
   const size = [window.rows, window.columns].map(([first, last]) => last - first - 1).join(" × ");
   elements.now.firstChild.setAttribute("aria-label", `Norms of the layer's kernel, for displacements around a ${size} kernel`);
   elements.limit.firstChild.setAttribute("aria-label", `Norms of the ${size} convolution that the layer becomes`);
   elements.size.textContent = size;
   const certificate = certificateOf(layer.kind, heads, targets, values.norms);
-  const percent = 100 * Math.min(certificate.share, 2);
+  const percent = 100 * certificate.share;
   elements.bound.textContent = certificate.bound.toPrecision(3);
-  elements.share.textContent = percent >= 0.1 ? `${percent.toFixed(1)} %` : percent ? `${percent.toExponential(1)} %` : "0 %";
+  elements.share.textContent = percent > 100 ? "> 100 %" : percent >= 0.1 ? `${percent.toFixed(1)} %` : percent ? `${percent.toExponential(1)} %` : "0 %";
   elements.meter.value = Math.min(certificate.share, 1);
   elements.missed.textContent =
     `Head ${selected + 1} gives ${(100 * (1 - certificate.missed[selected])).toFixed(1)} % of its attention to ` +
@@ -106,10 +106,9 @@ function fillOverview(table, layers, distances, state, select) {
     const row = html("tr");
     row.append(html("th", { textContent: index + 1, scope: "row", title: layer.name }));
     distances[index].forEach((distance, at) => {
-      const strength = 1 / (1 + distance);
+      const strength = 0.6 / (1 + distance);
       const cell = html("td", { textContent: distance.toFixed(1), onclick: () => select(index, at) });
       cell.style.setProperty("--strength", `${Math.round(100 * strength)}%`);
-      cell.classList.toggle("strong", strength > 0.45);
       if (index === state.layer && at === state.head) cell.setAttribute("aria-current", "true");
       row.append(cell);
     });

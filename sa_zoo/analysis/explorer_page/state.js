@@ -4,13 +4,16 @@
 //     image, layer, head  numbers
 //     query, pin          [row, column]; pin is null without a second query
 //     epoch               number of the recorded epoch that is shown, or null for the final weights
+//     zoom                whether only the keys around the query are shown
 //     edits               {layer: {head: {Delta, sharpness}}}
 
-/** The first view of a page: the middle of the first image. */
-function initialState(data) {
-  const [height, width] = data.layers[0].grid;
-  const query = [Math.floor(height / 2), Math.floor(width / 2)];
-  return { image: 0, layer: 0, head: 0, query, pin: null, epoch: null, edits: {} };
+/** The first view of a page: the middle of the first image, in the layer whose heads are most local. */
+function initialState(data, distances) {
+  const mean = distances.map((heads) => (heads.length > 1 ? heads.reduce((a, b) => a + b) / heads.length : Infinity));
+  const layer = mean.indexOf(Math.min(...mean));
+  const { grid, keys } = data.layers[layer];
+  const query = grid.map((size) => Math.floor(size / 2));
+  return { image: 0, layer, head: 0, query, pin: null, epoch: null, zoom: Math.max(...keys) > 60, edits: {} };
 }
 
 function clamp(value, low, high) {
@@ -45,6 +48,7 @@ function fragmentOf(state) {
   parts.push(`query=${state.query.join(",")}`);
   if (state.pin) parts.push(`pin=${state.pin.join(",")}`);
   if (state.epoch !== null) parts.push(`epoch=${state.epoch}`);
+  if (state.zoom) parts.push("zoom=1");
   const edits = [];
   for (const [layer, heads] of Object.entries(state.edits)) {
     for (const [head, { Delta, sharpness }] of Object.entries(heads)) {
@@ -80,6 +84,7 @@ function stateOf(fragment, fallback) {
     query: pair("query") ?? fallback.query,
     pin: pair("pin"),
     epoch: one("epoch", 0, null),
+    zoom: given.size ? given.get("zoom") === "1" : fallback.zoom,
     edits,
   };
 }
