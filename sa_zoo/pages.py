@@ -25,9 +25,9 @@ def write_explorer(folder: Path) -> Path | None:
 
     It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
     """
-    name, model = folder.resolve().name, load_model(str(folder))
+    model = load_model(str(folder))
     try:
-        page = explore(model, None, name, f"local-dir:{name}", _recorded(folder))
+        page = explore(model, source=f"local-dir:{folder.resolve().name}", recorded=_recorded(folder))
     except ValueError:
         return None
     return page.save(folder / EXPLORER)

@@ -1,6 +1,7 @@
 """The explorer's page in a real browser: what it shows is what the model computes, and every control works."""
 
 import itertools
+import json
 import re
 from xml.etree import ElementTree
 
@@ -9,13 +10,20 @@ import timm
 import torch
 from browser import chromium
 from matplotlib.image import imread
+from model_folders import make_run
 from PIL import Image
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
+from tiny_runs import tiny_config
+from typer.testing import CliRunner
 
 import sa_zoo  # registers the names
+from sa_zoo.analysis import explorer
 from sa_zoo.analysis.explorer import explore
 from sa_zoo.analysis.maps import attention_layers
+from sa_zoo.cli import app
+from sa_zoo.fit import fit
+from sa_zoo.pages import write_explorer
 
 SMALL = {"depth": 3, "num_heads": 5, "embed_dim": 11, "hidden_dim": 13, "img_size": (28, 20), "num_classes": 7}
 VARIANTS = ("quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute")
@@ -128,8 +136,9 @@ def test_dragging_on_the_map_moves_the_query(browser, page):
     stage = browser.driver.find_element("css selector", "#stage canvas")
     width, height = stage.size["width"], stage.size["height"]
     cell = width / 5  # 7 x 5 tokens
-    ActionChains(browser.driver).move_to_element_with_offset(stage, round(1.5 * cell - width / 2), round(1.5 * cell - height / 2)) \
-        .click_and_hold().move_by_offset(round(2 * cell), round(3 * cell)).release().perform()  # fmt: skip
+    start = round(1.5 * cell - width / 2), round(1.5 * cell - height / 2)  # from the middle of the element
+    mouse = ActionChains(browser.driver).move_to_element_with_offset(stage, *start).click_and_hold()
+    mouse.move_by_offset(round(2 * cell), round(3 * cell)).release().perform()
     browser.settle()
     assert browser.run("explorer.state().query") == [4, 3]
 
@@ -141,8 +150,8 @@ def test_a_view_of_large_images_is_zoomed_and_clicks_count_from_there(browser, t
     stage.click()  # the middle pixel of 17 x 17 around row 20, column 15
     browser.settle()
     assert browser.run("explorer.state().query") == [20, 15]
-    ActionChains(browser.driver).move_to_element_with_offset(stage, -round(stage.size["width"] / 17 * 3), 0).click() \
-        .perform()  # fmt: skip
+    left = -round(stage.size["width"] / 17 * 3)
+    ActionChains(browser.driver).move_to_element_with_offset(stage, left, 0).click().perform()
     browser.settle()
     assert browser.run("explorer.state().query") == [20, 12]
 
@@ -358,7 +367,7 @@ def test_own_pictures_are_opened_and_dropped(browser, page, tmp_path):
     browser.wait("explorer.state().image === 4")
     names = browser.run("[...document.querySelectorAll('#images img')].map((image) => image.alt)")
     assert names == ["image 1", "image 2", "image 3", "own <b>.png", "dropped.png"]
-    assert browser.run("[4].map((at) => [pictures[at].naturalWidth, pictures[at].naturalHeight])[0]") == [20, 28]
+    assert browser.run("[4].map((at) => [pictures[at].width, pictures[at].height])[0]") == [20, 28]
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(browser, page):
@@ -417,8 +426,59 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
     browser.driver.switch_to.default_content()
 
 
-def test_pages_are_small_and_a_page_too_large_is_refused():
+def images_in(page):
+    return len(json.loads(re.search(r'type="application/json" id="data">(.*?)</script>', page.html)[1])["images"])
+
+
+def test_pages_are_small_and_have_as_many_images_as_fit(monkeypatch):
     assert len(explore(timm.create_model("sa_quadratic_tiny_cifar")).html) < 1_000_000
-    model = timm.create_model("test_vit", img_size=640, patch_size=16)
-    with pytest.raises(ValueError, match="expected less"):
-        explore(model, pictures(640, 640, 1))
+    model, images = network("content"), pictures(count=9)
+    whole = explore(model, images)
+    assert images_in(whole) == 9
+    monkeypatch.setattr(explorer, "LARGEST", len(whole.html) + 20_000)
+    fewer = explore(model, images)
+    assert 2 < images_in(fewer) < 9
+    assert len(fewer.html) < explorer.LARGEST
+    monkeypatch.setattr(explorer, "LARGEST", 100_000)
+    with pytest.raises(ValueError, match=r"3 layers whose maps of one image take [\d,]+ bytes, expected less"):
+        explore(model, images)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run on the digits."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    small = {key: value for key, value in SMALL.items() if key not in ("img_size", "num_classes")}
+    config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": small}, data={"image_size": 16})
+    fit(config, out)
+    return out
+
+
+def test_a_run_has_a_page_with_its_path_and_images_that_may_be_published(run, browser):
+    browser.open(run / "explorer.html")
+    assert browser.run("document.querySelector('h1').textContent") == "sa_quadratic_tiny_cifar"
+    assert browser.run("explorer.data.epochs") == [0, 1, 2]
+    names = browser.run("explorer.data.images.map((image) => image.name)")
+    assert names == ["china, danielbuechele, CC BY 2.0", "flower, vultilion, CC BY 2.0"]
+    assert "local-dir:run" in browser.run("document.getElementById('code').textContent")
+
+
+def test_the_command_shows_test_images_or_files_and_refuses_others(run, browser, tmp_path):
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["explore", str(run), "--images", "3", "--out", str(page)])
+    assert result.exit_code == 0, result.output
+    assert f"{page}: 0." in result.output
+    browser.open(page)
+    assert browser.run("explorer.data.images.length") == 3
+    Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
+    files = ["--image", str(tmp_path / "red.png"), "--image", str(tmp_path / "red.png")]
+    assert CliRunner().invoke(app, ["explore", str(run), *files, "--out", str(page)]).exit_code == 0
+    (tmp_path / "text.png").write_text("no picture")
+    refused = CliRunner().invoke(app, ["explore", str(run), "--image", str(tmp_path / "text.png")])
+    assert refused.exit_code == 1
+    assert "expected a picture" in refused.output
+
+
+def test_a_network_without_attention_gets_no_page(tmp_path):
+    assert write_explorer(make_run(tmp_path / "run", "resnet_tiny_cifar")) is None
+    assert not (tmp_path / "run" / "explorer.html").exists()

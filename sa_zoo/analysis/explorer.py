@@ -26,7 +26,7 @@ from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.model_folder import write_file
 
 SOURCE = Path(__file__).with_name("explorer_page")
-SCRIPTS = ("maps.js", "kernels.js", "state.js", "drawing.js", "panels.js", "export.js", "page.js")
+SCRIPTS = ("maps.js", "kernels.js", "state.js", "drawing.js", "panels.js", "export.js", "page.js", "events.js")
 LARGEST = 10_000_000  # bytes of a page
 CREDITS = {"china": "china, danielbuechele, CC BY 2.0", "flower": "flower, vultilion, CC BY 2.0"}
 
@@ -90,7 +90,8 @@ def explore(
         maps = [stored(layer.maps if layer.positional else layer.maps[number]) for layer, _ in varying]
         room = LARGEST - len(json.dumps([data, maps])) - 100_000  # for the page itself
         if room < 0 and number == 0:
-            raise ValueError(f"model: got {len(layers)} layers whose maps take {LARGEST - room:,} bytes, expected less")
+            taken = f"maps of one image take {len(json.dumps(maps)):,} bytes"
+            raise ValueError(f"model: got {len(layers)} layers whose {taken}, expected less than {LARGEST:,}")
         if room < 0:
             break
         for (_, page), kept in zip(varying, maps, strict=True):

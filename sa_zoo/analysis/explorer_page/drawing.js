@@ -32,6 +32,17 @@ function overlayOf(P, [height, width], hex) {
   return canvas;
 }
 
+/** A picture with little color, so that the color of attention stands out from it: a canvas. */
+function paleOf(picture) {
+  const canvas = html("canvas", { width: picture.naturalWidth, height: picture.naturalHeight });
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  [context.globalCompositeOperation, context.globalAlpha] = ["saturation", 0.75];
+  context.fillStyle = "#808080";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
 /** Where the picture lies among the keys, of which some may be padding: [x, y, width, height] in units of keys. */
 function pictureBox(layer) {
   return [layer.padding[1], layer.padding[0], layer.image[1], layer.image[0]];
@@ -62,7 +73,7 @@ function drawMaps(canvas, layer, picture, marks, view) {
   context.fillRect(0, 0, layer.keys[1], layer.keys[0]);
   context.fillStyle = color("--veil");
   context.fillRect(...pictureBox(layer));
-  context.imageSmoothingEnabled = picture.naturalWidth > layer.image[1] * cell;
+  context.imageSmoothingEnabled = picture.width > layer.image[1] * cell;
   context.globalAlpha = Number(color("--picture-opacity"));
   context.drawImage(picture, ...pictureBox(layer));
   context.globalAlpha = 1;

@@ -26,21 +26,20 @@ function mapImage(layer, pictureUrl, marks, view, x, y, side) {
 }
 
 /**
- * The current view as an SVG element: enlarged maps, one per query, then all heads.
+ * The current view as an SVG element: enlarged maps, one per query, and next to them all heads.
  *
  * shown: {title, lines, layer, head, pictureUrl, marks}; marks: [{query, color, view, maps: [P per head]}].
  */
 function viewAsSvg(shown) {
   const { layer, marks } = shown;
   const [{ view }] = marks;
-  const [ratio, large, gap] = [view.height / view.width, 360, 16];
-  const columns = Math.min(layer.heads, 6);
-  const small = (marks.length * (large + gap) + 480 - gap - (columns - 1) * gap) / columns;
-  const width = marks.length * (large + gap) + 480 + 2 * gap;
-  const top = gap + 30 + 20 * shown.lines.length;
-  const under = top + large * ratio + 2 * gap;
+  const [ratio, large, gap, letters] = [view.height / view.width, 420, 20, 18];
+  const columns = Math.ceil(Math.sqrt(layer.heads));
   const rows = Math.ceil(layer.heads / columns);
-  const height = under + rows * (small * ratio + 24) + gap;
+  const small = (large * ratio - (rows - 1) * gap * 0.4 - rows * letters) / rows / ratio;
+  const left = gap + marks.length * (large + gap);
+  const top = gap + 40 + 20 * shown.lines.length;
+  const [width, height] = [left + columns * (small + gap * 0.4) + gap, top + large * ratio + gap];
   const picture = svg("svg", {
     xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`,
     "font-family": "system-ui, sans-serif", fill: color("--ink"),
@@ -55,11 +54,12 @@ function viewAsSvg(shown) {
     picture.append(mapImage(layer, shown.pictureUrl, chosen, mark.view, gap + index * (large + gap), top, large));
   });
   for (let head = 0; head < layer.heads; head++) {
-    const x = gap + (head % columns) * (small + gap);
-    const y = under + Math.floor(head / columns) * (small * ratio + 24);
+    const x = left + (head % columns) * (small + gap * 0.4);
+    const y = top + Math.floor(head / columns) * (small * ratio + gap * 0.4 + letters);
     const both = marks.map((mark) => ({ ...mark, P: mark.maps[head] }));
-    picture.append(mapImage(layer, shown.pictureUrl, both, view, x, y + 18, small - 4));
-    picture.append(svg("text", { x, y: y + 13, "font-size": 12 }, `head ${head + 1}`));
+    const weight = head === shown.head ? 700 : 400;
+    picture.append(svg("text", { x, y: y + 13, "font-size": 12, "font-weight": weight }, `head ${head + 1}`));
+    picture.append(mapImage(layer, shown.pictureUrl, both, view, x, y + letters, small));
   }
   return picture;
 }
@@ -123,6 +123,6 @@ function snippetOf(data, state, layer) {
   }
   const shape = `${positional ? "" : "B, "}${layer.heads}, ${layer.keys.join(", ")}`;
   lines.push("", `layer = attention_layers(model, images)[${state.layer}]  # ${layer.name}`);
-  lines.push(`maps = layer.at((${state.query.join(", ")}))  # (${shape}), from query row ${state.query[0]}, column ${state.query[1]}`);
+  lines.push(`maps = layer.at((${state.query.join(", ")}))  # (${shape}), from this query, counted from 0`);
   return lines.join("\n");
 }

@@ -10,7 +10,7 @@
 /** The first view of a page: the middle of the first image, in the layer whose heads are most local. */
 function initialState(data, distances) {
   const mean = distances.map((heads) => (heads.length > 1 ? heads.reduce((a, b) => a + b) / heads.length : Infinity));
-  const layer = mean.indexOf(Math.min(...mean));
+  const layer = Math.max(mean.findIndex((distance) => distance < 1.01 * Math.min(...mean)), 0);
   const { grid, keys } = data.layers[layer];
   const query = grid.map((size) => Math.floor(size / 2));
   return { image: 0, layer, head: 0, query, pin: null, epoch: null, zoom: Math.max(...keys) > 60, edits: {} };
