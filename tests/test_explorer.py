@@ -344,6 +344,12 @@ def test_nothing_in_a_model_becomes_script(browser, tmp_path):
     assert attack.replace(".", "") in browser.run("explorer.data.layers[0].name")
 
 
+def test_without_a_browser_the_tests_fail_and_name_the_packages(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium chromium-driver"), chromium(tmp_path):
+        pass
+
+
 def test_the_page_allows_no_connection(browser, page):
     browser.open(page)
     refused = browser.run("""fetch("https://example.org/").then(() => "sent", () => "refused")""")
@@ -426,18 +432,18 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
     browser.driver.switch_to.default_content()
 
 
-def images_in(page):
-    return len(json.loads(re.search(r'type="application/json" id="data">(.*?)</script>', page.html)[1])["images"])
+def data_of(page):
+    return json.loads(re.search(r'type="application/json" id="data">(.*?)</script>', page.html)[1])
 
 
 def test_pages_are_small_and_have_as_many_images_as_fit(monkeypatch):
     assert len(explore(timm.create_model("sa_quadratic_tiny_cifar")).html) < 1_000_000
     model, images = network("content"), pictures(count=9)
     whole = explore(model, images)
-    assert images_in(whole) == 9
+    assert len(data_of(whole)["images"]) == 9
     monkeypatch.setattr(explorer, "LARGEST", len(whole.html) + 20_000)
     fewer = explore(model, images)
-    assert 2 < images_in(fewer) < 9
+    assert 2 < len(data_of(fewer)["images"]) < 9
     assert len(fewer.html) < explorer.LARGEST
     monkeypatch.setattr(explorer, "LARGEST", 100_000)
     with pytest.raises(ValueError, match=r"3 layers whose maps of one image take [\d,]+ bytes, expected less"):
@@ -477,6 +483,22 @@ def test_the_command_shows_test_images_or_files_and_refuses_others(run, browser,
     refused = CliRunner().invoke(app, ["explore", str(run), "--image", str(tmp_path / "text.png")])
     assert refused.exit_code == 1
     assert "expected a picture" in refused.output
+
+
+@pytest.mark.parametrize(("arguments", "size"), [({"in_chans": 1}, [1, 28, 20]), ({"img_size": (36, 44)}, [3, 36, 44])])
+def test_pictures_are_made_to_fit_the_model(arguments, size):
+    page = sa_zoo.explore(
+        network("learned", **arguments), {"a": Image.new("RGB", (90, 50)), "b": Image.new("L", (9, 9))}
+    )
+    assert data_of(page)["size"] == size
+    assert [image["name"] for image in data_of(page)["images"]] == ["a", "b"]
+
+
+def test_a_model_of_other_channels_asks_for_tensors():
+    model = network(in_chans=5)
+    with pytest.raises(ValueError, match="model of 5 channels"):
+        explore(model)
+    assert data_of(explore(model, torch.rand(2, 5, 28, 20)))["size"] == [5, 28, 20]
 
 
 def test_a_network_without_attention_gets_no_page(tmp_path):

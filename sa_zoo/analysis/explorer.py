@@ -18,7 +18,7 @@ import jinja2
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
 
 from sa_zoo.analysis.explored_layers import described, recorded_epochs, stored
@@ -68,9 +68,10 @@ def explore(
     Raises:
         ValueError: for a network without maps that can be shown, or too large for a page.
     """
+    expected = resolve_input_data_config(model, {"img_size": getattr(model, "_traits", {}).get("img_size")})
     if not isinstance(images, Tensor):
         pictures = images or sample_pictures()
-        images = _as_input(model, pictures)
+        images = _as_input(pictures, expected)
         names = list(pictures)
     else:
         names = [f"image {number}" for number in range(1, len(images) + 1)]
@@ -86,7 +87,7 @@ def explore(
         "layers": pages,
     }
     varying = [pair for pair in zip(layers, pages, strict=True) if "stored" in pair[1]]
-    for number, (name, picture) in enumerate(zip(names, _shown(model, images), strict=True)):
+    for number, (name, picture) in enumerate(zip(names, _shown(images, expected), strict=True)):
         maps = [stored(layer.maps if layer.positional else layer.maps[number]) for layer, _ in varying]
         room = LARGEST - len(json.dumps([data, maps])) - 100_000  # for the page itself
         if room < 0 and number == 0:
@@ -107,19 +108,18 @@ def sample_pictures() -> dict[str, Image.Image]:
     return {name: Image.fromarray(pixels) for name, pixels in zip(names, bunch.images, strict=True)}
 
 
-def _as_input(model: nn.Module, pictures: Mapping[str, Image.Image]) -> Tensor:
+def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> Tensor:
     """Pictures resized, cropped and normalized for a model: (B, C, H, W)"""
-    config = resolve_model_data_config(model)
-    channels, *_ = config["input_size"]
-    transform: Any = create_transform(**config)
-    mode = "L" if channels == 1 else "RGB"
-    return torch.stack([transform(picture.convert(mode)) for picture in pictures.values()])
+    channels, *_ = expected["input_size"]
+    if channels not in (1, 3):
+        raise ValueError(f"images: got pictures for a model of {channels} channels, expected a tensor of its input")
+    transform: Any = create_transform(**expected)
+    return torch.stack([transform(picture.convert("L" if channels == 1 else "RGB")) for picture in pictures.values()])
 
 
-def _shown(model: nn.Module, images: Tensor) -> list[str]:
-    """The pictures that a model sees, as base64 of PNG: the inverse of its normalization."""
-    config = resolve_model_data_config(model)
-    mean, std = (torch.tensor(config[key]).view(-1, 1, 1) for key in ("mean", "std"))
+def _shown(images: Tensor, expected: dict[str, Any]) -> list[str]:
+    """The pictures that a model sees, as base64 of PNG: the inverse of its normalization, of at most 3 channels."""
+    mean, std = (torch.tensor(expected[key]).view(-1, 1, 1) for key in ("mean", "std"))
     pixels = (images * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
     encoded = []
     for picture in pixels[:, [0] if pixels.shape[1] < 3 else [0, 1, 2]]:
