@@ -14,9 +14,8 @@ from sa_zoo.training.progress import Interrupted
 
 
 class Commands(TyperGroup):
-    """One error handler around all verbs: a mistake of the user becomes its message and exit code 1, an interrupted
-    run says how to resume it, and everything else keeps its traceback.
-    """
+    """One error handler around all verbs: a user's mistake becomes its message and exit code 1, an interrupted run says
+    how to resume it, everything else keeps its traceback."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
         self.arguments = list(args)
@@ -86,8 +85,7 @@ def evaluate(
     if not data and not run.is_file():
         raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
     config = DataConfig(name=data, revision=revision, label_column=label_column) if data else load_config(run).data
-    measured = evaluate_source(model, config, detail).measured()
-    del measured["version"]
+    measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
     if PartialState().is_main_process:
         if json_:
             write_json(json_, measured)
@@ -142,8 +140,7 @@ def card(
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.fit import finish_folder
-    from sa_zoo.publishing.card import name_baseline
-    from sa_zoo.publishing.catalogue import write_catalogue
+    from sa_zoo.publishing.card import name_baseline, write_catalogue
 
     if not folder.is_dir():
         raise FileNotFoundError(f"folder: got {folder}, expected the folder of a model")
@@ -188,9 +185,7 @@ def bench(
     models: Annotated[list[str] | None, typer.Argument(help="timm names (default: sa_quadratic_cifar).")] = None,
     device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, ...")] = "cpu",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
-    side: Annotated[
-        list[int] | None, typer.Option(help="Also measure one layer of the first model on SIDE x SIDE tokens.", min=1)
-    ] = None,
+    side: Annotated[list[int] | None, typer.Option(help="Also measure one layer on SIDE x SIDE tokens.", min=1)] = None,
     phase: Annotated[str, typer.Option(help="First words of the phases to measure: inference, training, ...")] = "",
     compile_: Annotated[str, typer.Option("--compile", help="Also measure torch.compile in this mode.")] = "",
     threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,

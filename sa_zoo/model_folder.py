@@ -1,7 +1,7 @@
 """Model folders: files and folders written completely or not at all, timm's two files, and loading them.
 
 A model folder holds `model.safetensors` and `config.json`, which timm and transformers load, and whatever else
-training or conversion left there. Nothing else in this package writes a file of such a folder.
+training or conversion left there. All its files are written here.
 """
 
 import difflib
@@ -21,10 +21,7 @@ from torch import nn
 
 
 def write_file(path: Path, content: bytes | str) -> Path:
-    """Write a file atomically and durably: it has the new content or the old one, also after a power failure.
-
-    A file that already has this content is left as it is.
-    """
+    """Write a file, unless it has this content, atomically: even a power failure leaves the old one or the new one."""
     content = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == content:
         return path
@@ -46,7 +43,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises ValueError for a file that holds anything else."""
+    """The object in a JSON file. Raises ValueError for a file that holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -85,25 +82,19 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_timm_files(folder: Path, model: nn.Module, **settings: dict[str, Any]) -> None:
-    """Write the two files that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
-
-    `settings` are model_config and data_config of timm's `save_config_for_hf`.
-    """
+def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:
+    """Write the two files that timm loads; `configs` are model_config and data_config of `save_config_for_hf`."""
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
     with TemporaryDirectory() as temporary:
-        save_config_for_hf(model, f"{temporary}/config.json", **settings)
+        save_config_for_hf(model, f"{temporary}/config.json", **configs)
         config = read_json(Path(temporary) / "config.json")
     config.get("model_args", {}).pop("num_classes", None)  # transformers refuses it there; timm reads the outer one
     write_json(folder / "config.json", config)
 
 
 def load_model(source: str) -> nn.Module:
-    """Load a trained model: a model folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name.
-
-    Raises what `build_model` raises.
-    """
+    """A trained model: a folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name. Raises as `build_model`."""
     if Path(source).is_dir():
         source = f"local-dir:{source}"
     kind, colon, name = source.partition(":")
@@ -127,10 +118,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    """`timm.create_model` with errors that name `source` and say what is wrong.
-
-    Raises FileNotFoundError if there are no weights, ValueError if they are damaged or belong to another model.
-    """
+    """`timm.create_model`; FileNotFoundError if `source` has no weights, ValueError if they or arguments do not fit."""
     try:
         return timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:

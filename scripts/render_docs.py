@@ -3,8 +3,8 @@
 Renders the tables in README.md and docs/ from committed JSON and by counting: whatever stands between
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
-docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; "title" and
-"notes" may be added to it by hand.
+docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; its "title", and
+its "notes" if there are any, are added by hand.
 """
 
 import json
@@ -97,7 +97,7 @@ def facts(conditions: dict[str, Any]) -> str:
 def benchmarks() -> str:
     parts = []
     for machine in machines():
-        parts.append(f"## {machine.get('title') or machine['runs'][0]['conditions']['device']}\n")
+        parts.append(f"## {machine['title']}\n")
         parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(machine.get("notes"))
         for run in machine["runs"]:
             parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", table(run["rows"]) + "\n"]

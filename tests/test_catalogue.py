@@ -7,8 +7,7 @@ import pytest
 from model_folders import make_run
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.publishing.card import render_card
-from sa_zoo.publishing.catalogue import add_run, registered_models, write_catalogue
+from sa_zoo.publishing.card import add_run, registered_models, render_card, write_catalogue
 
 MODEL_CARDS = Path(__file__).parents[1] / "model_cards"
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from tiny_runs import MUON, tiny_config
 
 import sa_zoo  # noqa: F401  registers its names with timm
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.model import create_model
+from sa_zoo.training.run_folder import record_heads
 from sa_zoo.training.train import train
 
 

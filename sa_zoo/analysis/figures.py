@@ -1,7 +1,4 @@
-"""Figures of a model folder, drawn from its files: learning curves, and where attention heads look.
-
-After Figures 3 and 4 of Cordonnier, Loukas, Jaggi (ICLR 2020, https://arxiv.org/abs/1911.03584).
-"""
+"""Learning curves of a model folder, and where its heads look, after Figures 3 and 4 of arXiv:1911.03584."""
 
 import json
 import math
@@ -26,7 +23,7 @@ Layers = list[dict[str, np.ndarray]]
 
 
 def draw_figures(folder: Path) -> list[Path]:
-    """Draw what the folder has data for into folder/figures: learning_curve.png, and for attention that depends on
+    """Draw into folder/figures what the folder has data for: learning_curve.png, and for attention that depends on
     positions only head_positions.png (Gaussian heads) or head_maps.png (learned ones)."""
     history, weights, figures = folder / "history.jsonl", folder / "model.safetensors", {}
     if history.is_file() and (lines := history.read_text(encoding="utf-8").splitlines()):
@@ -50,8 +47,8 @@ def learning_curve(history: list[dict[str, Any]]) -> Figure:
     figure = Figure(figsize=(8, 3), layout="constrained")
     panels = figure.subplots(1, 2)
     marker = "o" if len(history) == 1 else ""
+    epochs = [line["epoch"] for line in history]
     for axes, key, title, scale in zip(panels, ("loss", "top1"), ("loss", "accuracy, %"), (1, 100), strict=True):
-        epochs = [line["epoch"] for line in history]
         axes.plot(epochs, [scale * line[key] for line in history], marker=marker, label="training, augmented")
         if held_out := [(line["epoch"], scale * line["validation"][key]) for line in history if "validation" in line]:
             axes.plot(*zip(*held_out, strict=True), marker=marker, label="held out")
@@ -77,8 +74,7 @@ def head_positions(layers: Layers) -> Figure:
     head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale, that of most heads:
     every centre is in the frame, and the contours of the widest heads leave it.
     """
-    columns = min(len(layers), 3)
-    rows = math.ceil(len(layers) / columns)
+    columns, rows = min(len(layers), 3), math.ceil(len(layers) / 3)
     figure = Figure(figsize=(2.1 * columns, 2.3 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]

@@ -17,7 +17,7 @@ AUTO_MAP = {
     "AutoModelForImageClassification": "modeling_sa.SAForImageClassification",
     "AutoBackbone": "modeling_sa.SABackbone",
 }
-DERIVED = (
+DERIVED = {
     "num_classes",
     "num_features",
     "global_pool",
@@ -25,7 +25,7 @@ DERIVED = (
     "label_descriptions",
     "model_args",
     "stage_names",
-)
+}
 
 
 @strict
@@ -69,8 +69,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for key in DERIVED:
-            kwargs.pop(key, None)
+        kwargs = {key: value for key, value in kwargs.items() if key not in DERIVED}
         if self.architecture is None:
             self.architecture = f"sa_{self.attention_type}_cifar"
         self.set_output_features_output_indices(

@@ -110,7 +110,7 @@ class SANet(nn.Module):
         self.blocks = nn.Sequential(*(Block(*sizes, rate, **dd) for rate in drop_path_rates))
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
+        self.head = new_head(embed_dim, num_classes, **dd)
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -169,6 +169,11 @@ class SANet(nn.Module):
         for module in self.modules():
             if reset := getattr(module, "reset_parameters", None):
                 reset()
+
+
+def new_head(dim: int, num_classes: int, **dd: Any) -> nn.Linear | nn.Identity:
+    """The linear map from features to logits; none for 0 classes."""
+    return nn.Linear(dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
 
 
 def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:

@@ -5,7 +5,6 @@ The folder gets its final name only when it is complete, and the previous checkp
 
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,9 @@ def save_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer, counte
 
 
 def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dict[str, Any]:
-    """Load the newest checkpoint of `folder` into the modules and the optimizer, and return its counters.
+    """Load the newest checkpoint of `folder` into modules and optimizer; return its counters, {} if there is none.
 
-    These are empty if there is no checkpoint yet. Raises ValueError if it is damaged or belongs to another model.
+    Raises ValueError if it is damaged or belongs to another model.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
@@ -60,12 +59,12 @@ def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dic
         for name, module in modules.items():
             module.load_state_dict(_under(name, tensors))
     except RuntimeError as error:
-        differences = " ".join(str(error).split())
-        raise ValueError(f"checkpoint: got {newest}, which is of another model: {differences}") from error
-    state: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        reason = " ".join(str(error).split())
+        raise ValueError(f"checkpoint: got {newest}, which is of another model: {reason}") from error
+    state: dict[int, dict[str, Any]] = {}
     for key, value in _under("optimizer", tensors | rest["scalars"]).items():
         number, _, name = key.partition(".")
-        state[int(number)][name] = value
+        state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():

@@ -27,11 +27,10 @@ BATCH_SIZE = 128
 def evaluate(
     model: nn.Module, loader: DataLoader[Any], input_format: InputFormat, accelerator: Accelerator, detail: bool = False
 ) -> Scores:
-    """The scores of a model on a split.
+    """The scores of a model on a split, whose every image counts exactly once, with any number of processes.
 
-    The loader covers the whole split and was prepared by the accelerator; every image counts exactly once, with any
-    number of processes. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
-    (rows: true class). The model keeps its mode, training or evaluation.
+    The loader covers the whole split and was prepared by the accelerator. `detail` adds accuracy per class, calibration
+    error and curve, and the confusion matrix (rows: true class). The model keeps its mode.
     """
     training, parts = model.training, []
     model.eval()
@@ -42,8 +41,7 @@ def evaluate(
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
     model.train(training)
     loss, predicted, probability, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    images = len(loader.dataset)  # type: ignore[arg-type]
-    assert len(true) == images, f"counted {len(true)} images of {images}"
+    assert len(true) == len(loader.dataset), "some images do not count exactly once"  # type: ignore[arg-type]
     correct = predicted == true[:, None]  # (n, 5)
     return Scores(
         top1=float(correct[:, 0].mean()),
@@ -69,10 +67,7 @@ def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, c
 
 
 def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:
-    """Evaluate a model folder or a name on the test split of a data set, in full precision.
-
-    Raises ValueError if model and data differ in their number of classes.
-    """
+    """Evaluate a model on the test split, in full precision. Raises ValueError if the numbers of classes differ."""
     accelerator, source = open_accelerator(), open_source(data)
     network = load_model(model).to(accelerator.device)
     if network.num_classes != len(source.classes):

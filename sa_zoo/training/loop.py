@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.progress import Interrupted, Interruption, Progress
-from sa_zoo.training.run_folder import CHECKPOINTS, write_history
+from sa_zoo.training.progress import Interrupted, Progress
+from sa_zoo.training.run_folder import CHECKPOINTS, record_heads, write_history
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
@@ -67,11 +65,11 @@ class Run:
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
-        self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
+        self.clock = time.perf_counter(), time.process_time()
         self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
         if self.counters.scaler and accelerator.scaler:
             accelerator.scaler.load_state_dict(self.counters.scaler)
-        self.interruption = Interruption()
+        self.signals: list[int] = []  # received, which stop the run after the current step
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
 
     def save(self) -> None:
@@ -87,25 +85,10 @@ class Run:
 
     def train_epoch(self) -> None:
         """Take the remaining steps of the current epoch."""
+        accelerator, train, optim, counters = self.accelerator, self.config.train, self.config.optim, self.counters
+        read_every, first = 1 if accelerator.device.type == "cpu" else READ_EVERY, True
         self.prepared.train()
-        counters, every = self.counters, self.config.train.checkpoint_steps
-        read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self._tick()
-        for _ in self._steps():
-            counters.step += 1
-            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
-            due = every and self._steps_done() % every == 0 and not last
-            if due or last or counters.step % read_every == 0:
-                self._read()
-            if due:
-                self.save()
-        if self.accelerator.num_processes > 1:  # each process has its own statistics of batch norm
-            for module in self.modules.values():
-                distribute_bn(module, self.accelerator.num_processes, reduce=True)
-
-    def _steps(self) -> Iterator[None]:
-        """Take one optimizer step between two yields."""
-        accelerator, train, optim, first = self.accelerator, self.config.train, self.config.optim, True
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
                 factor = learning_rate_factor(self.images_done(), train.batch_size, self.total, optim.warmup)
@@ -118,10 +101,21 @@ class Run:
                     accelerator.clip_grad_norm_(self.model.parameters(), optim.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            if first := accelerator.sync_gradients:
-                if self.ema:
-                    self.ema.update(self.model, step=self._steps_done() + 1)
-                yield
+            first = accelerator.sync_gradients  # the next micro-batch is the first of a step
+            if not first:
+                continue
+            if self.ema:
+                self.ema.update(self.model, step=self._steps_done() + 1)
+            counters.step += 1
+            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
+            due = train.checkpoint_steps and self._steps_done() % train.checkpoint_steps == 0 and not last
+            if due or last or counters.step % read_every == 0:
+                self._read()
+            if due:
+                self.save()
+        if accelerator.num_processes > 1:  # each process has its own statistics of batch norm
+            for module in self.modules.values():
+                distribute_bn(module, accelerator.num_processes, reduce=True)
 
     def _batches(self) -> list[list[int]]:
         """Indices of the images in each remaining micro-batch of this process."""
@@ -143,7 +137,7 @@ class Run:
     def _read(self) -> None:
         """Sum loss and accuracy over processes; stop the run if that was requested or the loss is not finite."""
         counters, seen = self.counters, self.counters.step * self.config.train.batch_size
-        self.unread[2] += self.interruption.requested
+        self.unread[2] += bool(self.signals)
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
@@ -154,18 +148,13 @@ class Run:
         self.progress.show(counters.epoch, self.images_done(), counters.loss_sum / seen, counters.correct / seen)
         if stop:
             self.save()
-            raise Interrupted(
-                f"stopped in epoch {counters.epoch + 1} after step {counters.step} of {self.steps}, "
-                f"and saved in {self.folder}"
-            )
+            where = f"epoch {counters.epoch + 1} after step {counters.step} of {self.steps}"
+            raise Interrupted(f"stopped in {where}, and saved in {self.folder}")
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        kept = newest_checkpoint(self.folder)
-        return FloatingPointError(
-            f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
-            f"{f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
-            f"A lower optim.lr or some optim.clip may help"
-        )
+        newest, step = newest_checkpoint(self.folder), f"epoch {self.counters.epoch + 1}, step {self.counters.step}"
+        kept = f"{newest} is the last good checkpoint" if newest else "there is no checkpoint yet"
+        return FloatingPointError(f"{what} not finite, in {step}; {kept}. Lower optim.lr or set optim.clip")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""
@@ -201,9 +190,8 @@ class Run:
 
     def _tick(self) -> float:
         """Add the time since the last call to the run's, and return it."""
-        now, cpu_now = time.perf_counter(), time.process_time()
-        passed, self.clock = now - self.clock, now
+        before, self.clock = self.clock, (time.perf_counter(), time.process_time())
+        passed, cpu_passed = (new - old for new, old in zip(self.clock, before, strict=True))
         self.counters.seconds += passed
-        self.counters.cpu_seconds += cpu_now - self.cpu_clock
-        self.cpu_clock = cpu_now
+        self.counters.cpu_seconds += cpu_passed
         return passed

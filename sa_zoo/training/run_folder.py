@@ -3,21 +3,20 @@
 - model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
 - train.toml: the effective config
 - history.jsonl: one line per epoch
-- heads.safetensors: the positional parameters at initialization and after every epoch
+- heads.safetensors: the positional parameters at initialization and after every epoch, (epochs + 1, *shape) each
 - metrics.json: what was measured; written after training, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """
 
 import json
-import platform
 import re
 import shutil
-import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save
+from torch import nn
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
 from sa_zoo.model_folder import write_file
@@ -25,6 +24,8 @@ from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
+# Parameters of score terms that depend on positions alone, by their names in state dicts.
+POSITIONAL = re.compile(r"(^|\.)(Delta|spread|alpha|terms\.\d+\.(row|col|w|v|P))$")
 
 
 def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
@@ -57,30 +58,23 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
 
+def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
+    """Write row `epoch` of heads.safetensors, if the model has positional parameters; row 0 is the initialization.
+
+    Later rows are dropped: a resumed run writes them again. Raises ValueError if the file lacks earlier ones.
+    """
+    rows = {name: value.detach().cpu() for name, value in model.named_parameters() if POSITIONAL.search(name)}
+    if not rows:
+        return
+    path = out / "heads.safetensors"
+    earlier = load_file(path) if epoch and path.is_file() else {}
+    known = min(len(earlier.get(name, ())) for name in rows)
+    if known < epoch:
+        raise ValueError(f"{path}: got {known} recorded epochs, expected at least the {epoch} before this one")
+    stacked = {name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()}
+    write_file(path, save(stacked, {"format": "pt"}))
+
+
 def end_run(out: Path, metrics: Metrics) -> None:
     write_metrics(out, metrics)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-
-
-def environment(device: torch.device, processes: int) -> dict[str, str | int]:
-    """Versions and hardware of a measurement."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE)
-    return {
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "timm", "accelerate", "datasets", "numpy")},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu": names[0] if names else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-        "sa_zoo_commit": _commit(),
-    }
-
-
-def _commit() -> str:
-    """The commit of the checkout that this file is in; empty for an installed package."""
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists() or not shutil.which("git"):
-        return ""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True)
-    return found.stdout.strip() if found.returncode == 0 else ""

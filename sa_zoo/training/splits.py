@@ -1,7 +1,4 @@
-"""Train, validation and test splits of a Source, resized for a model.
-
-A small data set is decoded once and kept on the device, a larger one is decoded by worker processes.
-"""
+"""Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
 import math
 import os
@@ -79,10 +76,8 @@ class Decoder:
         if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_color):
             image = image.convert("RGB")
         if (found := len(image.getbands())) != channels:
-            raise ValueError(
-                f"image {row} of the {table} split: got {found} channels (mode {image.mode}), expected {channels}; "
-                f"convert the images, or build the model for them with model.args.in_chans"
-            )
+            got = f"image {row} of the {table} split: got {found} channels (mode {image.mode})"
+            raise ValueError(f"{got}, expected {channels}; convert the images, or set model.args.in_chans")
         if image.size != (width, height):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)

@@ -1,31 +1,30 @@
 """Trains any timm model on any labelled images, and leaves a run folder that timm loads.
 
-What a run computes is a function of its config: a run that was killed and resumed ends, on a CPU, with exactly the
-weights of an uninterrupted one. Two processes follow the curve of one, as batch_size counts images over all of them;
-only randomness inside the model (dropout) and what depends on the micro-batch (mixup, batch norm) differ.
-The last incomplete batch of an epoch is dropped; the next epoch has another order and drops other images.
+What a run computes is a function of its config: one that was killed and resumed on a CPU ends with exactly the weights
+of an uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what
+depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch of each epoch is dropped.
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers.utils.generic import flatten_dict
 
 from sa_zoo.cost import training_macs
-from sa_zoo.metrics import Metrics, Training
+from sa_zoo.metrics import Metrics, Training, environment
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
-from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
+from sa_zoo.training.progress import interruption
+from sa_zoo.training.run_folder import begin_run, check_run, end_run, record_heads
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
@@ -83,7 +82,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
             images_per_second=run.images_per_second(),
             n=len(splits["train"]),
         ),
-        environment=environment(device, accelerator.num_processes),
+        environment=environment(device) | {"processes": accelerator.num_processes},
     )
     if accelerator.is_main_process:
         end_run(out, metrics)
@@ -120,8 +119,10 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     accelerator, train = run.accelerator, run.config.train
     loader = accelerator.prepare(validation.loader(train.batch_size))
     if train.tracker:
-        accelerator.init_trackers(train.tracker, _flat(run.config.model_dump()))
-    with run.interruption, run.progress:
+        # a tracker takes numbers and text only
+        settings = flatten_dict(run.config.model_dump(), delimiter="/").items()
+        accelerator.init_trackers(train.tracker, {k: str(v) if isinstance(v, list | dict) else v for k, v in settings})
+    with interruption() as run.signals, run.progress:
         while run.counters.epoch < train.epochs:
             run.train_epoch()
             scores = None
@@ -129,15 +130,4 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
                 with accelerator.autocast():
                     scores = evaluate(run.averaged, loader, input_format, accelerator)
             record = run.end_epoch(scores)
-            accelerator.log(_flat(record), step=record["epoch"])  # to the tracker, if there is one
-
-
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a/b": 1}; lists become text, as a tracker takes numbers and text only."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = str(value) if isinstance(value, list) else value
-    return flat
+            accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])  # if there is a tracker
