@@ -28,10 +28,12 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0,
 
 
 def write_explorer(folder: Path) -> Path | None:
-    """Write explorer.html into a model folder; None for a network without maps, or with too many for a page.
+    """Write explorer.html into a model folder; None without weights or maps, or with too many maps for a page.
 
     It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
     """
+    if not (folder / "model.safetensors").is_file():
+        return None
     try:
         page = explore_source(str(folder), load_from=f"local-dir:{folder.resolve().name}")
     except ValueError:

@@ -58,6 +58,12 @@ def converted(alpha=1.3, content=False):
     return sa_zoo.convert(cnn, alpha=alpha, content=content, example=pictures())[0]
 
 
+def with_open_gates(model):
+    for layer in model:
+        torch.nn.init.normal_(layer.gate)
+    return model
+
+
 def maps_in_page(browser, layer, query):
     """(N_h, keys)"""
     script = """explorer.maps(arguments[0]).then((maps) => Array.from(
@@ -75,6 +81,7 @@ def page(tmp_path_factory):
 MODELS = {
     **{variant: lambda variant=variant: (network(variant), pictures()) for variant in VARIANTS},
     "converted": lambda: (converted(), pictures()),
+    "converted, content": lambda: (with_open_gates(converted(content=True)), pictures()),
     "converted, hard": lambda: (converted(alpha=46.0), pictures()),
     "test_vit": lambda: (timm.create_model("test_vit", img_size=96).eval(), pictures(96, 96)),
 }
@@ -311,6 +318,13 @@ def test_an_address_from_elsewhere_gives_a_valid_view(fragment, browser, page):
     assert state["query"][0] <= 6
 
 
+def test_the_code_is_copied(browser, page):
+    browser.open(page)
+    browser.driver.find_element("id", "copy").click()
+    assert browser.run("document.getElementById('copy').textContent") == "Copied"
+    assert browser.run("getSelection().toString().includes('attention_layers(model, images)[')")
+
+
 def test_the_view_is_exported_as_svg_and_png(browser, page):
     browser.open(page, "layer=2&query=1,1&pin=5,2")
     browser.driver.find_element("id", "svg").click()
@@ -394,14 +408,21 @@ def test_text_stands_out_and_every_control_has_a_name(scheme, browser, page):
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     browser.open(page)
 
-    def luminance(name):
-        red, green, blue = (int(value, 16) / 255 for value in re.findall("..", browser.run(f"color('--{name}')")[1:]))
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    def color(name):
+        return [int(value, 16) / 255 for value in re.findall("..", browser.run(f"color('--{name}')")[1:])]
+
+    def contrast(text, ground):
+        low, high = sorted((luminance(text), luminance(ground)))
+        return (high + 0.05) / (low + 0.05)
+
+    def luminance(rgb):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for text, ground in itertools.product(("ink", "quiet", "accent"), ("paper", "card")):
-        low, high = sorted((luminance(text), luminance(ground)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+        assert contrast(color(text), color(ground)) >= 4.5, (text, ground)
+    nearest = [0.45 * norm + 0.55 * card for norm, card in zip(color("norm"), color("card"), strict=True)]
+    assert contrast(color("ink"), nearest) >= 4.5, "in the table of distances"
     controls = "button, input, a, [tabindex='0'], [role=img]"
     nodes = browser.driver.find_elements("css selector", controls)
     assert len(nodes) > 25

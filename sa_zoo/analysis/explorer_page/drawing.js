@@ -136,7 +136,7 @@ function kernelPicture(norms, window, largest, labels, marked) {
       const names = labels(row, column);
       const label = names.length > 2 ? `${names[0]} +${names.length - 1}` : names.join(" ");
       const place = { x: x + 0.5, y: y + 0.52, "font-size": Math.min(0.42, 1.3 / Math.max(label.length, 1)) };
-      if (label) picture.append(svg("text", { ...place, class: strength > 0.55 ? "label strong" : "label" }, label));
+      if (label) picture.append(svg("text", { ...place, class: strength > 0.72 ? "label strong" : "label" }, label));
     }),
   );
   if (marked) {

@@ -96,6 +96,13 @@ function onPointer(event) {
   update({ query: key.map((at, axis) => Math.round((at - layer.center[axis]) / layer.stride[axis])) });
 }
 
+/** Select the code, and copy it: unlike the clipboard's interface, this works in a notebook's frame too. */
+function copyCode() {
+  getSelection().selectAllChildren(byId("code"));
+  byId("copy").textContent = document.execCommand("copy") ? "Copied" : "Selected";
+  setTimeout(() => (byId("copy").textContent = "Copy code"), 2000);
+}
+
 function listen() {
   document.addEventListener("keydown", onKey);
   const stage = byId("stage");
@@ -123,7 +130,7 @@ function listen() {
   byId("reset").onclick = () => update({ edits: { ...state.edits, [state.layer]: {} } });
   byId("svg").onclick = () => download(svgBlob(exported()), "attention.svg");
   byId("png").onclick = async () => download(await pngBlob(exported()), "attention.png");
-  byId("copy").onclick = () => navigator.clipboard.writeText(byId("code").textContent);
+  byId("copy").onclick = copyCode;
   byId("file").onchange = (event) => openFile(event.target.files[0]);
   const dropping = (on) => (event) => { event.preventDefault(); document.body.classList.toggle("dropping", on && positionalOnly); };
   document.addEventListener("dragover", dropping(true));

@@ -106,7 +106,7 @@ function fillOverview(table, layers, distances, state, select) {
     const row = html("tr");
     row.append(html("th", { textContent: index + 1, scope: "row", title: layer.name }));
     distances[index].forEach((distance, at) => {
-      const strength = 0.6 / (1 + distance);
+      const strength = 0.45 / (1 + distance);
       const cell = html("td", { textContent: distance.toFixed(1), onclick: () => select(index, at) });
       cell.style.setProperty("--strength", `${Math.round(100 * strength)}%`);
       if (index === state.layer && at === state.head) cell.setAttribute("aria-current", "true");
