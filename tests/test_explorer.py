@@ -13,6 +13,8 @@ from matplotlib.image import imread
 from model_folders import make_run
 from PIL import Image
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
+from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.keys import Keys
 from tiny_runs import tiny_config
 from typer.testing import CliRunner
@@ -138,14 +140,17 @@ def test_keys_move_the_query_and_select(browser, page):
     assert not browser.run("document.getElementById('second').checkVisibility()")
 
 
-def test_dragging_on_the_map_moves_the_query(browser, page):
+@pytest.mark.parametrize("kind", ["mouse", "touch"])
+def test_dragging_on_the_map_moves_the_query(kind, browser, page):
     browser.open(page)
     stage = browser.driver.find_element("css selector", "#stage canvas")
     width, height = stage.size["width"], stage.size["height"]
     cell = width / 5  # 7 x 5 tokens
     start = round(1.5 * cell - width / 2), round(1.5 * cell - height / 2)  # from the middle of the element
-    mouse = ActionChains(browser.driver).move_to_element_with_offset(stage, *start).click_and_hold()
-    mouse.move_by_offset(round(2 * cell), round(3 * cell)).release().perform()
+    action = ActionBuilder(browser.driver, mouse=PointerInput(kind, kind))
+    action.pointer_action.move_to(stage, *start).pointer_down()
+    action.pointer_action.move_to(stage, start[0] + round(2 * cell), start[1] + round(3 * cell)).pointer_up()
+    action.perform()
     browser.settle()
     assert browser.run("explorer.state().query") == [4, 3]
 

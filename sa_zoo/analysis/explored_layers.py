@@ -16,6 +16,9 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
+GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
+# How the page computes the maps of these terms; those of convolutional layers are quadratic, others are stored.
+KINDS = {Quadratic: "quadratic", GeneralizedQuadratic: "generalized", Learned: "learned"}
 FILTERS = 16  # of a CNN's kernel that the page shows
 EPOCHS = 100  # of a training path, besides its start
 PROBES = 7  # queries per axis that distances are averaged over
@@ -23,32 +26,24 @@ PROBES = 7  # queries per axis that distances are averaged over
 
 def numbers(x: Tensor) -> dict[str, Any]:
     """float32 numbers for the page."""
-    return {"shape": list(x.shape), "f4": base64.b64encode(x.detach().float().contiguous().numpy().tobytes()).decode()}
+    content = x.detach().cpu().float().contiguous().numpy().tobytes()
+    return {"shape": list(x.shape), "f4": base64.b64encode(content).decode()}
 
 
 def described(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any]:
     """A layer for the page. `recorded`: positional parameters by epoch, as in heads.safetensors."""
     module = layer.module
-    convolutional = isinstance(module, ConvolutionalAttention)
-    page: dict[str, Any] = {
-        "name": layer.name,
-        "grid": layer.grid,
-        "keys": layer.keys,
-        "stride": layer.stride,
-        "center": layer.center,
-        "padding": layer.padding,
-        "image": layer.image,
-        "heads": layer.heads,
-        "distance": numbers(mean_distance(layer)),
-        "converted": convolutional,
+    page: dict[str, Any] = {name: getattr(layer, name) for name in GEOMETRY} | {
+        "distance": numbers(mean_distance(layer))
     }
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
-    term = module.terms[0] if isinstance(module, Attention) and len(module.terms) == 1 else None
-    source, prefix = (module, layer.name) if term is None else (term, f"{layer.name}.terms.0")
-    kind = _kind(source) if layer.positional else ""
-    page["kind"] = kind or "stored"
-    if kind:
+    source, prefix, kind = module, layer.name, "quadratic" if isinstance(module, ConvolutionalAttention) else "stored"
+    if isinstance(module, Attention) and len(module.terms) == 1:
+        source, prefix = module.terms[0], f"{layer.name}.terms.0"
+        kind = KINDS.get(type(source), "stored")
+    page["kind"] = kind = kind if layer.positional else "stored"
+    if kind != "stored":
         own = {name: value.detach() for name, value in source.state_dict().items()}
         path = {name: recorded[key] for name in own if (key := f"{prefix}.{name}") in recorded}
         page["parameters"] = _packed(_parameters(kind, own))
@@ -64,7 +59,7 @@ def described(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any
             "gram": numbers(torch.einsum("ohi,ogi->hg", W, W)),  # (N_h, N_h): norms of any sum of value matrices
         }
     if isinstance(module, ConvolutionalAttention):
-        page |= {"kernel": list(module.kernel_size), "dilation": list(module.dilation), "filters": _filters(module)}
+        page |= {"kernel": list(module.kernel_size), "filters": _filters(module)}
     return page
 
 
@@ -72,7 +67,7 @@ def stored(P: Tensor) -> dict[str, Any]:
     """Maps (N_h, T_queries, T_keys) in steps of 1/255 of the maximum of each query."""
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
-    packed = base64.b64encode(zlib.compress(steps.numpy().tobytes(), 9)).decode()
+    packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
     return {"shape": list(P.shape), "zlib": packed, "largest": numbers(largest)}
 
 
@@ -92,15 +87,8 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     for query in ((down, across) for down in places[0] for across in places[1]):
         down, across = layer.standing(query)
         distance = torch.hypot((rows - down)[:, None], (columns - across)[None, :])
-        means.append((layer.at(query) * distance).sum(dim=(-2, -1)).reshape(-1, layer.heads).mean(dim=0))
+        means.append((layer.at(query).cpu() * distance).sum(dim=(-2, -1)).reshape(-1, layer.heads).mean(dim=0))
     return torch.stack(means).mean(dim=0)
-
-
-def _kind(source: nn.Module) -> str:
-    """How the page computes maps from the parameters of a term or a convolutional layer; empty if it cannot."""
-    if isinstance(source, (Quadratic, ConvolutionalAttention)):
-        return "quadratic"
-    return "generalized" if isinstance(source, GeneralizedQuadratic) else "learned" * isinstance(source, Learned)
 
 
 def _parameters(kind: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ def explore(
     source: str = "",
     recorded: Mapping[str, Tensor] | None = None,
 ) -> Page:
-    """A page in which to explore the attention of a network.
+    """A page in which to explore the attention of a network, which is put in eval mode.
 
     Args:
         model: a model of this package, or a vision transformer of timm.
@@ -75,7 +75,7 @@ def explore(
         names = list(pictures)
     else:
         names = [f"image {number}" for number in range(1, len(images) + 1)]
-    layers = attention_layers(model, images)
+    layers = attention_layers(model, images.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
     pages = [described(layer, recorded or {}) for layer in layers]
     data: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> 
 def _shown(images: Tensor, expected: dict[str, Any]) -> list[str]:
     """The pictures that a model sees, as base64 of PNG: the inverse of its normalization, of at most 3 channels."""
     mean, std = (torch.tensor(expected[key]).view(-1, 1, 1) for key in ("mean", "std"))
-    pixels = (images * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+    pixels = (images.cpu() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
     encoded = []
     for picture in pixels[:, [0] if pixels.shape[1] < 3 else [0, 1, 2]]:
         content = BytesIO()

@@ -106,7 +106,7 @@ function snippetOf(data, state, layer) {
   const lines = ["import timm", "import torch", "", "import sa_zoo  # registers the names with timm"];
   lines.push("from sa_zoo.analysis.maps import attention_layers", "", model, images);
   const edits = positional ? Object.entries(state.edits[state.layer] ?? {}) : [];
-  const place = `model.get_submodule(${JSON.stringify(layer.name)})${layer.converted ? "" : ".terms[0]"}`;
+  const place = `model.get_submodule(${JSON.stringify(layer.name)})${layer.filters ? "" : ".terms[0]"}`;
   if (positional && state.epoch !== null) {
     lines.push("", "from safetensors.torch import load_file", "");
     lines.push(`path = load_file("heads.safetensors")  # of the run: one row per epoch, the first before training`);
@@ -118,7 +118,7 @@ function snippetOf(data, state, layer) {
     if (!sharpness || sharpness === 1) continue;
     const factor = sharpness.toPrecision(6);
     if (layer.kind === "learned") lines.push(`    heads.v[${head}] *= ${factor}`, `    heads.w[${head}] *= ${factor}`);
-    else if (layer.converted) lines.push(`    heads.alpha[${head}] *= ${factor}`);
+    else if (layer.filters) lines.push(`    heads.alpha[${head}] *= ${factor}`);
     else lines.push(`    heads.spread[${head}] *= ${factor} ** 0.5  # alpha = spread ** 2 / 2`);
   }
   const shape = `${positional ? "" : "B, "}${layer.heads}, ${layer.keys.join(", ")}`;

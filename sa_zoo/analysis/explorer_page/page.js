@@ -109,7 +109,12 @@ function captionOf(layer, { query, maps }) {
 
 function renderChoices(layer) {
   byId("head-number").textContent = `${state.head + 1} of ${layer.heads}, layer ${state.layer + 1}`;
-  const press = (id, chosen) => [...byId(id).children].forEach((button, at) => button.setAttribute("aria-pressed", at === chosen));
+  const press = (id, chosen) => {
+    const [strip, button] = [byId(id), byId(id).children[chosen]];
+    if (button.ariaPressed === "true") return;
+    for (const other of strip.children) other.ariaPressed = String(other === button);
+    strip.scrollLeft = button.offsetLeft - strip.offsetLeft - strip.clientWidth / 2;
+  };
   press("images", state.image);
   press("layers", state.layer);
   byId("pin").setAttribute("aria-pressed", Boolean(state.pin));
