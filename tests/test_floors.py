@@ -22,6 +22,7 @@ FLOORS = [
     {"training", "publishing", "analysis"},
     {"pages"},
     {"fit"},
+    {"catalogue"},
     {"__init__", "cli"},
     {"__main__"},
 ]

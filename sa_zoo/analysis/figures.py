@@ -1,4 +1,4 @@
-"""Learning curves of a model folder, and where its heads look, after Figures 3 and 4 of arXiv:1911.03584."""
+"""Learning curves and errors of a model, and where its heads look, after Figures 3 and 4 of arXiv:1911.03584."""
 
 import json
 import math
@@ -10,10 +10,11 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from timm.utils import natural_key
 
-from sa_zoo.model_folder import write_file
+from sa_zoo.metrics import read_metrics
+from sa_zoo.model_folder import read_json, write_file
 
 # Radius, in standard deviations, of the contour that encloses a share of a Gaussian in the plane -> line style.
 CONTOURS = {math.sqrt(-2 * math.log(1 - share)): style for share, style in ((0.5, "solid"), (0.9, "dotted"))}
@@ -23,16 +24,21 @@ Layers = list[dict[str, np.ndarray]]
 
 
 def draw_figures(folder: Path) -> list[Path]:
-    """Draw into folder/figures what the folder has data for: learning_curve.png, and for attention that depends on
-    positions only head_positions.png (Gaussian heads) or head_maps.png (learned ones)."""
+    """Draw what the folder has data for into folder/figures: learning_curve.png, confusion_matrix.png, reliability.png,
+    and for attention by positions only, head_positions.png (Gaussian heads) or head_maps.png (learned ones).
+    """
     history, weights, figures = folder / "history.jsonl", folder / "model.safetensors", {}
     if history.is_file() and (lines := history.read_text(encoding="utf-8").splitlines()):
         figures["learning_curve"] = learning_curve([json.loads(line) for line in lines])
-    tensors = load_file(weights) if weights.is_file() else {}
+    tensors = {key: value.float().numpy() for key, value in load_file(weights).items()} if weights.is_file() else {}
     if gaussian := layers_of(tensors, ("Delta", "spread")):
         figures["head_positions"] = head_positions(gaussian)
     elif learned := layers_of(tensors, ("row", "col", "w", "v")):
         figures["head_maps"] = head_maps(learned)
+    if (test := read_metrics(folder).test) and test.confusion_matrix and test.calibration_curve:
+        names = read_json(folder / "config.json").get("label_names") or range(len(test.confusion_matrix))
+        figures["confusion_matrix"] = confusion_matrix(test.confusion_matrix, [str(name) for name in names])
+        figures["reliability"] = reliability(**test.calibration_curve)
     drawn = []
     for name, figure in figures.items():
         (folder / "figures").mkdir(exist_ok=True)
@@ -57,6 +63,32 @@ def learning_curve(history: list[dict[str, Any]]) -> Figure:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False)
+    return figure
+
+
+def confusion_matrix(counts: list[list[int]], names: list[str]) -> Figure:
+    """Images by true class (rows) and predicted class (columns), with their numbers up to 20 classes."""
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(np.sqrt(counts), cmap="Blues")
+    if len(names) <= 20:
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        for (true, predicted), count in np.ndenumerate(counts):
+            colour = "white" if true == predicted else "black"
+            axes.text(predicted, true, str(count), ha="center", va="center", fontsize="small", color=colour)
+    axes.set(xlabel="predicted", ylabel="true")
+    return figure
+
+
+def reliability(confidence: list[float], accuracy: list[float]) -> Figure:
+    """Accuracy of the images in each interval of confidence, against their mean confidence."""
+    figure = Figure(figsize=(3.5, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
+    axes.plot(confidence, accuracy, marker="o")
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.grid(alpha=0.3)
     return figure
 
 

@@ -16,6 +16,7 @@ from torchvision.ops import StochasticDepth
 from .attention import Attention
 
 _logger = logging.getLogger(__name__)
+Terms = tuple[type[nn.Module], ...]  # classes of score terms that are added up
 
 
 class Block(nn.Module):
@@ -28,7 +29,7 @@ class Block(nn.Module):
         dim: int,
         num_heads: int,
         hidden_dim: int,
-        terms: tuple[type[nn.Module], ...],
+        terms: Terms,
         grid: tuple[int, int],
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
@@ -66,7 +67,7 @@ class SANet(nn.Module):
     """Self-attention network for images; the defaults are the paper's CIFAR models.
 
     Args:
-        terms: classes of score terms (terms.py), the same in all blocks.
+        terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
@@ -79,7 +80,7 @@ class SANet(nn.Module):
 
     def __init__(
         self,
-        terms: tuple[type[nn.Module], ...],
+        terms: tuple[Terms, ...],
         img_size: int | tuple[int, int] = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -105,9 +106,14 @@ class SANet(nn.Module):
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
-        sizes = (embed_dim, num_heads, hidden_dim, terms, grid, proj_drop_rate, attn_drop_rate)
+        sizes, drops = (embed_dim, num_heads, hidden_dim), (proj_drop_rate, attn_drop_rate)
         drop_path_rates = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
-        self.blocks = nn.Sequential(*(Block(*sizes, rate, **dd) for rate in drop_path_rates))
+        self.blocks = nn.Sequential(
+            *(
+                Block(*sizes, terms_of_block(terms, index, depth), grid, *drops, rate, **dd)
+                for index, rate in enumerate(drop_path_rates)
+            )
+        )
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_head(embed_dim, num_classes, **dd)
@@ -169,6 +175,11 @@ class SANet(nn.Module):
         for module in self.modules():
             if reset := getattr(module, "reset_parameters", None):
                 reset()
+
+
+def terms_of_block(terms: tuple[Terms, ...], index: int, depth: int) -> Terms:
+    """The group of score terms of a block; the `depth` blocks are divided equally among the groups."""
+    return terms[index * len(terms) // depth]
 
 
 def new_head(dim: int, num_classes: int, **dd: Any) -> nn.Linear | nn.Identity:
