@@ -175,6 +175,20 @@ def add_run(
 
 
 @app.command()
+def explore(
+    model: Annotated[str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")],
+    images: Annotated[int, typer.Option(help="Show so many test images of the run's data.", min=0)] = 0,
+    image: Annotated[list[Path] | None, typer.Option(help="Show this picture; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("explorer.html"),
+) -> None:
+    """Write a page in which to explore the attention of a model, offline; without images, with two photographs."""
+    from sa_zoo.pages import explore_source
+
+    page = explore_source(model, image, images).save(out)
+    typer.echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
+
+
+@app.command()
 def publish(
     folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model, or of many such folders.")],
     repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")] = "",

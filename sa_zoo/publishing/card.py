@@ -123,6 +123,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],
+        "explorer": (folder / "explorer.html").is_file(),
     }
 
 

@@ -12,10 +12,10 @@ from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
-MEASURED = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors")
-RECORDS = (*MEASURED, "figures/*.png", "results/*.json", "check.json")
+RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors", "check.json", "results/*.json")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
-PUBLISHED = REQUIRED + OPTIONAL + RECORDS
+SHOWN = ("figures/*.png", "explorer.html")
+PUBLISHED = REQUIRED + OPTIONAL + RECORDS + SHOWN
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
