@@ -10,6 +10,7 @@ from sa_zoo.metrics import Metrics
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
+from sa_zoo.untrusted import checked
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -22,6 +23,7 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
 
 def finish_folder(folder: Path) -> None:
     """Add to a folder that timm loads what transformers needs, and the card with its figures."""
-    export_for_transformers(folder)
-    draw_figures(folder)
-    write_card(folder)
+    with checked(f"local-dir:{folder}"):
+        export_for_transformers(folder)
+        draw_figures(folder)
+        write_card(folder)

@@ -19,6 +19,8 @@ from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
 from torch import nn
 
+from sa_zoo.untrusted import checked
+
 
 def write_file(path: Path, content: bytes | str) -> Path:
     """Write a file atomically and durably: it has the new content or the old one, also after a power failure.
@@ -111,7 +113,8 @@ def load_model(source: str) -> nn.Module:
         check_name(source, "a model folder or a timm name")
     elif kind == "local-dir" and not (Path(name) / "config.json").is_file():
         raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json in it")
-    return build_model(source, pretrained=True, model_name=source)
+    with checked(source):
+        return build_model(source, pretrained=True, model_name=source)
 
 
 def check_name(name: str, expected: str = "a timm name") -> None:
@@ -142,3 +145,7 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
         if isinstance(error, RuntimeError) and ("state_dict" in message or "inconsistent" in message):
             raise ValueError(f"weights: got those of another model in {source}: {message}") from error
         raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
+    except Exception as error:  # what a config.json of somebody else can lead to has no bounds
+        if ":" not in source or isinstance(error, ValueError):
+            raise
+        raise ValueError(f"model: got {source}, which cannot be built: {type(error).__name__}: {error}") from error

@@ -84,6 +84,7 @@ def poison(values: dict[str, np.ndarray]) -> None:
     values["head.bias"][0] = np.nan
 
 
+BIAS = "blocks.0.fc1.bias"
 OVERLAP = {
     "a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]},
     "b": {"dtype": "F32", "shape": [8], "data_offsets": [16, 48]},
@@ -107,23 +108,29 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a checkpoint path": (change_config(model_args__checkpoint_path="/etc/passwd"), "checkpoint_path"),
     "a cache folder": (change_config(model_args__cache_dir="/tmp/evil"), "cache_dir"),
     "a nested configuration": (change_config(model_args__pretrained_cfg={"url": "x"}), "pretrained_cfg"),
-    "a billion parameters": (change_config(model_args__hidden_dim=2_500_000), "hidden_dim|parameters|1,?048,?576"),
-    "a billion parameters in small steps": (change_config(model_args__hidden_dim=1_000_000), "parameters"),
+    "a billion parameters": (change_config(model_args__hidden_dim=2_500_000), "2500000"),
+    "a billion parameters in small steps": (
+        change_config(model_args__embed_dim=3_000, model_args__hidden_dim=50_000),
+        "parameters",
+    ),
     "a million layers": (change_config(model_args__depth=1_000_000), "parameters"),
     "a huge grid": (
         change_config(architecture="sa_learned_cifar", model_args__img_size=1_000_000),
-        "parameters|img_size",
+        "parameters|img_size|weights",
     ),
     "a huge input": (change_config(pretrained_cfg__input_size=[3, 1_000_000, 1_000_000]), "input_size"),
     "a tiny crop": (change_config(pretrained_cfg__crop_pct=1e-9), "crop_pct"),
     "NaN": (change_config(pretrained_cfg__mean=[float("nan"), 0.5, 0.5]), "NaN"),
     "infinity": (change_config(pretrained_cfg__crop_pct=float("inf")), "Infinity"),
     "a number that overflows": (config_text('{"architecture": "sa_quadratic_cifar", "x": 1e999}'), "1e999"),
-    "a number of many digits": (config_text('{"architecture": "sa_quadratic_cifar", "x": 1%s}' % ("0" * 9000)), "number"),
+    "a number of many digits": (
+        config_text('{"architecture": "sa_quadratic_cifar", "x": 1%s}' % ("0" * 9000)),
+        "number",
+    ),
     "a deviation of zero": (change_config(pretrained_cfg__std=[0, 0, 0]), "std"),
     "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
     "an unknown interpolation": (change_config(pretrained_cfg__interpolation="evil"), "interpolation"),
-    "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim|TypeError"),
+    "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim|model.args"),
     "a negative size": (change_config(model_args__embed_dim=-7), "sa_zoo|negative|local-dir"),
     "a list for a table": (change_config(model_args=[1, 2]), "model_args"),
     "a list for a configuration": (change_config(pretrained_cfg=[1]), "pretrained_cfg"),
@@ -131,10 +138,16 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no JSON": (config_text(b"\x80\x04\x95evil"), "config.json"),
     "no object": (config_text("[]"), "config.json"),
     "an empty file": (config_text(""), "config.json"),
-    "wrong shapes": (tensors(lambda values: values.update({"head.weight": np.zeros((3, 5), np.float32)})), "weights"),
-    "a missing tensor": (tensors(lambda values: values.pop("head.bias")), "weights"),
+    "wrong shapes": (
+        tensors(lambda values: values.update({"blocks.0.fc1.weight": np.zeros((3, 5), np.float32)})),
+        "weights",
+    ),
+    "a missing tensor": (tensors(lambda values: values.pop(BIAS)), "weights"),
     "a strange tensor": (tensors(lambda values: values.update(evil=np.zeros(7, np.float32))), "weights"),
-    "a number without dimensions": (tensors(lambda values: values.update({"head.bias": np.float32(1).reshape(())})), "weights"),
+    "a number without dimensions": (
+        tensors(lambda values: values.update({BIAS: np.array(1, np.float32)})),
+        "weights",
+    ),
     "NaN weights": (tensors(poison), "head.bias.*NaN|NaN.*head.bias"),
     "overlapping offsets": (weights(lambda _: header(OVERLAP)), "weights"),
     "offsets behind the end": (
@@ -172,6 +185,7 @@ def encoded(mode: str, kind: str, **options: Any) -> bytes:
 
 
 BROKEN = encoded("RGB", "PNG")
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n"
 FRAMES = [Image.new("RGB", (11, 7), color) for color in ("red", "blue")]
 # name -> (file name, content, what the message has to say; empty: read like any other image)
 IMAGES: dict[str, tuple[str, bytes, str]] = {
@@ -182,7 +196,11 @@ IMAGES: dict[str, tuple[str, bytes, str]] = {
     "a truncated JPEG": ("x.jpg", encoded("RGB", "JPEG")[:-40], "image 0 of the train split"),
     "a decompression bomb": ("x.png", png(60_000, 60_000, b"\0" * 1000), "image 0 of the train split.*bomb"),
     "a header that promises too much": ("x.png", png(5000, 5000, b"\0" * 10), "image 0 of the train split"),
-    "a PostScript program": ("x.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n", "image 0 of the train split"),
+    "a PostScript program": (
+        "x.png",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n",
+        "image 0 of the train split",
+    ),
     "CMYK": ("x.jpg", encoded("CMYK", "JPEG"), r"image 0 of the train split: got 4 channels \(mode CMYK\)"),
     "16 bits": ("x.png", encoded("I;16", "PNG"), "image 0 of the train split: got mode I"),
     "32 bits": ("x.tiff", encoded("I", "TIFF"), "image 0 of the train split: got mode I"),

@@ -65,6 +65,9 @@ def published_files(content: bytes) -> dict[str, dict[str, str]] | None:
 def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     """The files to publish, sorted by path; `card` replaces README.md."""
     paths = [path for pattern in REQUIRED + OPTIONAL for path in folder.glob(pattern) if path.is_file()]
+    for path in paths:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"got {path}, a link to {path.resolve()}, expected files inside of the folder")
     manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     if card is not None:
         manifest["README.md"] = card.encode()

@@ -23,6 +23,7 @@ from sa_zoo.publishing.folder import (
     with_list,
 )
 from sa_zoo.publishing.remote import Refused, Remote
+from sa_zoo.untrusted import checked
 
 
 def publish(
@@ -48,8 +49,9 @@ def publish(
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
     check_complete(folder)
-    manifest = with_list(read_manifest(folder, published_card(folder, repo_id)))
-    logits = check_folder(folder, manifest)
+    with checked(f"local-dir:{folder}"):
+        manifest = with_list(read_manifest(folder, published_card(folder, repo_id)))
+        logits = check_folder(folder, manifest)
     remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
     print(f"{folder} -> {remote.url}" + (" (private)" if private else "") + (f", tag {tag}" if tag else ""))
     for name, content in manifest.items():
@@ -70,13 +72,7 @@ def publish(
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
     commit = remote.head()
-    listed, others = remote.others(commit)
-    if not merge and (found := sorted(others & manifest.keys() if listed else others)):
-        raise Refused(
-            f"got {remote.url}, which holds {', '.join(found)}, expected an empty repository or one that sa_zoo "
-            "published: nothing was changed; choose a new --repo-id, or add --merge to replace files of these names: "
-            f"{', '.join(sorted(others & manifest.keys())) or 'none'}; all others stay"
-        )
+    others = _others(remote, commit, manifest, merge)
     if remote.differences(commit, manifest, others):
         commit = remote.commit(manifest, commit, others)
         if differences := remote.differences(commit, manifest, others):
@@ -91,6 +87,19 @@ def publish(
             raise Refused(f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: choose a new tag")
     print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
     return commit
+
+
+def _others(remote: Remote, commit: str, manifest: Manifest, merge: bool) -> set[str]:
+    """Files of a commit that are not from here. Raises Refused if they are in the way, unless `merge` is on."""
+    listed, others = remote.others(commit)
+    same = sorted(others & manifest.keys())
+    if not merge and (found := same if listed else sorted(others)):
+        raise Refused(
+            f"got {remote.url}, which holds {', '.join(found)}, expected an empty repository or one that sa_zoo "
+            f"published: nothing was changed; choose a new --repo-id, or add --merge, which replaces "
+            f"{', '.join(same) or 'none of its files'} and keeps all others"
+        )
+    return others
 
 
 def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: torch.Tensor) -> None:
