@@ -32,7 +32,8 @@ def _known(name: str) -> str:
 
 
 Architecture = Annotated[str, AfterValidator(_known)]
-Channels, Side = Annotated[int, Field(ge=1, le=4)], Annotated[int, Field(ge=1, le=1024)]
+Channels = Annotated[int, Field(ge=1, le=4)]
+Side = Annotated[int, Field(ge=1, le=1024)]
 Nothing = Literal[None, False, ""]  # for a key by which timm would take something from elsewhere
 
 
@@ -58,7 +59,6 @@ class Pretrained(BaseModel):
     url: Nothing = None
     file: Nothing = None
     state_dict: Nothing = None
-    hf_hub_id: Nothing = None
     hf_hub_filename: Nothing = None
     custom_load: Nothing = None
 
@@ -94,7 +94,7 @@ def checked(source: str) -> Iterator[None]:
         except OSError as error:
             raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
     if missing := [file for file in FILES if not (folder / file).is_file()]:
-        raise FileNotFoundError(f"weights: got {source} without {', '.join(missing)}, expected a model folder")
+        raise FileNotFoundError(f"weights: got none from {source}, which lacks {', '.join(missing)}")
     check_config(folder / "config.json")
     with at_most(max(PARAMETERS, 8 * check_weights(folder / "model.safetensors"))):
         yield

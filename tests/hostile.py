@@ -102,7 +102,6 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         "hf-hub:evil/model",
     ),
     "weights at a URL": (change_config(pretrained_cfg__url="http://127.0.0.1:9/x.bin"), "url"),
-    "weights in another repository": (change_config(pretrained_cfg__hf_hub_id="evil/model"), "hf_hub_id"),
     "another file of weights": (change_config(pretrained_cfg__hf_hub_filename="evil.bin"), "hf_hub_filename"),
     "custom loading": (change_config(pretrained_cfg__custom_load="hf"), "custom_load"),
     "a checkpoint path": (change_config(model_args__checkpoint_path="/etc/passwd"), "checkpoint_path"),

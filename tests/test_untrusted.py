@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from hostile import FOLDERS, IMAGES
+from hostile import FOLDERS, IMAGES, change_config
 from model_folders import make_run
 from PIL import Image
 from tiny_runs import image_folder, parquet_folder
@@ -63,6 +63,7 @@ def test_a_hostile_folder_is_refused_with_a_clear_error(folder, monkeypatch, att
 
 
 def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
+    change_config(pretrained_cfg__hf_hub_id="evil/model")(folder)  # where it came from; the weights are the folder's
     assert load_model(str(folder)).num_classes == 10
     model = create_model(ModelConfig(name="sa_quadratic_cifar", init=f"local-dir:{folder}"), 7)
     assert model.num_classes == 7 and torch.equal(
