@@ -53,9 +53,10 @@ def main() -> None:
         single[kinds if " + " not in kinds else "several kinds at once", outcome] += count
     record(
         "hub",
-        "Publish a folder to a Hub over HTTP through random faults, then again without. After each attempt main holds "
-        "the old or the new revision completely, commits of others stay, tags are on complete revisions only, local "
-        "files are unchanged; the second attempt finishes the job, or refuses a repository that others filled first.",
+        "Publish a folder to a Hub over HTTP through random faults; if that fails, again without. After each attempt "
+        "main holds the old or the new revision completely, commits of others stay, tags are on complete revisions "
+        "only, local files are unchanged; the second attempt finishes the job, or refuses a repository that others "
+        "filled first.",
         f"python scripts/prove_hub.py --runs {runs}",
         [(kinds, count, f"first attempt: {outcome}") for (kinds, outcome), count in sorted(single.items())],
         lost,
