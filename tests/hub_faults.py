@@ -96,7 +96,7 @@ def bytes_of(folder: Path) -> Files:
 
 
 def trial(seed: int, finished_run: Path, place: Path) -> Trial:
-    """Publish a second revision, or a first one, through faults that `seed` chooses; if that fails, again without any."""
+    """Publish a second revision, or a first one, through faults that `seed` chooses; then, if that fails, without."""
     chance = random.Random(seed)
     run = Path(shutil.copytree(finished_run, place / f"run-{seed}"))
     first = with_list(read_manifest(run, card_of(finished_run))) if chance.random() < 0.7 else None
