@@ -145,7 +145,3 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
         if isinstance(error, RuntimeError) and ("state_dict" in message or "inconsistent" in message):
             raise ValueError(f"weights: got those of another model in {source}: {message}") from error
         raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
-    except Exception as error:  # what a config.json of somebody else can lead to has no bounds
-        if ":" not in source or isinstance(error, ValueError):
-            raise
-        raise ValueError(f"model: got {source}, which cannot be built: {type(error).__name__}: {error}") from error

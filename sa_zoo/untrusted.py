@@ -96,8 +96,13 @@ def checked(source: str) -> Iterator[None]:
     if missing := [file for file in FILES if not (folder / file).is_file()]:
         raise FileNotFoundError(f"weights: got none from {source}, which lacks {', '.join(missing)}")
     check_config(folder / "config.json")
-    with at_most(max(PARAMETERS, 8 * check_weights(folder / "model.safetensors"))):
-        yield
+    try:
+        with at_most(max(PARAMETERS, 8 * check_weights(folder / "model.safetensors"))):
+            yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # what else a file of somebody can lead to has no bounds
+        raise ValueError(f"model: got {source}, which cannot be used: {type(error).__name__}: {error}") from error
 
 
 def check_config(path: Path) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from fuzz_targets import TARGETS, changed_config
-from hypothesis import settings
+from fuzz_targets import CHANGES, TARGETS, load_changed
+from hypothesis import given, settings
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -16,4 +16,4 @@ def test_what_fuzzing_found_is_read_or_refused(name):
 
 
 def test_random_values_in_a_configuration_are_loaded_or_refused():
-    settings(max_examples=60, derandomize=True, database=None, deadline=None)(changed_config)()
+    settings(max_examples=60, derandomize=True, database=None, deadline=None)(given(CHANGES)(load_changed))()

@@ -186,6 +186,23 @@ def test_an_archive_of_images_writes_nothing_outside(tmp_path, monkeypatch):
     assert not (tmp_path / "absolute.png").exists() and not (tmp_path / "escaped.png").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.toml", "model = 7\n"),
+        ("train.toml", "a = " + "[" * 100_000),
+        ("metrics.json", '{"test": {"top1": "high"}}'),
+        ("history.jsonl", '{"epoch": "one"}\n'),
+        ("history.jsonl", "[" * 100_000),
+    ],
+)
+def test_other_files_of_a_hostile_folder_are_refused_too(folder, name, content):
+    (folder / name).write_text(content)
+    result = CliRunner().invoke(app, ["card", str(folder)])
+    assert result.exit_code == 1 and "error: " in result.stderr, result.exception
+    assert not (folder / "README.md").exists()
+
+
 def test_links_out_of_a_model_folder_are_not_published(folder, tmp_path):
     (tmp_path / "secret").write_text("a diary")
     (folder / "LICENSE").symlink_to(tmp_path / "secret")
