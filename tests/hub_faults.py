@@ -106,6 +106,8 @@ def trial(seed: int, finished_run: Path, place: Path) -> Trial:
     try:
         outcomes = [attempt(run, hub.url)]
         broken = kept(hub, first, second)
+        if outcomes[0].startswith("traceback"):
+            broken.append(outcomes[0])
         kinds = hub.happened()
         hub.faults, hub.before = [], {}
         if outcomes[0] != "published":

@@ -76,7 +76,8 @@ class Remote:
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
-        self.api.create_repo(self.repo_id, private=private, exist_ok=True)
+        if not self.api.repo_exists(self.repo_id):  # exist_ok would hide why a Hub refuses one that exists
+            self.api.create_repo(self.repo_id, private=private)
         if private and not self.api.model_info(self.repo_id).private:
             raise PermissionError(f"{self.url} is already public, expected private: change that or choose a new name")
 
