@@ -196,6 +196,7 @@ def publish(
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Publish next to other work; replace equal names.")] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish
@@ -206,7 +207,7 @@ def publish(
     if not models:
         raise ValueError(f"folder: got {folder} without folders of trained models in it, expected model_cards")
     for model in models:
-        publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry_run)
+        publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry_run, merge)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from sa_zoo.pages import write_explorer
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
+from sa_zoo.untrusted import checked
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -23,7 +24,8 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
 
 def finish_folder(folder: Path) -> None:
     """Add to a folder that timm loads what transformers needs, its figures and explorer, and the card."""
-    export_for_transformers(folder)
-    draw_figures(folder)
-    write_explorer(folder)
-    write_card(folder)
+    with checked(f"local-dir:{folder}"):
+        export_for_transformers(folder)
+        draw_figures(folder)
+        write_explorer(folder)
+        write_card(folder)
