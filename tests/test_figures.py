@@ -198,8 +198,8 @@ def test_contours_hold_the_share_of_attention_that_they_claim(general):
     spread = np.array([[[1.3, 0.4], [-0.2, 0.7]]]) if general else np.array([0.7])
     S = spread[0] if general else spread[0] * np.eye(2)
     drawn = random.multivariate_normal(Delta[0], np.linalg.inv(S @ S.T), size=20_011)[:, ::-1]  # (column, row)
-    centre, *contours = head_positions([{"Delta": Delta, "spread": spread}]).axes[0].get_lines()
-    assert centre.get_xydata().tolist() == [[-3.0, 2.0]]
+    center, *contours = head_positions([{"Delta": Delta, "spread": spread}]).axes[0].get_lines()
+    assert center.get_xydata().tolist() == [[-3.0, 2.0]]
     inside = [contour.get_path().contains_points(drawn).mean() for contour in contours]
     assert inside == pytest.approx([0.5, 0.9], abs=0.01)
 

@@ -21,7 +21,7 @@ MOST, WIDEST = 0.5, 20  # share of the heads whose contours fit into a figure, i
 Layers = Sequence[dict[str, np.ndarray]]
 
 
-def head_colours(heads: int) -> np.ndarray:
+def head_colors(heads: int) -> np.ndarray:
     """Colours that people with color vision deficiencies tell apart, up to ten; more heads share a gradient."""
     return np.asarray(color_sequences["petroff10"] if heads <= 10 else colormaps["viridis"](np.linspace(0, 0.9, heads)))
 
@@ -38,11 +38,11 @@ def head_positions(layers: Layers) -> Figure:
     widest = np.quantile(np.concatenate([np.abs(each).max((1, 2, 3)) for each in contours]), MOST)
     figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
-        for head, (at, colour) in enumerate(zip(layer["Delta"], head_colours(len(layer["Delta"])), strict=False)):
-            axes.plot(at[1], at[0], ".", color=colour, markersize=5)
-            axes.annotate(str(head + 1), at[::-1], (2, 2), textcoords="offset points", fontsize=7, color=colour)
+        for head, (at, color) in enumerate(zip(layer["Delta"], head_colors(len(layer["Delta"])), strict=False)):
+            axes.plot(at[1], at[0], ".", color=color, markersize=5)
+            axes.annotate(str(head + 1), at[::-1], (2, 2), textcoords="offset points", fontsize=7, color=color)
             for curve, style in zip(curves[head], CONTOURS.values(), strict=True):
-                axes.plot(curve[1], curve[0], linestyle=style, color=colour, linewidth=1)
+                axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure
 
 
@@ -54,12 +54,12 @@ def head_paths(layers: Layers) -> Figure:
     figure, panels = _panels(len(layers), 1 + max(np.abs(layer["Delta"]).max() for layer in layers))
     for axes, layer in zip(panels, layers, strict=True):
         paths = layer["Delta"].transpose(1, 2, 0)  # (N_h, 2, epochs + 1)
-        for head, ((down, across), colour) in enumerate(zip(paths, head_colours(len(paths)), strict=False)):
-            axes.plot(across, down, "-", color=colour, linewidth=1)
-            axes.plot(across[0], down[0], "o", color=colour, markersize=4, fillstyle="none")
-            axes.plot(across[-1], down[-1], "o", color=colour, markersize=4)
+        for head, ((down, across), color) in enumerate(zip(paths, head_colors(len(paths)), strict=False)):
+            axes.plot(across, down, "-", color=color, linewidth=1)
+            axes.plot(across[0], down[0], "o", color=color, markersize=4, fillstyle="none")
+            axes.plot(across[-1], down[-1], "o", color=color, markersize=4)
             end = (across[-1], down[-1])
-            axes.annotate(str(head + 1), end, (2, 2), textcoords="offset points", fontsize=7, color=colour)
+            axes.annotate(str(head + 1), end, (2, 2), textcoords="offset points", fontsize=7, color=color)
     return figure
 
 
@@ -95,7 +95,8 @@ def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
         for axes, shown in zip(row, maps, strict=False):
             axes.imshow(shown, cmap="cividis", vmin=0)
             corner = (query[1] - 0.5, query[0] - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, facecolor="black", edgecolor="white", linewidth=0.8))
+            for color, width in (("black", 2.4), ("white", 1.2)):  # seen on any color, and what is inside is seen too
+                axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width))
             axes.set(xticks=[], yticks=[])
         for axes in row[len(maps) :]:
             axes.set_axis_off()

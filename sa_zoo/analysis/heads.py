@@ -134,7 +134,7 @@ def mean_displacement(layer: Layer) -> Tensor:
 
 def table(heads: list[Head], window: int) -> str:
     """Rows as Markdown."""
-    names = ["layer", "head", "centre", "alpha", "condition", f"inside {window} x {window}", "reach"]
+    names = ["layer", "head", "center", "alpha", "condition", f"inside {window} x {window}", "reach"]
     names += ["distance", "varies", "most like", "degenerate"]
     lines = [names, ["---"] * len(names)]
     for row in heads:

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import ConfusionMatrixDisplay
 
-COLOURS = color_sequences["petroff10"]
+COLORS = color_sequences["petroff10"]
 MARKERS = "osD^vP*X<>"
 MOST_NUMBERS = 20  # classes, up to which each cell of a confusion matrix shows its number
 
@@ -29,14 +29,14 @@ def learning_curves(groups: Mapping[str, Sequence[History]]) -> Figure:
     for axes, key, title, scale in zip(panels, ("loss", "top1"), ("loss, nats", "accuracy, %"), (1, 100), strict=True):
         for index, (name, runs) in enumerate(groups.items()):
             seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-            colour, start = COLOURS[index % 10], f"{name}{seeds}: " if len(groups) > 1 or seeds else ""
+            color, start = COLORS[index % 10], f"{name}{seeds}: " if len(groups) > 1 or seeds else ""
             training = [{line["epoch"]: scale * line[key] for line in run} for run in runs]
             held_out = [
                 {line["epoch"]: scale * line["validation"][key] for line in run if "validation" in line} for run in runs
             ]
-            _band(axes, training, color=colour, linestyle="--", label=f"{start}training, augmented")
+            _band(axes, training, color=color, linestyle="--", label=f"{start}training, augmented")
             if all(held_out):
-                _band(axes, held_out, color=colour, linestyle="-", label=f"{start}held out")
+                _band(axes, held_out, color=color, linestyle="-", label=f"{start}held out")
         axes.set(title=title, xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
@@ -64,7 +64,7 @@ def accuracy_against_work(groups: Mapping[str, Sequence[tuple[float, float]]]) -
     for index, (name, runs) in enumerate(groups.items()):
         work, accuracy = zip(*sorted(runs), strict=True)
         percent = [100 * each for each in accuracy]
-        axes.plot(work, percent, MARKERS[index % 10] + "-", color=COLOURS[index % 10], markersize=7, label=name)
+        axes.plot(work, percent, MARKERS[index % 10] + "-", color=COLORS[index % 10], markersize=7, label=name)
     axes.set(xscale="log", xlabel="training, PFLOP", ylabel="test accuracy, %")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -99,10 +99,10 @@ def reliability(curve: Mapping[str, Sequence[float]], error: float) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     confidence = np.array(curve["confidence"])
     display = CalibrationDisplay(np.array(curve["accuracy"]), confidence, confidence)
-    display.plot(ax=upper, name="test images", color=COLOURS[0])
+    display.plot(ax=upper, name="test images", color=COLORS[0])
     upper.set(ylabel="accuracy", xlabel="", title=f"expected calibration error {100 * error:.1f} %", ylim=(0, 1))
     upper.grid(alpha=0.3)
-    lower.bar(confidence, curve["images"], width=0.04, color=COLOURS[0])
+    lower.bar(confidence, curve["images"], width=0.04, color=COLORS[0])
     lower.set(xlabel="confidence: probability of the predicted class", ylabel="images", xlim=(0, 1))
     return figure
 
@@ -119,8 +119,8 @@ def convolved(accuracy: float, by_size: Mapping[int, Sequence[float]], all_layer
         axes.grid(alpha=0.3)
     for index, (K, values) in enumerate(by_size.items()):
         style, label = f"{MARKERS[index]}-", f"{K} x {K} convolution"
-        one.plot(range(1, len(values) + 1), [100 * each for each in values], style, color=COLOURS[index], label=label)
-        every.plot([str(K)], [100 * all_layers[K]], MARKERS[index], color=COLOURS[index], markersize=8)
+        one.plot(range(1, len(values) + 1), [100 * each for each in values], style, color=COLORS[index], label=label)
+        every.plot([str(K)], [100 * all_layers[K]], MARKERS[index], color=COLORS[index], markersize=8)
     one.set(title="one layer replaced", xlabel="layer", ylabel="test accuracy, %")
     one.xaxis.get_major_locator().set_params(integer=True)
     one.legend(frameon=False, fontsize="small")
