@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -19,7 +18,6 @@ from tiny_runs import MUON, TINY_VIT, noise_images, parquet_folder, signalled_by
 import sa_zoo  # noqa: F401  registers its names with timm
 from sa_zoo.cost import training_macs
 from sa_zoo.metrics import read_metrics
-from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.evaluate import evaluate_source
 from sa_zoo.training.model import create_model
@@ -274,7 +272,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
     config = tiny_config(optim={"name": "sgd", "lr": 1e30}, train={"checkpoint_steps": 1})
     with pytest.raises(FloatingPointError, match=r"got (nan|inf), which is not finite, in epoch 1, step \d") as caught:
         train(config, tmp_path / "run")
-    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    kept = max((tmp_path / "run" / "checkpoints").iterdir())
     assert f"{kept} is the last good checkpoint" in str(caught.value)
     assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -306,22 +304,6 @@ def test_resuming_with_another_config_names_what_changed(stopped):
     config = tiny_config(train={"epochs": 40}, optim={"lr": 0.5})
     with pytest.raises(ValueError, match=r"optim.lr: got 0.5, expected 0.003, as in the run in .*"):
         train(config, stopped, resume=True)
-
-
-@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
-def test_a_truncated_checkpoint_is_reported(stopped, tmp_path, name):
-    shutil.copytree(stopped, tmp_path / "run")
-    (path,) = (tmp_path / "run" / "checkpoints").glob(f"*/{name}")
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged"):
-        train(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
-
-
-def test_a_checkpoint_without_its_tensors_is_reported(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    next((tmp_path / "run" / "checkpoints").glob("*/state.safetensors")).unlink()
-    with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged: No such file"):
-        train(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
 
 
 def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
@@ -463,47 +445,3 @@ def test_images_streamed_from_disk_train_to_the_same_weights(tmp_path, monkeypat
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
     train(tiny_config(**table), tmp_path / "streamed")
     assert_same_run(tmp_path / "kept", tmp_path / "streamed")
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
-    def trained(steps: int) -> tuple:
-        torch.manual_seed(steps)
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Flatten())
-        model = model.to(memory_format=torch.channels_last)
-        opt = optimizer(model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
-        for _ in range(steps):
-            model(torch.randn(2, 3, 7, 7)).square().mean().backward()
-            opt.step()
-        return model, opt
-
-    model, opt = trained(3)
-    counters = {"epoch": 2, "step": 7, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
-    save_checkpoint(tmp_path, {"model": model}, opt, counters)
-    other, other_opt = trained(1)
-    assert load_checkpoint(tmp_path, {"model": other}, other_opt) == counters
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key])
-    for mine, theirs in zip(opt.state.values(), other_opt.state.values(), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            assert torch.equal(mine[key], theirs[key])
-            assert mine[key].stride() == theirs[key].stride()
-
-
-def test_a_checkpoint_replaces_the_one_before_only_when_whole(tmp_path, monkeypatch):
-    model = torch.nn.Linear(2, 3)
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 0, "step": 5})
-
-    def power_cut(*_: object) -> None:
-        raise OSError("power cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", power_cut)
-        with pytest.raises(OSError, match="power cut"):
-            save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 0, "step": 6})
-    assert load_checkpoint(tmp_path, {"model": model}, opt) == {"epoch": 0, "step": 5}
-    save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 1, "step": 0})
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch-00001-step-0000000"]
-    assert np.isfinite(model.weight.detach().numpy()).all()

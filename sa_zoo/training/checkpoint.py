@@ -1,67 +1,81 @@
-"""What a run needs to resume: one safetensors file of tensors and one JSON file of everything else, in one folder.
+"""What a run needs to resume: a safetensors file of tensors, a JSON file of everything else, and the sha256 of both.
 
-The folder gets its final name only when it is complete, and the previous checkpoint is removed only then. No pickle.
+A checkpoint is a folder, which gets its name when it is complete. The last two are kept: if the newer one is damaged,
+the run resumes from the older. No pickle.
 """
 
 import json
 import shutil
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sa_zoo.model_folder import new_folder, write_file, write_json
+from sa_zoo.model_folder import new_folder, read_json, write_file, write_json
 
 Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
-TENSORS, COUNTERS = "state.safetensors", "state.json"
+TENSORS, COUNTERS, SUMS = "state.safetensors", "state.json", "sha256.json"
+KEPT = 2
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    return max(folder.glob("epoch-*"), default=None)
+def checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, the newest first."""
+    return sorted(folder.glob("epoch-*"), reverse=True)
 
 
 def save_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer, counters: dict[str, Any]) -> None:
-    """Write folder/epoch-E-step-S, then remove older ones. `counters` holds epoch, step and whatever JSON can hold."""
+    """Write folder/epoch-E-step-S, then remove all but the last two. `counters` holds epoch, step and other JSON."""
     states, saved = {name: module.state_dict() for name, module in modules.items()}, optimizer.state_dict()
     states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
     values = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
     tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in values.items() if key not in tensors}
+    rest = {"counters": counters, "scalars": scalars, "groups": saved["param_groups"]}
+    contents = {TENSORS: save(tensors, {"format": "pt"}), COUNTERS: json.dumps(rest).encode()}
     final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
-    if not final.exists():  # it does if the run was interrupted right after saving
-        with new_folder(final) as new:
-            write_file(new / TENSORS, save(tensors, {"format": "pt"}))
-            write_json(new / COUNTERS, {"counters": counters, "scalars": scalars, "groups": saved["param_groups"]})
-    for older in folder.iterdir():
-        if older != final:
-            shutil.rmtree(older)
+    if final.exists():  # a damaged one, which this run did not resume from
+        shutil.rmtree(final)
+    with new_folder(final) as new:
+        for name, content in contents.items():
+            write_file(new / name, content)
+        write_json(new / SUMS, {name: sha256(content).hexdigest() for name, content in contents.items()})
+    # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
+    kept = [path for path in checkpoints(folder) if path <= final and not _damage(path)][:KEPT]
+    for other in set(folder.iterdir()).difference(kept):
+        shutil.rmtree(other)
 
 
 def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dict[str, Any]:
-    """Load the newest checkpoint of `folder` into the modules and the optimizer, and return its counters.
+    """Load the newest undamaged checkpoint of `folder` into the modules and the optimizer, and return its counters.
 
-    These are empty if there is no checkpoint yet. Raises ValueError if it is damaged or belongs to another model.
+    These are empty if there is no checkpoint yet. Warns of each damaged one, and raises ValueError if all are damaged
+    or if the one to load belongs to another model.
     """
-    newest = newest_checkpoint(folder)
-    if newest is None:
+    damaged = []
+    for checkpoint in checkpoints(folder):
+        if not (damage := _damage(checkpoint)):
+            break
+        damaged.append(f"checkpoint: got {checkpoint}, truncated or damaged: {damage}")
+    else:
+        if damaged:
+            raise ValueError("\n".join([*damaged, "no other checkpoint is left: start again with a new --out"]))
         return {}
-    try:
-        tensors = load_file(newest / TENSORS)
-        rest = json.loads((newest / COUNTERS).read_text())
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        raise ValueError(f"checkpoint: got {newest}, truncated or damaged: {error}") from error
+    for message in damaged:
+        warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=2)
+    tensors, rest = load_file(checkpoint / TENSORS), read_json(checkpoint / COUNTERS)
     try:
         for name, module in modules.items():
             module.load_state_dict(_under(name, tensors))
     except RuntimeError as error:
         differences = " ".join(str(error).split())
-        raise ValueError(f"checkpoint: got {newest}, which is of another model: {differences}") from error
+        raise ValueError(f"checkpoint: got {checkpoint}, which is of another model: {differences}") from error
     state: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     for key, value in _under("optimizer", tensors | rest["scalars"]).items():
         number, _, name = key.partition(".")
@@ -73,6 +87,18 @@ def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dic
                 # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     return rest["counters"]
+
+
+def _damage(checkpoint: Path) -> str:
+    """What is wrong with the files of a checkpoint; empty if they are as they were written."""
+    try:
+        sums = read_json(checkpoint / SUMS)
+        for name in (TENSORS, COUNTERS):
+            if sha256((checkpoint / name).read_bytes()).hexdigest() != sums.get(name):
+                return f"{name} does not match its sha256"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sa_zoo.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
-from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
 from sa_zoo.training.heads import record_heads
@@ -160,7 +160,7 @@ class Run:
             )
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        kept = newest_checkpoint(self.folder)
+        kept = next(iter(checkpoints(self.folder)), None)
         return FloatingPointError(
             f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
             f"{f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
