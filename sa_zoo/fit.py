@@ -7,6 +7,7 @@ from accelerate import PartialState
 from sa_zoo.analysis.figures import draw_figures
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.metrics import Metrics
+from sa_zoo.model_folder import check_sums
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
@@ -21,7 +22,13 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
 
 
 def finish_folder(folder: Path) -> None:
-    """Add to a folder that timm loads what transformers needs, and the card with its figures."""
+    """Add to a folder that timm loads what transformers needs, and the card with its figures.
+
+    Raises ValueError if a file of the folder is damaged.
+    """
+    check_sums(folder)
     export_for_transformers(folder)
     draw_figures(folder)
     write_card(folder)
+    for leftover in folder.rglob(".*.incomplete"):  # of a process that was killed while it wrote a file
+        leftover.unlink()

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,25 +20,29 @@ from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
 from torch import nn
 
+SUMS = "sha256.json"
+
 
 def write_file(path: Path, content: bytes | str) -> Path:
     """Write a file atomically and durably: it has the new content or the old one, also after a power failure.
 
-    A file that already has this content is left as it is.
+    A file that already has this content is left as it is. Raises OSError that names the file, as on a full disk.
     """
     content = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == content:
         return path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
     return path
 
 
@@ -71,18 +76,40 @@ def new_folder(folder: Path) -> Iterator[Path]:
         complete = Path(temporary) / folder.name
         complete.mkdir()
         yield complete
-        _sync(complete)
+        sync(complete)
         complete.replace(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Write the entries of a folder to the disk: without it, a power failure may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_sums(folder: Path, names: Iterable[str]) -> None:
+    """Write the sha256 of these files into a manifest, once the files themselves are complete."""
+    write_json(folder / SUMS, {name: sha256((folder / name).read_bytes()).hexdigest() for name in names})
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing."""
+    try:
+        for name, expected in read_json(folder / SUMS).items():
+            if sha256((folder / name).read_bytes()).hexdigest() != expected:
+                return f"{folder / name} does not match its sha256 in {SUMS}"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def check_sums(folder: Path) -> None:
+    """Raise ValueError if the folder has a manifest and a file in it is damaged."""
+    if (folder / SUMS).exists() and (found := damage(folder)):
+        raise ValueError(f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}")
 
 
 def write_timm_files(folder: Path, model: nn.Module, **settings: dict[str, Any]) -> None:
@@ -105,6 +132,7 @@ def load_model(source: str) -> nn.Module:
     Raises what `build_model` raises.
     """
     if Path(source).is_dir():
+        check_sums(Path(source))
         source = f"local-dir:{source}"
     kind, colon, name = source.partition(":")
     if not colon:

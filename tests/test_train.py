@@ -125,6 +125,7 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
         "train.toml",
         "metrics.json",
         "history.jsonl",
+        "sha256.json",
     }
     assert read_metrics(out) == metrics
     assert (metrics.model, metrics.data) == ("test_vit", "digits")
@@ -273,6 +274,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
     with pytest.raises(FloatingPointError, match=r"got (nan|inf), which is not finite, in epoch 1, step \d") as caught:
         train(config, tmp_path / "run")
     kept = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert re.search(r"first in the (output|gradient) of (blocks\.|patch_embed|norm)\S*, step \d; ", str(caught.value))
     assert f"{kept} is the last good checkpoint" in str(caught.value)
     assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -280,10 +282,42 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     config = tiny_config(optim={"name": "sgd", "lr": 1e30, "weight_decay": 1e30}, train={"checkpoint_steps": 1})
-    said = r"weights: got some that are not finite, in epoch 1, step 1; there is no checkpoint yet"
+    said = r"weights: got some that are not finite, in epoch 1, step 1; .*epoch-00000-step-0000000 is the last good"
     with pytest.raises(FloatingPointError, match=said):
         train(config, tmp_path / "run")
-    assert not any((tmp_path / "run" / "checkpoints").iterdir())
+    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
+
+
+@pytest.mark.parametrize(
+    ("where", "precision", "said"),
+    [
+        ("blocks.1.mlp.act", "no", r"first in the output of blocks\.1\.mlp\.act, step 1; "),
+        ("blocks.0.attn.proj", "bf16", r"first in the output of blocks\.0\.attn\.proj, step 1; "),
+    ],
+)
+def test_the_first_module_that_overflows_is_named(tmp_path, monkeypatch, where, precision, said):
+    def create_overflowing(*arguments: object) -> torch.nn.Module:
+        model = create_model(*arguments)
+        model.get_submodule(where).register_forward_hook(lambda module, inputs, output: output * 1e30 * 1e30)
+        return model
+
+    monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
+    with pytest.raises(FloatingPointError, match=said):
+        train(tiny_config(train={"precision": precision}), tmp_path / "run")
+
+
+def test_the_first_gradient_that_overflows_is_named(tmp_path, monkeypatch):
+    """The square root of the absolute value: finite everywhere, and its derivative is not finite at zero."""
+
+    def create_overflowing(*arguments: object) -> torch.nn.Module:
+        model = create_model(*arguments)
+        model.blocks[0].mlp.fc2.register_forward_hook(lambda module, inputs, output: (output * 0).abs().sqrt())
+        return model
+
+    monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
+    with pytest.raises(FloatingPointError, match=r"first in the gradient of blocks\.0\.mlp\.fc2\.\w+, step 1; "):
+        train(tiny_config(), tmp_path / "run")
 
 
 def test_a_folder_that_is_not_empty_is_refused(plain):

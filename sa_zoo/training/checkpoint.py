@@ -1,15 +1,13 @@
-"""What a run needs to resume: a safetensors file of tensors, a JSON file of everything else, and the sha256 of both.
+"""What a run needs to resume: a safetensors file of tensors, a JSON file of everything else, and a manifest of both.
 
 A checkpoint is a folder, which gets its name when it is complete. The last two are kept: if the newer one is damaged,
 the run resumes from the older. No pickle.
 """
 
-import json
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
-from hashlib import sha256
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sa_zoo.model_folder import new_folder, read_json, write_file, write_json
+from sa_zoo.model_folder import SUMS, damage, new_folder, read_json, write_file, write_json, write_sums
 
 Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
-TENSORS, COUNTERS, SUMS = "state.safetensors", "state.json", "sha256.json"
+TENSORS, COUNTERS = "state.safetensors", "state.json"
 KEPT = 2
 
 
@@ -30,24 +28,29 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("epoch-*"), reverse=True)
 
 
-def save_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer, counters: dict[str, Any]) -> None:
-    """Write folder/epoch-E-step-S, then remove all but the last two. `counters` holds epoch, step and other JSON."""
+def save_checkpoint(
+    folder: Path, modules: Modules, optimizer: Optimizer, counters: dict[str, Any], files: Iterable[Path] = ()
+) -> None:
+    """Write folder/epoch-E-step-S, then remove all but the last two undamaged ones.
+
+    `counters` holds epoch, step and whatever JSON can hold; `files` are copied along.
+    """
     states, saved = {name: module.state_dict() for name, module in modules.items()}, optimizer.state_dict()
     states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
     values = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
     tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in values.items() if key not in tensors}
-    rest = {"counters": counters, "scalars": scalars, "groups": saved["param_groups"]}
-    contents = {TENSORS: save(tensors, {"format": "pt"}), COUNTERS: json.dumps(rest).encode()}
     final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
     if final.exists():  # a damaged one, which this run did not resume from
         shutil.rmtree(final)
     with new_folder(final) as new:
-        for name, content in contents.items():
-            write_file(new / name, content)
-        write_json(new / SUMS, {name: sha256(content).hexdigest() for name, content in contents.items()})
+        write_file(new / TENSORS, save(tensors, {"format": "pt"}))
+        write_json(new / COUNTERS, {"counters": counters, "scalars": scalars, "groups": saved["param_groups"]})
+        for path in files:
+            write_file(new / path.name, path.read_bytes())
+        write_sums(new, [path.name for path in new.iterdir()])
     # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
-    kept = [path for path in checkpoints(folder) if path <= final and not _damage(path)][:KEPT]
+    kept = [path for path in checkpoints(folder) if path <= final and not damage(path)][:KEPT]
     for other in set(folder.iterdir()).difference(kept):
         shutil.rmtree(other)
 
@@ -55,20 +58,23 @@ def save_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer, counte
 def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dict[str, Any]:
     """Load the newest undamaged checkpoint of `folder` into the modules and the optimizer, and return its counters.
 
-    These are empty if there is no checkpoint yet. Warns of each damaged one, and raises ValueError if all are damaged
-    or if the one to load belongs to another model.
+    These are empty if there is no checkpoint yet. Files that were saved along go back to where they were, next to
+    `folder`. Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is of another
+    model.
     """
-    damaged = []
+    messages = []
     for checkpoint in checkpoints(folder):
-        if not (damage := _damage(checkpoint)):
+        if not (found := damage(checkpoint)):
             break
-        damaged.append(f"checkpoint: got {checkpoint}, truncated or damaged: {damage}")
+        messages.append(f"checkpoint: got {checkpoint}, truncated or damaged: {found}")
     else:
-        if damaged:
-            raise ValueError("\n".join([*damaged, "no other checkpoint is left: start again with a new --out"]))
+        if messages:
+            raise ValueError("\n".join([*messages, "no other checkpoint is left: start again with a new --out"]))
         return {}
-    for message in damaged:
+    for message in messages:
         warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=2)
+    for name in read_json(checkpoint / SUMS).keys() - {TENSORS, COUNTERS}:
+        write_file(folder.parent / name, (checkpoint / name).read_bytes())
     tensors, rest = load_file(checkpoint / TENSORS), read_json(checkpoint / COUNTERS)
     try:
         for name, module in modules.items():
@@ -87,18 +93,6 @@ def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dic
                 # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     return rest["counters"]
-
-
-def _damage(checkpoint: Path) -> str:
-    """What is wrong with the files of a checkpoint; empty if they are as they were written."""
-    try:
-        sums = read_json(checkpoint / SUMS)
-        for name in (TENSORS, COUNTERS):
-            if sha256((checkpoint / name).read_bytes()).hexdigest() != sums.get(name):
-                return f"{name} does not match its sha256"
-    except (OSError, ValueError) as error:
-        return str(error)
-    return ""
 
 
 def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,16 +19,10 @@ def record_heads(folder: Path, model: nn.Module, epoch: int) -> None:
 
     Each tensor of the file is (epochs + 1, *shape of the parameter). Later rows are dropped: a resumed run writes them
     again. Nothing is written for a model without such parameters.
-
-    Raises ValueError if the file lacks earlier epochs.
     """
     rows = {name: value.detach().cpu() for name, value in model.named_parameters() if POSITIONAL.search(name)}
     if not rows:
         return
-    path = folder / HEADS
-    earlier = load_file(path) if epoch and path.is_file() else {}
-    known = min((len(earlier.get(name, ())) for name in rows), default=0)
-    if known < epoch:
-        raise ValueError(f"{path}: got {known} recorded epochs, expected at least the {epoch} before this one")
+    earlier = load_file(folder / HEADS) if epoch else {}
     stacked = {name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()}
-    write_file(path, save(stacked, {"format": "pt"}))
+    write_file(folder / HEADS, save(stacked, {"format": "pt"}))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
@@ -18,8 +19,9 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
-from sa_zoo.training.heads import record_heads
+from sa_zoo.training.heads import HEADS, record_heads
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
+from sa_zoo.training.overflow import watch
 from sa_zoo.training.progress import Interrupted, Interruption, Progress
 from sa_zoo.training.run_folder import CHECKPOINTS, write_history
 from sa_zoo.training.splits import Split
@@ -68,11 +70,15 @@ class Run:
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
         self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
-        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
-        if self.counters.scaler and accelerator.scaler:
-            accelerator.scaler.load_state_dict(self.counters.scaler)
+        self._restore()
         self.interruption = Interruption()
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
+
+    def _restore(self) -> None:
+        """Return to the last checkpoint, if there is one."""
+        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
+        if self.counters.scaler and self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(self.counters.scaler)
 
     def save(self) -> None:
         """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
@@ -82,7 +88,9 @@ class Run:
         counters, scaler = self.counters, self.accelerator.scaler
         counters.scaler = scaler.state_dict() if scaler else {}
         if self.accelerator.is_main_process:
-            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters))
+            record = self.out / HEADS
+            files = [record] if record.is_file() else []
+            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters), files)
         self.accelerator.wait_for_everyone()
 
     def train_epoch(self) -> None:
@@ -160,11 +168,21 @@ class Run:
             )
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        kept = next(iter(checkpoints(self.folder)), None)
+        """The error for it, with its cause: the steps since the last checkpoint are repeated to find it."""
+        where, kept = f"epoch {self.counters.epoch + 1}, step {self.counters.step}", checkpoints(self.folder)
+        error = f"{what} not finite, in {where}; "
+        if not kept:
+            return FloatingPointError(f"{error}the initial ones already")
+        found = watch(self.model)
+        self._restore()
+        self.prepared.train()
+        for _ in self._steps():
+            self.counters.step += 1
+            if causes := gather_object(found[:1]):
+                error += f"first in {causes[0]}, step {self.counters.step}; "
+                break
         return FloatingPointError(
-            f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
-            f"{f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
-            f"A lower optim.lr or some optim.clip may help"
+            f"{error}{kept[0]} is the last good checkpoint. A lower optim.lr or some optim.clip may help"
         )
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 - train.toml: the effective config
 - history.jsonl: one line per epoch
 - heads.safetensors: the positional parameters at initialization and after every epoch
-- metrics.json: what was measured; written after training, so that a folder with it holds a finished run
+- sha256.json: manifest of the files above except for config.json
+- metrics.json: what was measured; written last, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """
 
@@ -20,8 +21,9 @@ from typing import Any
 import torch
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import write_file
+from sa_zoo.model_folder import sync, write_file, write_sums
 from sa_zoo.training.config import Config, dump_config, load_config
+from sa_zoo.training.heads import HEADS
 
 CHECKPOINTS = "checkpoints"
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
@@ -39,7 +41,10 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
         return None
     if not (out / "train.toml").is_file():
         raise FileNotFoundError(f"run folder: got {out}, expected one with a run to resume")
-    started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+    try:
+        started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+    except ValueError as error:
+        raise ValueError(f"{out / 'train.toml'}: got a damaged file: {error}") from error
     for section, keys in started.items():
         for key, value in keys.items():
             if (got := now[section][key]) != value and key not in MAY_CHANGE:
@@ -50,6 +55,7 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
 def begin_run(out: Path, config: Config) -> None:
     """Make the folder if it does not exist; called when data and model are loaded, so that a mistake leaves none."""
     (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    sync(out.parent)
     write_file(out / "train.toml", dump_config(config))
 
 
@@ -58,7 +64,12 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
 
 
 def end_run(out: Path, metrics: Metrics) -> None:
+    names = ("model.safetensors", "train.toml", "history.jsonl", HEADS)
+    write_sums(out, [name for name in names if (out / name).is_file()])
     write_metrics(out, metrics)
+
+
+def remove_checkpoints(out: Path) -> None:
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 

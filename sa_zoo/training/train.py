@@ -25,7 +25,7 @@ from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
-from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
+from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment, remove_checkpoints
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
@@ -39,6 +39,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """
     accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
+        remove_checkpoints(out)  # the run may have been killed before it did
         return finished
     with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
@@ -87,6 +88,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     )
     if accelerator.is_main_process:
         end_run(out, metrics)
+        remove_checkpoints(out)
     accelerator.end_training()
     return metrics
 
@@ -122,6 +124,8 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     if train.tracker:
         accelerator.init_trackers(train.tracker, _flat(run.config.model_dump()))
     with run.interruption, run.progress:
+        if not run.images_done():
+            run.save()  # to repeat the first steps from, should they overflow
         while run.counters.epoch < train.epochs:
             run.train_epoch()
             scores = None
