@@ -7,6 +7,7 @@ training or conversion left there. Nothing else in this package writes a file of
 import difflib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -42,7 +43,7 @@ def write_file(path: Path, content: bytes | str) -> Path:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    _sync(path.parent)
     return path
 
 
@@ -71,17 +72,19 @@ def check_new(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Build a folder atomically: yields a temporary one, which gets its name when the block ends without an error."""
     check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        complete = Path(temporary) / folder.name
-        complete.mkdir()
-        yield complete
-        sync(complete)
-        complete.replace(folder)
-    sync(folder.parent)
+    temporary = folder.with_name(f".{folder.name}.incomplete")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _sync(folder.parent)
 
 
-def sync(folder: Path) -> None:
+def _sync(folder: Path) -> None:
     """Write the entries of a folder to the disk: without it, a power failure may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

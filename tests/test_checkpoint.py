@@ -54,7 +54,7 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
 
 def test_the_last_two_are_kept_and_nothing_else(two):
     folder, _, newer = two
-    (folder / ".epoch-00000-step-0000007-x1y2").mkdir()  # left by a process that was killed
+    (folder / ".epoch-00000-step-0000007.incomplete").mkdir()  # left by a process that was killed
     save_checkpoint(folder, *trained(7), {"epoch": 1, "step": 0})
     assert names(folder) == [newer.name, "epoch-00001-step-0000000"]
 
@@ -124,7 +124,7 @@ def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, cal
                 save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
         else:
             save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
-            synced = [path.name.rpartition(".")[0] if path.suffix else path.name for path in calls]
+            synced = [path.name.removesuffix(f".{os.getpid()}.incomplete") for path in calls]
             assert synced[:6:2] == [".state.safetensors", ".state.json", ".sha256.json"], "the sums are written last"
             assert calls[1::2][:3] == [calls[6]] * 3, "each entry of the new folder, then the folder as a whole"
             assert calls[7] == folder, "and the name of the folder"

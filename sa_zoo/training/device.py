@@ -1,5 +1,8 @@
-"""The device of a run: its Accelerator, and copies of tensors to it."""
+"""The device of a run: its Accelerator, copies of tensors to it, and what happens when another process ends."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,3 +23,16 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or not values.is_cpu:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def report_lost_process() -> Iterator[None]:
+    """Turn the error of a collective operation into a ConnectionError that says what it means and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("gloo|NCCL", str(error)):
+            raise
+        raise ConnectionError(
+            f"another process of the run has ended: see its output, then --resume ({error})"
+        ) from error

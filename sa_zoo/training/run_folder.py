@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import sync, write_file, write_sums
+from sa_zoo.model_folder import new_folder, write_file, write_sums
 from sa_zoo.training.config import Config, dump_config, load_config
 from sa_zoo.training.heads import HEADS
 
@@ -54,9 +54,11 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
 
 def begin_run(out: Path, config: Config) -> None:
     """Make the folder if it does not exist; called when data and model are loaded, so that a mistake leaves none."""
-    (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    sync(out.parent)
-    write_file(out / "train.toml", dump_config(config))
+    if not (out / "train.toml").is_file():
+        with new_folder(out) as new:
+            (new / CHECKPOINTS).mkdir()
+            write_file(new / "train.toml", dump_config(config))
+    write_file(out / "train.toml", dump_config(config))  # when a run is resumed, some keys may change
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from sa_zoo.metrics import Metrics, Training
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
-from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.device import open_accelerator, report_lost_process
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Run
@@ -31,11 +31,13 @@ from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
 
 
+@report_lost_process()
 def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, write the last epoch into `out`, evaluate what was written; returns the content of metrics.json.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
-    from; FileExistsError, FileNotFoundError or ValueError if config, data or folder do not allow the run.
+    from; ConnectionError if another process of the run has ended; FileExistsError, FileNotFoundError or ValueError if
+    config, data or folder do not allow the run.
     """
     accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
