@@ -1,7 +1,9 @@
-"""What a disk or a killed copy does to a file."""
+"""What a disk or a killed copy does to a file, and a disk that is full or read-only."""
 
 import random
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -19,3 +21,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "emptied": lambda path: path.write_bytes(b""),
     "vanished": lambda path: path.unlink(),
 }
+
+
+@contextmanager
+def tmpfs(folder: Path, options: str) -> Iterator[Callable[[str], object]]:
+    """A disk of its own at `folder`; yields a function that changes its options. Needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()

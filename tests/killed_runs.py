@@ -7,7 +7,6 @@ milliseconds. `python -m sa_zoo` runs in each, with its arguments and exit code.
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import socket
@@ -16,14 +15,27 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from tiny_runs import MUON
 
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(
     ["accelerate", "sa_zoo.fit", "sa_zoo.cli", "sa_zoo.publishing.card", "timm.optim", "transformers", "killed_runs"]
 )
+# Everything that draws random numbers or keeps a state of its own; sections for tiny_config. A run takes a second.
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "model": {
+        "name": "sa_quadratic_tiny_cifar",
+        "args": {**MUON["model"]["args"], "drop_rate": 0.1},
+    },
+    "augment": {"crop_padding": 1, "flip": True, "random_erasing": 0.5, "mixup": 0.3, "label_smoothing": 0.1},
+    "optim": {"name": "adamw", "clip": 1.0},
+    "train": {"epochs": 2, "batch_size": 400, "ema": 0.9, "checkpoint_steps": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,11 @@ class Kill:
     change: int
     after: float = 0.0
     rank: int = 0  # of the process that gets it
+
+
+def beside(out: Path, suffix: str) -> Path:
+    """A file of ours next to a run folder; if that has a disk of its own, which may be full, outside of it."""
+    return (out.parent.parent if out.parent.is_mount() else out.parent) / f"{out.name}{suffix}"
 
 
 def _watch(out: Path, kill: Kill | None, log: Path) -> None:
@@ -72,7 +89,7 @@ def _keep_state(out: Path) -> None:
     def keep(folder: Path) -> None:
         newest = max((folder / "checkpoints").glob("epoch-*"), default=None)
         if newest:
-            shutil.copytree(newest, out.with_name(f"{out.name}-state"), dirs_exist_ok=True)
+            shutil.copytree(newest, beside(out, "-state"), dirs_exist_ok=True)
         remove(folder)
 
     train.remove_checkpoints = keep
@@ -81,7 +98,7 @@ def _keep_state(out: Path) -> None:
 def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[str, str]) -> None:
     """The target of a process."""
     os.environ.update(environment)
-    output = os.open(out.with_name(f"{out.name}-{environment['RANK']}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(beside(out, f"-{environment['RANK']}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
@@ -89,7 +106,7 @@ def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[s
 
     try:
         _keep_state(out)
-        _watch(out, kill, out.with_name(f"{out.name}-changes.log"))
+        _watch(out, kill, beside(out, "-changes.log"))
         app(arguments)
     except SystemExit as code:
         sys.stdout.flush()
@@ -119,15 +136,27 @@ def start(config: Path, out: Path, kill: Kill | None = None, processes: int = 1,
     return started
 
 
-def finish(processes: list[Any], timeout: float = 300) -> list[int]:
-    """Exit codes, or the negative numbers of the signals that ended the processes."""
-    end = time.monotonic() + timeout
+def finish(processes: list[Any], grace: float = 300) -> list[int]:
+    """Exit codes, or the negative numbers of the signals that ended the processes.
+
+    When one has failed, the others get `grace` seconds before they are killed, as torchrun and accelerate do.
+    """
+    while any(process.is_alive() for process in processes):
+        wait([process.sentinel for process in processes if process.is_alive()], timeout=300)
+        if any(process.exitcode for process in processes):
+            wait_all(processes, grace)
+            break
+    return [process.exitcode for process in processes]
+
+
+def wait_all(processes: list[Any], seconds: float) -> None:
+    """Wait that long for all processes, then kill those that are left."""
+    end = time.monotonic() + seconds
     for process in processes:
-        process.join(max(0.1, end - time.monotonic()))
+        process.join(max(0.0, end - time.monotonic()))
         if process.is_alive():
             process.kill()
-            raise TimeoutError(f"a process of the run is still there after {timeout} s")
-    return [process.exitcode for process in processes]
+            process.join()
 
 
 def resumed(config: Path, out: Path, processes: int = 1) -> None:
@@ -137,12 +166,12 @@ def resumed(config: Path, out: Path, processes: int = 1) -> None:
 
 
 def said(out: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted(out.parent.glob(f"{out.name}-[0-9].log")))
+    return "\n".join(path.read_text() for path in sorted(beside(out, "").parent.glob(f"{out.name}-[0-9].log")))
 
 
 def state_of(out: Path) -> dict[str, Any]:
     """Everything that a finished run has computed: bytes of tensors, and numbers without times."""
-    kept = out.with_name(f"{out.name}-state")
+    kept = beside(out, "-state")
     rest = json.loads((kept / "state.json").read_text())
     metrics = json.loads((out / "metrics.json").read_text())
     times = {"seconds", "step_seconds", "cpu_seconds"}
@@ -166,9 +195,3 @@ def differences(out: Path, expected: dict[str, Any]) -> list[str]:
     empty = [path.name for path in out.rglob("*") if path.is_file() and not path.stat().st_size]
     beside = [path.name for path in out.parent.iterdir() if path.name.startswith(f".{out.name}.")]
     return [name for name in expected if found[name] != expected[name]] + empty + beside
-
-
-def random_kill(generator: random.Random, changes: int, number: int, rank: int = 0) -> Kill:
-    """At any change of a file, or up to 20 ms after it: half of them while a file is written."""
-    after = generator.choice([0.0, generator.random() * 0.02])
-    return Kill(number, generator.randint(1, changes), after, rank)

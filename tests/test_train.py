@@ -125,7 +125,6 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
         "train.toml",
         "metrics.json",
         "history.jsonl",
-        "sha256.json",
     }
     assert read_metrics(out) == metrics
     assert (metrics.model, metrics.data) == ("test_vit", "digits")

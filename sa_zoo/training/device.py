@@ -33,6 +33,5 @@ def report_lost_process() -> Iterator[None]:
     except RuntimeError as error:
         if not re.search("gloo|NCCL", str(error)):
             raise
-        raise ConnectionError(
-            f"another process of the run has ended: see its output, then --resume ({error})"
-        ) from error
+        message = "another process of the run has ended: its output says why, and --resume continues the run"
+        raise ConnectionError(f"{message} ({error})") from error

@@ -4,8 +4,7 @@
 - train.toml: the effective config
 - history.jsonl: one line per epoch
 - heads.safetensors: the positional parameters at initialization and after every epoch
-- sha256.json: manifest of the files above except for config.json
-- metrics.json: what was measured; written last, so that a folder with it holds a finished run
+- metrics.json: what was measured; written after training, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """
 
@@ -21,9 +20,8 @@ from typing import Any
 import torch
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import new_folder, write_file, write_sums
+from sa_zoo.model_folder import SUMS, new_folder, write_file
 from sa_zoo.training.config import Config, dump_config, load_config
-from sa_zoo.training.heads import HEADS
 
 CHECKPOINTS = "checkpoints"
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
@@ -40,7 +38,13 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
             raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new --out, or --resume")
         return None
     if not (out / "train.toml").is_file():
-        raise FileNotFoundError(f"run folder: got {out}, expected one with a run to resume")
+        raise FileNotFoundError(f"run folder: got {out} without train.toml, expected one with a run to resume")
+    finished = (out / "metrics.json").is_file()
+    if (out / SUMS).is_file() and not finished:
+        again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
+        raise FileNotFoundError(
+            f"run folder: got a finished run in {out} without metrics.json; `{again}` writes a new one"
+        )
     try:
         started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
     except ValueError as error:
@@ -49,7 +53,7 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
         for key, value in keys.items():
             if (got := now[section][key]) != value and key not in MAY_CHANGE:
                 raise ValueError(f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}")
-    return read_metrics(out) if (out / "metrics.json").is_file() else None
+    return read_metrics(out) if finished else None
 
 
 def begin_run(out: Path, config: Config) -> None:
@@ -66,8 +70,6 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
 
 
 def end_run(out: Path, metrics: Metrics) -> None:
-    names = ("model.safetensors", "train.toml", "history.jsonl", HEADS)
-    write_sums(out, [name for name in names if (out / name).is_file()])
     write_metrics(out, metrics)
 
 
