@@ -41,7 +41,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """
     accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
-        remove_checkpoints(out)  # the run may have been killed before it did
+        if accelerator.is_main_process:
+            remove_checkpoints(out)  # the run may have been killed before it did
         return finished
     with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
