@@ -1,4 +1,4 @@
-"""python scripts/prove.py kill | processes | disk | numbers | load
+"""python scripts/prove.py kill | disk | processes | numbers | load
 
 Proves what README.md says about reliability: each command breaks real runs in one way, many times, compares what is
 left with an undisturbed run, and writes docs/reliability/COMMAND.json, from which docs/reliability.md is rendered.
@@ -6,30 +6,45 @@ left with an undisturbed run, and writes docs/reliability/COMMAND.json, from whi
 
 import itertools
 import json
+import os
 import random
 import re
 import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 import typer
+from PIL import Image
 from reliability import record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from damage import DAMAGES, tmpfs
 from killed_runs import EVERYTHING, Kill, beside, differences, finish, resumed, said, start, state_of
-from tiny_runs import tiny_config
+from tiny_runs import MUON, tiny_config
 
 from sa_zoo.model_folder import damage
+from sa_zoo.training import splits
+from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import dump_config
+from sa_zoo.training.model import create_model, input_format_of
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.train import train
 
 PACKAGES = ("torch", "timm", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 PHASES = {
@@ -37,6 +52,7 @@ PHASES = {
     "writing the model folder": r"\.(model\.safetensors|config\.json|sha256\.json|metrics\.json)",
     "finishing (code, figures, card)": r"\.py|figures|README|preprocessor",
 }
+BOUND = 64  # MiB that memory may grow after the first tenth of an epoch
 GRACE = 30.0  # seconds that torchrun gives the other processes when one has failed
 # A run that does not depend on the number of processes, but for rounding.
 CURVE: dict[str, dict[str, Any]] = {
@@ -251,6 +267,109 @@ def disk() -> None:
     lost = sum(times for _, times, outcome in rows if outcome.startswith("LOST"))
     what = "Each file of a stopped and of a finished run is damaged in turn; the disk is full, or read-only."
     record("disk", what, command(), rows, lost, began, PACKAGES)
+    raise typer.Exit(bool(lost))
+
+
+@app.command()
+def numbers() -> None:
+    """Train the same config twice in fresh processes: the same bits, in float32 and bfloat16, plain and with Muon."""
+    began, rows, lost = time.perf_counter(), [], 0
+    bf16 = {**EVERYTHING, "train": {**EVERYTHING["train"], "precision": "bf16"}}
+    cases = {"everything random, float32": EVERYTHING, "everything random, bfloat16": bf16, "Muon": MUON, "ViT": CURVE}
+    with TemporaryDirectory() as folder:
+        for (what, sections), processes in itertools.product(cases.items(), (1, 2)):
+            if processes == 2:  # batches that two processes can share
+                sections = {**sections, "train": {**sections["train"], "batch_size": 240}}
+            config = Path(folder) / "run.toml"
+            config.write_text(dump_config(tiny_config(**sections)))
+            outs = [Path(folder) / f"{len(rows)}{which}" for which in "ab"]
+            for out in outs:
+                resumed(config, out, processes)
+            found = differences(outs[1], state_of(outs[0]))
+            lost += bool(found)
+            rows.append((f"{what}, {processes} process" + "es" * (processes > 1), 2, f"{found or 'the same bits'}"))
+            print(rows[-1], flush=True)
+    what = "The same config and seed twice, in fresh processes: weights, optimizer state, average, history, results."
+    record("numbers", what, command(), rows, lost, began, PACKAGES)
+    raise typer.Exit(bool(lost))
+
+
+def parquet_of_noise(folder: Path, images: int) -> None:
+    """PNG files of 8x8 random pixels in parquet shards, in the layout of a Hub data set; 3 classes."""
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)})
+    pixels, shard = np.random.default_rng(0), 50_000
+    folder.mkdir()
+    for split, count in (("train", images), ("test", 300)):
+        for first in range(0, count, shard):
+            encoded = []
+            for number in range(first, min(first + shard, count)):
+                content = BytesIO()
+                image = Image.fromarray(pixels.integers(0, 256, (8, 8, 3), np.uint8))
+                image.save(content, format="png", compress_level=1)
+                encoded.append({"bytes": content.getvalue(), "path": f"{number}.png"})
+            labels = [number % 3 for number in range(first, first + len(encoded))]
+            table = pa.table({"img": encoded, "label": labels}).cast(features.arrow_schema)
+            pq.write_table(table, folder / f"{split}-{first // shard:05d}.parquet")
+
+
+def own_memory() -> int:
+    """Bytes that this process and its children hold for themselves: without files that are mapped into memory."""
+    parents, sizes = {}, {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            facts = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            parents[int(facts["Pid"])] = int(facts["PPid"])
+            sizes[int(facts["Pid"])] = 1024 * sum(
+                int(facts.get(key, "0").split()[0]) for key in ("RssAnon", "RssShmem")
+            )
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(sizes[pid] for pid in ours)
+
+
+@app.command()
+def load(images: Annotated[int, typer.Option(help="Number of training images.")] = 1_300_000) -> None:
+    """Train one epoch on images that worker processes decode, and watch memory and throughput."""
+    began, memory, over = time.perf_counter(), list[int](), threading.Event()
+    with TemporaryDirectory() as folder:
+        datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"
+        splits.KEPT_BYTES = 0  # images this small would be kept in memory
+        parquet_of_noise(Path(folder) / "images", images)
+        print(f"{images} images after {time.perf_counter() - began:.0f} s", flush=True)
+        data = {"name": str(Path(folder) / "images"), "validation": 0.0}
+        config = tiny_config(data=data, train={"epochs": 1, "batch_size": 1000})
+
+        def watch() -> None:
+            while not over.wait(1.0):
+                if (Path(folder) / "run" / "checkpoints").exists():
+                    memory.append(own_memory())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            metrics = train(config, Path(folder) / "run").measured()
+        finally:
+            over.set()
+            watcher.join()
+        source = open_source(config.data)
+        input_format = input_format_of(create_model(config.model, 3))
+        split = splits.splits_of(source, 0.0, input_format, torch.device("cpu"), ["train"])["train"]
+        order = permutation(len(split), ORDER, 0, 0)[: min(len(split), 100_000)].reshape(-1, 1000).tolist()
+        begin = time.perf_counter()
+        seen = sum(len(labels) for _, labels, _ in split.loader_in_order(order))
+        alone = seen / (time.perf_counter() - begin)
+    warm = memory[len(memory) // 10]
+    growth = (max(memory[len(memory) // 10 :]) - warm) / 2**20
+    trained = metrics["train"]["images_per_second"]
+    outcome = (
+        f"own memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most {growth:.0f} "
+    )
+    outcome += f"MiB more (bound {BOUND}); {trained:.0f} images/s, decoding alone {alone:.0f} images/s, {split.workers} workers"
+    lost = int(growth > BOUND)
+    what = "One epoch over small images that worker processes decode each time, from a memory-mapped table."
+    record("load", what, command(), [(f"{images:,} images of 8x8 pixels", 1, outcome)], lost, began, PACKAGES)
+    print(outcome)
     raise typer.Exit(bool(lost))
 
 

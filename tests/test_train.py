@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from tiny_runs import MUON, TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
+from torch.utils.data import get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
 from sa_zoo.cost import training_macs
@@ -23,6 +25,7 @@ from sa_zoo.training.evaluate import evaluate_source
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted
+from sa_zoo.training.splits import Decoder
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -457,6 +460,26 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
     train(tiny_config(model={"args": args}, train={"tracker": "tensorboard", "epochs": 1}), tmp_path / "run")
     (events,) = (tmp_path / "run" / "tensorboard").glob("events.*")
     assert b"validation/top1" in events.read_bytes()
+
+
+def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
+    decode, training = Decoder.__call__, {"killed": True}
+    folder = parquet_folder(tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)})
+    table = {"data": {"name": str(folder), "validation": 0.2}, "train": {"batch_size": 8, "checkpoint_steps": 1}}
+
+    def killed(self: Decoder, image: Image.Image, table: str, row: int) -> torch.Tensor:
+        if training["killed"] and row == 30 and get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(self, image, table, row)
+
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
+    monkeypatch.setattr(Decoder, "__call__", killed)
+    with pytest.raises(ConnectionError, match=r"a process that decodes images has ended: .*--resume .*signal: Killed"):
+        train(tiny_config(**table), tmp_path / "run")
+    training["killed"] = False
+    train(tiny_config(**table), tmp_path / "run", resume=True)
+    train(tiny_config(**table), tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
 def test_without_a_terminal_each_epoch_is_a_line(tmp_path, capsys):

@@ -25,13 +25,21 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
+# Part of a RuntimeError of torch -> which process is gone.
+LOST = {
+    "gloo|NCCL": "another process of the run has ended",
+    "DataLoader worker": "a process that decodes images has ended",
+}
+
+
 @contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Turn the error of a collective operation into a ConnectionError that says what it means and what to do."""
+    """Turn torch's error about a process that ended into a ConnectionError that says what happened and what to do."""
     try:
         yield
     except RuntimeError as error:
-        if not re.search("gloo|NCCL", str(error)):
-            raise
-        message = "another process of the run has ended: its output says why, and --resume continues the run"
-        raise ConnectionError(f"{message} ({error})") from error
+        for pattern, what in LOST.items():
+            if re.search(pattern, str(error)):
+                message = f"{what}: its output or the system's log says why, and --resume continues the run"
+                raise ConnectionError(f"{message} ({error})") from error
+        raise

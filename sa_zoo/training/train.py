@@ -36,7 +36,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, write the last epoch into `out`, evaluate what was written; returns the content of metrics.json.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
-    from; ConnectionError if another process of the run has ended; FileExistsError, FileNotFoundError or ValueError if
+    from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or ValueError if
     config, data or folder do not allow the run.
     """
     accelerator = _accelerator(config, out)
