@@ -362,10 +362,9 @@ def load(images: Annotated[int, typer.Option(help="Number of training images.")]
     warm = memory[len(memory) // 10]
     growth = (max(memory[len(memory) // 10 :]) - warm) / 2**20
     trained = metrics["train"]["images_per_second"]
-    outcome = (
-        f"own memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most {growth:.0f} "
-    )
-    outcome += f"MiB more (bound {BOUND}); {trained:.0f} images/s, decoding alone {alone:.0f} images/s, {split.workers} workers"
+    outcome = f"own memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most "
+    outcome += f"{growth:.0f} MiB more (bound {BOUND}); {trained:.0f} images/s, decoding alone {alone:.0f} images/s, "
+    outcome += f"{split.workers} workers, on a machine shared with other work"
     lost = int(growth > BOUND)
     what = "One epoch over small images that worker processes decode each time, from a memory-mapped table."
     record("load", what, command(), [(f"{images:,} images of 8x8 pixels", 1, outcome)], lost, began, PACKAGES)

@@ -36,8 +36,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, write the last epoch into `out`, evaluate what was written; returns the content of metrics.json.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
-    from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or ValueError if
-    config, data or folder do not allow the run.
+    from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
+    ValueError if config, data or folder do not allow the run.
     """
     accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
