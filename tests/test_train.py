@@ -474,7 +474,9 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
 
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
     monkeypatch.setattr(Decoder, "__call__", killed)
-    with pytest.raises(ConnectionError, match=r"a process that decodes images has ended: .*--resume .*DataLoader worker"):
+    with pytest.raises(
+        ConnectionError, match=r"a process that decodes images has ended: .*--resume .*DataLoader worker"
+    ):
         train(tiny_config(**table), tmp_path / "run")
     training["killed"] = False
     train(tiny_config(**table), tmp_path / "run", resume=True)

@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils.sha import git_hash
@@ -19,6 +18,7 @@ from sa_zoo.publishing.folder import Manifest
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
+HTTPError: Any = HfHubHTTPError.__bases__[0]  # of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -51,7 +51,7 @@ def retried(doing: str) -> Callable[[Method], Method]:
             for wait in (*WAITS, None):
                 try:
                     return method(remote, *arguments)
-                except (OSError, RuntimeError, httpx2.TransportError) as error:
+                except (OSError, RuntimeError, HTTPError) as error:
                     if (cause := _hub_error(error)) is None:
                         raise
                     if (pause := _pause(cause, wait)) is None:
@@ -141,7 +141,7 @@ def _hub_error(error: BaseException | None) -> Exception | None:
     """The HTTP or network error that `error` is or was raised from: the client wraps some of them."""
     while error:
         # Xet storage raises ConnectionError, and so does offline mode.
-        if isinstance(error, (HfHubHTTPError, httpx2.TransportError, ConnectionError)):
+        if isinstance(error, (HfHubHTTPError, HTTPError, ConnectionError)):
             return error
         error = error.__cause__
     return None
