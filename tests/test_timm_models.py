@@ -140,7 +140,7 @@ def test_checkpointed_gradients_are_the_same(name):
         assert torch.allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @every_attention
 def test_scripts(name):
     with set_scriptable(True):

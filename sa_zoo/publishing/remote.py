@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -15,6 +14,7 @@ from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_fil
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
+HTTPError: Any = HfHubHTTPError.__bases__[0]  # of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -47,7 +47,7 @@ def retried(doing: str) -> Callable[[Method], Method]:
             for wait in (*WAITS, None):
                 try:
                     return method(remote, *arguments)
-                except (OSError, RuntimeError, httpx2.TransportError) as error:
+                except (OSError, RuntimeError, HTTPError) as error:
                     if (cause := _hub_error(error)) is None:
                         raise
                     if (pause := _pause(cause, wait)) is None:
@@ -148,7 +148,7 @@ def _hub_error(error: BaseException | None) -> Exception | None:
     """The HTTP or network error that `error` is or was raised from: the client wraps some of them."""
     while error:
         # Xet storage raises ConnectionError, and so does offline mode.
-        if isinstance(error, (HfHubHTTPError, httpx2.TransportError, ConnectionError)):
+        if isinstance(error, (HfHubHTTPError, HTTPError, ConnectionError)):
             return error
         error = error.__cause__
     return None

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
 from sa_zoo.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
-from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
+from sa_zoo.training.overflow import watch
 from sa_zoo.training.progress import Interrupted, Progress
-from sa_zoo.training.run_folder import CHECKPOINTS, record_heads, write_history
+from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, record_heads, write_history
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
@@ -66,11 +69,15 @@ class Run:
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
         self.clock = time.perf_counter(), time.process_time()
-        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
-        if self.counters.scaler and accelerator.scaler:
-            accelerator.scaler.load_state_dict(self.counters.scaler)
+        self._restore()
         self.signals: list[int] = []  # received, which stop the run after the current step
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
+
+    def _restore(self) -> None:
+        """Return to the last checkpoint, if there is one."""
+        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
+        if self.counters.scaler and self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(self.counters.scaler)
 
     def save(self) -> None:
         """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
@@ -80,15 +87,32 @@ class Run:
         counters, scaler = self.counters, self.accelerator.scaler
         counters.scaler = scaler.state_dict() if scaler else {}
         if self.accelerator.is_main_process:
-            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters))
+            record = self.out / HEADS
+            files = [record] if record.is_file() else []
+            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters), files)
         self.accelerator.wait_for_everyone()
 
     def train_epoch(self) -> None:
         """Take the remaining steps of the current epoch."""
-        accelerator, train, optim, counters = self.accelerator, self.config.train, self.config.optim, self.counters
-        read_every, first = 1 if accelerator.device.type == "cpu" else READ_EVERY, True
         self.prepared.train()
+        counters, every = self.counters, self.config.train.checkpoint_steps
+        read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self._tick()
+        for _ in self._steps():
+            counters.step += 1
+            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
+            due = every and self._steps_done() % every == 0 and not last
+            if due or last or counters.step % read_every == 0:
+                self._read()
+            if due:
+                self.save()
+        if self.accelerator.num_processes > 1:  # each process has its own statistics of batch norm
+            for module in self.modules.values():
+                distribute_bn(module, self.accelerator.num_processes, reduce=True)
+
+    def _steps(self) -> Iterator[None]:
+        """Take one optimizer step between two yields."""
+        accelerator, train, optim, first = self.accelerator, self.config.train, self.config.optim, True
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
                 factor = learning_rate_factor(self.images_done(), train.batch_size, self.total, optim.warmup)
@@ -101,21 +125,10 @@ class Run:
                     accelerator.clip_grad_norm_(self.model.parameters(), optim.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            first = accelerator.sync_gradients  # the next micro-batch is the first of a step
-            if not first:
-                continue
-            if self.ema:
-                self.ema.update(self.model, step=self._steps_done() + 1)
-            counters.step += 1
-            last = counters.step == self.steps  # after it the epoch is validated and saved anyway
-            due = train.checkpoint_steps and self._steps_done() % train.checkpoint_steps == 0 and not last
-            if due or last or counters.step % read_every == 0:
-                self._read()
-            if due:
-                self.save()
-        if accelerator.num_processes > 1:  # each process has its own statistics of batch norm
-            for module in self.modules.values():
-                distribute_bn(module, accelerator.num_processes, reduce=True)
+            if first := accelerator.sync_gradients:
+                if self.ema:
+                    self.ema.update(self.model, step=self._steps_done() + 1)
+                yield
 
     def _batches(self) -> list[list[int]]:
         """Indices of the images in each remaining micro-batch of this process."""
@@ -152,9 +165,20 @@ class Run:
             raise Interrupted(f"stopped in {where}, and saved in {self.folder}")
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        newest, step = newest_checkpoint(self.folder), f"epoch {self.counters.epoch + 1}, step {self.counters.step}"
-        kept = f"{newest} is the last good checkpoint" if newest else "there is no checkpoint yet"
-        return FloatingPointError(f"{what} not finite, in {step}; {kept}. Lower optim.lr or set optim.clip")
+        """The error for it, with its cause: the steps since the last checkpoint are repeated to find it."""
+        where, kept = f"epoch {self.counters.epoch + 1}, step {self.counters.step}", checkpoints(self.folder)
+        error = f"{what} not finite, in {where}; "
+        if not kept:
+            return FloatingPointError(f"{error}the initial ones already")
+        found = watch(self.model)
+        self._restore()
+        self.prepared.train()
+        for _ in self._steps():
+            self.counters.step += 1
+            if causes := gather_object(found[:1]):
+                error += f"first in {causes[0]}, step {self.counters.step}; "
+                break
+        return FloatingPointError(f"{error}{kept[0]} is the last good checkpoint. Lower optim.lr or set optim.clip")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""

@@ -20,11 +20,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import write_file
+from sa_zoo.model_folder import SUMS, new_folder, write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
+HEADS = "heads.safetensors"
 IMAGES, IMAGES_AT_ONCE = 100, 5  # that maps are averaged over, as in the paper's Figure 6, and that are held at once
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 # Parameters of score terms that depend on positions alone, by their names in state dicts.
@@ -42,19 +43,31 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
             raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new --out, or --resume")
         return None
     if not (out / "train.toml").is_file():
-        raise FileNotFoundError(f"run folder: got {out}, expected one with a run to resume")
-    started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+        raise FileNotFoundError(f"run folder: got {out} without train.toml, expected one with a run to resume")
+    finished = (out / "metrics.json").is_file()
+    if (out / SUMS).is_file() and not finished:
+        again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
+        raise FileNotFoundError(
+            f"run folder: got a finished run in {out} without metrics.json; `{again}` writes a new one"
+        )
+    try:
+        started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+    except ValueError as error:
+        raise ValueError(f"{out / 'train.toml'}: got a damaged file: {error}") from error
     for section, keys in started.items():
         for key, value in keys.items():
             if (got := now[section][key]) != value and key not in MAY_CHANGE:
                 raise ValueError(f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}")
-    return read_metrics(out) if (out / "metrics.json").is_file() else None
+    return read_metrics(out) if finished else None
 
 
 def begin_run(out: Path, config: Config) -> None:
     """Make the folder if it does not exist; called when data and model are loaded, so that a mistake leaves none."""
-    (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    write_file(out / "train.toml", dump_config(config))
+    if not (out / "train.toml").is_file():
+        with new_folder(out) as new:
+            (new / CHECKPOINTS).mkdir()
+            write_file(new / "train.toml", dump_config(config))
+    write_file(out / "train.toml", dump_config(config))  # when a run is resumed, some keys may change
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
@@ -64,18 +77,14 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
 def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
     """Write row `epoch` of heads.safetensors, if the model has positional parameters; row 0 is the initialization.
 
-    Later rows are dropped: a resumed run writes them again. Raises ValueError if the file lacks earlier ones.
+    Later rows are dropped: a resumed run writes them again.
     """
     rows = {name: value.detach().cpu() for name, value in model.named_parameters() if POSITIONAL.search(name)}
     if not rows:
         return
-    path = out / "heads.safetensors"
-    earlier = load_file(path) if epoch and path.is_file() else {}
-    known = min(len(earlier.get(name, ())) for name in rows)
-    if known < epoch:
-        raise ValueError(f"{path}: got {known} recorded epochs, expected at least the {epoch} before this one")
+    earlier = load_file(out / HEADS) if epoch else {}
     stacked = {name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()}
-    write_file(path, save(stacked, {"format": "pt"}))
+    write_file(out / HEADS, save(stacked, {"format": "pt"}))
 
 
 @torch.no_grad()
@@ -103,4 +112,7 @@ def _is_positional(block: nn.Module) -> bool:
 
 def end_run(out: Path, metrics: Metrics) -> None:
     write_metrics(out, metrics)
+
+
+def remove_checkpoints(out: Path) -> None:
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)

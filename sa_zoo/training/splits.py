@@ -59,13 +59,13 @@ class StreamedSplit(Split):
     """A Split whose images are decoded by worker processes each time they are read."""
 
     def __init__(self, decode: "Decoder", source: Source, table: str, rows: np.ndarray) -> None:
-        self.decode, self.table, self.encoded, self.rows = decode, table, source.images[table], rows.tolist()
+        self.decode, self.table, self.encoded, self.rows = decode, table, source.images[table], rows
         self.labels = torch.from_numpy(source.labels[table][rows])
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        rows = [self.rows[i] for i in indices]
+        rows = self.rows[indices].tolist()
         images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
         positions = torch.tensor(indices)
         return images, self.labels[positions], positions

@@ -19,25 +19,37 @@ from sa_zoo.metrics import Metrics, Training, environment
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
-from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.device import open_accelerator, report_lost_process
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.progress import interruption
-from sa_zoo.training.run_folder import IMAGES, begin_run, check_run, end_run, record_heads, record_maps
+from sa_zoo.training.run_folder import (
+    IMAGES,
+    begin_run,
+    check_run,
+    end_run,
+    record_heads,
+    record_maps,
+    remove_checkpoints,
+)
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
 
 
+@report_lost_process()
 def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, write the last epoch into `out`, evaluate what was written; returns the content of metrics.json.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
-    from; FileExistsError, FileNotFoundError or ValueError if config, data or folder do not allow the run.
+    from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
+    ValueError if config, data or folder do not allow the run.
     """
     accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
+        if accelerator.is_main_process:
+            remove_checkpoints(out)  # the run may have been killed before it did
         return finished
     with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
@@ -88,6 +100,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         images = next(iter(splits["test"].loader(IMAGES)))[0]
         record_maps(out, published, input_format_of(published).normalize(images).to(device))
         end_run(out, metrics)
+        remove_checkpoints(out)
     accelerator.end_training()
     return metrics
 
@@ -125,6 +138,8 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
         settings = flatten_dict(run.config.model_dump(), delimiter="/").items()
         accelerator.init_trackers(train.tracker, {k: str(v) if isinstance(v, list | dict) else v for k, v in settings})
     with interruption() as run.signals, run.progress:
+        if not run.images_done():
+            run.save()  # to repeat the first steps from, should they overflow
         while run.counters.epoch < train.epochs:
             run.train_epoch()
             scores = None
