@@ -116,13 +116,16 @@ def convert(
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
     from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-    from sa_zoo.training.config import DataConfig
+    from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
     report = convert_to_folder(source, out, layers, alpha, content)
     typer.echo(report.table())
     if data:
-        before, after = (evaluate_source(model, DataConfig(name=data)).measured() for model in (source, str(out)))
+        run, config = Path(source) / "train.toml", DataConfig(name=data)
+        if run.is_file() and (trained_on := load_config(run).data).name == data:
+            config = trained_on  # with its title
+        before, after = (evaluate_source(model, config).measured() for model in (source, str(out)))
         baseline = {"model": source, "test": before["test"]}
         measured = read_metrics(out).measured() | {key: after[key] for key in ("data", "test")}
         write_metrics(out, Metrics.model_validate(measured | {"baseline": baseline}))
@@ -149,18 +152,62 @@ def card(
     finish_folder(folder)
 
 
+@app.command("add-run")
+def add_run(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    data: Annotated[str, typer.Option(help="Data set to evaluate on (default: the data of the run).")] = "",
+    recipe: Annotated[str, typer.Option(help="Add the results only, under this word for the recipe.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder of the model (default: model_cards/MODEL).")] = None,
+) -> None:
+    """Add a run to model_cards: with seed 0 as what is published, with another seed its results only."""
+    from sa_zoo.catalogue import add_result, add_run
+    from sa_zoo.publishing.card import architecture
+    from sa_zoo.training.config import DataConfig, load_config
+
+    entry, trained = out or Path("model_cards") / architecture(run), run / "train.toml"
+    config = load_config(trained) if trained.is_file() else None
+    seed = config.train.seed if config else 0
+    if recipe or seed:
+        typer.echo(add_result(run, entry, recipe or "seed", seed))
+    else:
+        source = config.data if config else DataConfig()
+        typer.echo(add_run(run, entry, source.model_copy(update={"name": data or source.name})))
+
+
+@app.command()
+def explore(
+    model: Annotated[str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")],
+    images: Annotated[int, typer.Option(help="Show so many test images of the run's data.", min=0)] = 0,
+    image: Annotated[list[Path] | None, typer.Option(help="Show this picture; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("explorer.html"),
+) -> None:
+    """Write a page in which to explore the attention of a model, offline; without images, with two photographs."""
+    from sa_zoo.pages import explore_source
+
+    page = explore_source(model, image, images).save(out)
+    typer.echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
+
+
 @app.command()
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model.")],
-    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model, or of many such folders.")],
+    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")] = "",
+    owner: Annotated[str, typer.Option(help="Publish all models in the folder, each as OWNER/NAME.")] = "",
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Publish next to other work; replace equal names.")] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish
 
-    publish(folder, repo_id, private, tag, dry_run)
+    if bool(repo_id) == bool(owner):
+        raise ValueError(f"--repo-id, --owner: got {repo_id!r} and {owner!r}, expected one of the two")
+    models = sorted(path.parent for path in folder.glob("*/model.safetensors")) if owner else [folder]
+    if not models:
+        raise ValueError(f"folder: got {folder} without folders of trained models in it, expected model_cards")
+    for model in models:
+        publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry_run, merge)
 
 
 @app.command()

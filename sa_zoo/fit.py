@@ -7,9 +7,11 @@ from accelerate import PartialState
 from sa_zoo.analysis.figures import draw_figures
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.metrics import Metrics
+from sa_zoo.pages import write_explorer
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
+from sa_zoo.untrusted import checked
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -21,7 +23,9 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
 
 
 def finish_folder(folder: Path) -> None:
-    """Add to a folder that timm loads what transformers needs, and the card with its figures."""
-    export_for_transformers(folder)
-    draw_figures(folder)
-    write_card(folder)
+    """Add to a folder that timm loads what transformers needs, its figures and explorer, and the card."""
+    with checked(f"local-dir:{folder}"):
+        export_for_transformers(folder)
+        draw_figures(folder)
+        write_explorer(folder)
+        write_card(folder)

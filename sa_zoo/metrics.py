@@ -96,6 +96,18 @@ def read_metrics(folder: Path) -> Metrics:
         raise ValueError(f"{path}: expected version 1 of its schema, but {'; '.join(lines)}") from error
 
 
+def read_results(folder: Path) -> dict[str, list[Metrics]]:
+    """All finished runs of the model of a folder, by recipe; that of metrics.json and its other seeds is called "".
+
+    The others are in results/RECIPE-SEED.json, with "seed" for RECIPE where it is that of metrics.json.
+    """
+    results = {"": [metrics]} if (metrics := read_metrics(folder)).test else {}
+    for path in sorted((folder / "results").glob("*.json")):
+        recipe = path.stem.rpartition("-")[0]
+        results.setdefault("" if recipe == "seed" else recipe, []).append(Metrics.model_validate(read_json(path)))
+    return results
+
+
 def write_metrics(folder: Path, metrics: Metrics) -> Path:
     return write_json(folder / FILE, metrics.measured())
 

@@ -19,6 +19,8 @@ from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
 from torch import nn
 
+from sa_zoo.untrusted import checked
+
 
 def write_file(path: Path, content: bytes | str) -> Path:
     """Write a file, unless it has this content, atomically: even a power failure leaves the old one or the new one."""
@@ -102,7 +104,8 @@ def load_model(source: str) -> nn.Module:
         check_name(source, "a model folder or a timm name")
     elif kind == "local-dir" and not (Path(name) / "config.json").is_file():
         raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json in it")
-    return build_model(source, pretrained=True, model_name=source)
+    with checked(source):
+        return build_model(source, pretrained=True, model_name=source)
 
 
 def check_name(name: str, expected: str = "a timm name") -> None:

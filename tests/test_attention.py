@@ -66,7 +66,7 @@ def test_a_block_is_that_of_the_numpy_loop(term, reference):
 def test_the_network_is_that_of_the_numpy_loop(term, reference):
     torch.manual_seed(3)
     sizes = {"img_size": (PATCH * H, PATCH * W), "in_chans": CHANNELS, "num_classes": CLASSES, "patch_size": PATCH}
-    model = SANet((term,), **sizes, embed_dim=D, depth=2, num_heads=HEADS, hidden_dim=HIDDEN, dtype=torch.float64)
+    model = SANet(((term,),), **sizes, embed_dim=D, depth=2, num_heads=HEADS, hidden_dim=HIDDEN, dtype=torch.float64)
     images = torch.randn(B, CHANNELS, PATCH * H, PATCH * W, dtype=torch.float64)
     expected = oracle.network(arrays(model), images.numpy(), reference, PATCH, depth=2)
     assert np.abs(model(images).detach().numpy() - expected).max() < 1e-10

@@ -157,6 +157,12 @@ def test_figures_that_exist_are_shown(run):
         assert shown == names[:index]
 
 
+def test_a_card_links_the_explorer_of_a_folder_that_has_one(run):
+    assert "explorer.html" not in render_card(run)
+    (run / "explorer.html").write_text("<!doctype html>")
+    assert "[explorer.html](explorer.html)" in render_card(run)
+
+
 def test_only_a_folder_with_its_own_code_is_offered_as_remote_code(run):
     assert "trust_remote_code" not in render_card(run)
     change(run / "config.json", auto_map={"AutoModel": "modeling.Model"})

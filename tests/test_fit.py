@@ -49,6 +49,7 @@ def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, t
         ),
         *("README.md", "config.json", "figures/confusion_matrix.png", "figures/reliability.png", "history.jsonl"),
         *("metrics.json", "model.safetensors", "modeling_sa.py", "preprocessor_config.json", "train.toml"),
+        "explorer.html",
     } <= set(ours)
 
 
@@ -82,3 +83,4 @@ def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_p
     assert done.returncode == 0, done.stderr
     assert "sa_quadratic_tiny_cifar on digits: test accuracy" in done.stdout
     assert (tmp_path / "run" / "README.md").is_file()
+    assert (tmp_path / "run" / "explorer.html").is_file(), "its scripts and styles are installed too"

@@ -31,10 +31,12 @@ class LayerMaps:
     module: nn.Module  # which has, if `positional`, the parameters Delta and spread or alpha, or row, col, w, v
     grid: Pixel  # (H, W) of the queries
     keys: Pixel  # (H, W) of the keys
+    image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
     positional: bool  # whether the maps are the same for all images
     factors: tuple[Tensor, ...]
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
+    padding: Pixel = (0, 0)  # keys before the first pixel of the image
     dropped: Tensor | None = None  # (B, N_h, T): share of class and register tokens, not in the maps
 
     @property
@@ -106,19 +108,19 @@ def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     positional = all(getattr(term, "positional", False) for term in module.terms)
     factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
     grid = (X.shape[1], X.shape[2])
-    return LayerMaps(name, module, grid, grid, positional, tuple(factors))
+    return LayerMaps(name, module, grid, grid, grid, positional, tuple(factors))
 
 
 def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> LayerMaps:
     """x: (B, D_in, H, W)"""
-    sizes = module.key_sizes(list(x.shape[2:]))
+    image = list(x.shape[2:])
+    sizes = module.key_sizes(image)
     content = isinstance(module, ContentAttention) and bool(module.gate.any())
     axes = () if content else (probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2))
-    grid, keys, stride, center = (
-        (down, across) for down, across in (module.queries(sizes), sizes, module.stride, module.center)
-    )
     factors = tuple(axes) or (module.probabilities(x),)
-    return LayerMaps(name, module, grid, keys, not content, factors, stride, center)
+    pairs = (module.queries(sizes), sizes, image, module.stride, module.center, module.pad.amounts(image)[0])
+    grid, keys, inner, stride, center, padding = ((down, across) for down, across in pairs)
+    return LayerMaps(name, module, grid, keys, inner, not content, factors, stride, center, padding)
 
 
 def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
@@ -145,10 +147,9 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         if P.ndim != 4 or P.shape[-2] != P.shape[-1] or not 0 <= extra <= prefix:
             continue
         name = node.rpartition(".")[0]
+        module = model.get_submodule(name)
         kept = P[..., extra:, extra:].float()
         share = kept.sum(dim=-1, keepdim=True)
         factors = (kept / share.clamp(min=torch.finfo(torch.float32).tiny),)
-        layers.append(
-            LayerMaps(name, model.get_submodule(name), grid, grid, False, factors, dropped=1 - share.squeeze(-1))
-        )
+        layers.append(LayerMaps(name, module, grid, grid, grid, False, factors, dropped=1 - share.squeeze(-1)))
     return layers

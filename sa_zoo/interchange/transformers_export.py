@@ -15,7 +15,7 @@ from transformers.image_utils import PILImageResampling
 from sa_zoo.model_folder import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, terms_of_block
 from sa_zoo.models.terms import TERMS
 
 
@@ -48,11 +48,12 @@ def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
-    block, (height, width) = network.blocks[0], network.img_size
+    block, (height, width), depth = network.blocks[0], network.img_size, len(network.blocks)
     heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
-    kinds: dict[Any, Any] = {classes: name for name, classes in TERMS.items()}
+    built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
+    kinds: Any = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])
     return SAConfig(
-        attention_type=kinds[tuple(type(term) for term in block.attn.terms)],
+        attention_type=next(kinds),
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
         num_attention_heads=heads[0] if len(set(heads)) == 1 else heads,

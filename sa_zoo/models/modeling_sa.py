@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, checked_size, heads_per_block, new_head, set_grid
+from .network import Block, checked_size, heads_per_block, new_head, set_grid, terms_of_block
 from .terms import TERMS
 
 
@@ -52,7 +52,7 @@ class SABlock(GradientCheckpointingLayer, Block):
             config.hidden_size,
             heads_per_block(config.num_attention_heads, config.num_hidden_layers)[index],
             config.intermediate_size,
-            TERMS[config.attention_type],
+            terms_of_block(TERMS[config.attention_type], index, config.num_hidden_layers),
             (height // config.patch_size, width // config.patch_size),
             proj_drop=config.hidden_dropout_prob,
             attn_drop=config.attention_probs_dropout_prob,

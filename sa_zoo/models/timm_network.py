@@ -10,7 +10,7 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.types import Device
 
-from .network import Block, SANet, checked_pool, new_head
+from .network import Block, SANet, Terms, checked_pool, new_head
 from .positions import resized_grid, resized_table
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class TimmSANet(SANet):
 
     output_fmt = "NHWC"
 
-    def __init__(self, terms: tuple[type[nn.Module], ...], **kwargs: Any) -> None:
+    def __init__(self, terms: tuple[Terms, ...], **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
         self.grad_checkpointing = False
         self.feature_info = [

@@ -6,7 +6,6 @@ folder per registered model, with its card and the files that the card is render
 
 import hashlib
 import re
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sa_zoo.cost import cost_of
-from sa_zoo.metrics import Baseline, Scores, read_metrics, write_metrics
+from sa_zoo.metrics import Baseline, Scores, read_metrics, read_results, write_metrics
 from sa_zoo.model_folder import read_json, write_file
-from sa_zoo.publishing.folder import check_complete, read_manifest
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PLACEHOLDERS = re.compile(r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE)
@@ -72,25 +70,10 @@ def registered_models() -> list[str]:
 
 
 def write_catalogue(model_cards: Path) -> None:
-    """Render the card of every registered model; that of one without a trained run says so."""
-    for name in registered_models():
+    """Render the card of every folder and registered model; that of one without a trained run says so."""
+    for name in {*registered_models(), *(path.name for path in model_cards.iterdir())}:
         (model_cards / name).mkdir(parents=True, exist_ok=True)
         write_card(model_cards / name)
-
-
-def add_run(run: Path, model_cards: Path) -> Path:
-    """Put a finished run into the catalogue, with SHA256SUMS in place of its weights. Raises ValueError for others."""
-    check_complete(run)
-    manifest = read_manifest(run)
-    weights = hashlib.sha256(manifest.pop("model.safetensors")).hexdigest()
-    manifest["SHA256SUMS"] = f"{weights}  model.safetensors\n".encode()
-    entry = model_cards / architecture(run)
-    shutil.rmtree(entry, ignore_errors=True)
-    for name, content in manifest.items():
-        if not name.endswith(".py"):
-            (entry / name).parent.mkdir(parents=True, exist_ok=True)
-            write_file(entry / name, content)
-    return write_card(entry)
 
 
 def name_baseline(folder: Path, baseline: Path) -> Path:
@@ -130,9 +113,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         "attention": cfg.get("paper_ids") == PAPER,
         "ours": entry.__module__.startswith("sa_zoo."),
         "remote_code": "auto_map" in config,
-        # the catalogue keeps the sum without the weights
-        "weights_sha256": sha256 or _text(folder / "SHA256SUMS").partition(" ")[0],
+        "weights_sha256": sha256,
         "metrics": metrics,
+        "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
         "licence": cfg.get("license") or "apache-2.0",
         "cost": cost_of(model, tuple(cfg["input_size"])),
@@ -140,6 +123,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],
+        "explorer": (folder / "explorer.html").is_file(),
     }
 
 

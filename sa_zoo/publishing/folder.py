@@ -1,35 +1,65 @@
 """A model folder before it is published: its manifest, and the checks that need no network. It is only read."""
 
+import json
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from huggingface_hub import get_token
+from huggingface_hub.utils.sha import git_hash
+from pydantic import TypeAdapter, ValidationError
 
 from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
-RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors", "figures/*.png")
+RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors", "check.json", "results/*.json")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
-PUBLISHED = REQUIRED + OPTIONAL + RECORDS
+SHOWN = ("figures/*.png", "explorer.html")
+PATTERNS = REQUIRED + OPTIONAL + RECORDS + SHOWN
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
+CODE = Path(__file__).parents[1] / "models"  # the folders in model_cards/ link to its files
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
 # Path in the repository -> content. Files are read once, so that what is published is what was checked.
 Manifest = dict[str, bytes]
+PUBLISHED = "sa_zoo.json"  # in a repository: the files that this package published, so that it never touches others
+
+
+def digests(content: bytes) -> dict[str, str]:
+    """What a Hub states about a file: sha256 of a large one, the sha1 of git's blob of a small one."""
+    return {"sha256": sha256(content).hexdigest(), "git": git_hash(content)}
+
+
+def with_list(manifest: Manifest) -> Manifest:
+    """The manifest and, as the file PUBLISHED, the digests of all its files."""
+    files = {name: digests(content) for name, content in manifest.items()}
+    return manifest | {PUBLISHED: (json.dumps({"files": files}, indent=2) + "\n").encode()}
+
+
+def published_files(content: bytes) -> dict[str, dict[str, str]] | None:
+    """Path -> digests, from a file PUBLISHED; None if it is something else."""
+    try:
+        return TypeAdapter(dict[str, dict[str, dict[str, str]]]).validate_json(content)["files"]
+    except (ValidationError, KeyError):
+        return None
 
 
 def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     """The files to publish, sorted by path; `card` replaces README.md."""
-    paths = [path for pattern in PUBLISHED for path in folder.glob(pattern) if path.is_file()]
+    paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
+    for path in paths:
+        target = path.resolve()
+        if not target.is_relative_to(folder.resolve()) and target.parent != CODE:
+            raise ValueError(f"got {path}, a link to {target}, expected files inside of the folder")
     manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     if card is not None:
         manifest["README.md"] = card.encode()

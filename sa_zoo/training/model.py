@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sa_zoo.model_folder import build_model, check_name
 from sa_zoo.training.config import ModelConfig
 from sa_zoo.training.device import to_device
+from sa_zoo.untrusted import checked
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     """
     check_name(config.name)
     source = config.init or config.name
-    try:
-        args = resolve_model_input_args(source, {"img_size": image_size or None}, **config.args, num_classes=classes)
-    except (OSError, RuntimeError) as error:
-        raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
-    if args["model_name"] != config.name.partition(".")[0]:
-        raise ValueError(f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}")
-    model = build_model(source, pretrained=bool(config.init), **args)
+    with checked(source):
+        try:
+            sizes = {"img_size": image_size or None}
+            args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
+        except (OSError, RuntimeError) as error:
+            raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
+        if args["model_name"] != config.name.partition(".")[0]:
+            raise ValueError(f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}")
+        model = build_model(source, pretrained=bool(config.init), **args)
     names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if config.freeze and re.search(config.freeze, name)]
     if config.freeze and len(frozen) in (0, len(names)):
