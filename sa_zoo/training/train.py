@@ -15,7 +15,7 @@ from torch import nn
 from transformers.utils.generic import flatten_dict
 
 from sa_zoo.cost import training_macs
-from sa_zoo.metrics import Metrics, Training, environment
+from sa_zoo.metrics import Metrics, Scores, Training, environment
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
@@ -74,12 +74,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         data_config = {"input_size": input_format.input_size}
         write_timm_files(out, run.averaged, model_config=model_config, data_config=data_config)
     accelerator.wait_for_everyone()
-    # the test split for the only time, in full precision, with the model as the run folder gives it
-    published, scores = load_model(str(out)).to(device), {}
-    for name in ("test", "validation"):
-        if len(splits[name]):
-            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, name == "test")
+    published, scores = _evaluated(out, splits, accelerator)
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -103,6 +98,16 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         remove_checkpoints(out)
     accelerator.end_training()
     return metrics
+
+
+def _evaluated(out: Path, splits: dict[str, Split], accelerator: Accelerator) -> tuple[nn.Module, dict[str, Scores]]:
+    """The model as the run folder gives it, and its scores in full precision, on the test split for the only time."""
+    published, scores = load_model(str(out)).to(accelerator.device), {}
+    for name in ("test", "validation"):
+        if len(splits[name]):
+            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, name == "test")
+    return published, scores
 
 
 def _accelerator(config: Config, out: Path) -> Accelerator:
