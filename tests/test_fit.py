@@ -66,7 +66,7 @@ def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_p
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-compile"]
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("sa_zoo", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("sa_zoo", "configs", "model_cards", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         (source / name).symlink_to(ROOT / name)  # so that the build leaves nothing in the checkout
     subprocess.run([*pip, f"--target={tmp_path / 'site'}", str(source)], check=True)
     assert {path.name for path in (tmp_path / "site" / "sa_zoo" / "recipes").iterdir()} == {
