@@ -21,7 +21,7 @@ from torch.nn.modules import module as registration
 
 LARGEST = 2**20  # of any number in config.json
 PARAMETERS = 2**26  # of all networks that are built while a folder is loaded; 8 times its weights, if that is more
-SMALLEST = 2**13  # what a tensor counts at least, so that a million tiny layers are too many, too
+SMALLEST = 2**13  # parameters that a tensor counts at least, so that a million tiny layers are too many, too
 FILES = ["config.json", "model.safetensors"]
 
 

@@ -64,13 +64,7 @@ def publish(
             raise ValueError(f"got tag {tag}, which {there}, expected a new one: published tags do not move")
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
-    commit = remote.head()
-    others = _others(remote, commit, manifest, merge)
-    if remote.differences(commit, manifest, others):
-        commit = remote.commit(manifest, commit, others)
-        if differences := remote.differences(commit, manifest, others):
-            found = f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)})"
-            raise Refused(f"{found}: somebody else may be writing there: look at it, then run this again")
+    commit = _commit(remote, manifest, merge)
     _check_download(remote, commit, manifest, logits)
     if tag:
         remote.tag(tag, commit)
@@ -80,8 +74,12 @@ def publish(
     return commit
 
 
-def _others(remote: Remote, commit: str, manifest: Manifest, merge: bool) -> set[str]:
-    """Files of a commit that are not from here. Raises Refused if they are in the way, unless `merge` is on."""
+def _commit(remote: Remote, manifest: Manifest, merge: bool) -> str:
+    """Make main hold the manifest, if it does not yet, next to files that are not from here; return its commit.
+
+    Raises Refused, before anything is sent, if such files are in the way and `merge` is off.
+    """
+    commit = remote.head()
     listed, others = remote.others(commit)
     same = sorted(others & manifest.keys())
     if not merge and (found := same if listed else sorted(others)):
@@ -90,7 +88,14 @@ def _others(remote: Remote, commit: str, manifest: Manifest, merge: bool) -> set
             f"published: nothing was changed; choose a new --repo-id, or add --merge, which replaces "
             f"{', '.join(same) or 'none of its files'} and keeps all others"
         )
-    return others
+    if remote.differences(commit, manifest, others):
+        commit = remote.commit(manifest, commit, others)
+        if differences := remote.differences(commit, manifest, others):
+            raise Refused(
+                f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
+                "somebody else may be writing there: look at it, then run this again"
+            )
+    return commit
 
 
 def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: torch.Tensor) -> None:
