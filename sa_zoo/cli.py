@@ -162,11 +162,12 @@ def publish(
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Publish next to other work; replace equal names.")] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish
 
-    publish(folder, repo_id, private, tag, dry_run)
+    publish(folder, repo_id, private, tag, dry_run, merge)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from sa_zoo.model_folder import SUMS, check_sums, write_sums
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
+from sa_zoo.untrusted import checked
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -28,9 +29,10 @@ def finish_folder(folder: Path) -> None:
     not in it: they may be written again.
     """
     check_sums(folder)
-    export_for_transformers(folder)
-    draw_figures(folder)
-    write_card(folder)
+    with checked(f"local-dir:{folder}"):
+        export_for_transformers(folder)
+        draw_figures(folder)
+        write_card(folder)
     for leftover in folder.rglob(".*.incomplete"):  # of a process that was killed while it wrote a file
         leftover.unlink()
     files = (path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())

@@ -21,6 +21,8 @@ from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
 from torch import nn
 
+from sa_zoo.untrusted import checked
+
 SUMS = "sha256.json"
 
 
@@ -102,6 +104,8 @@ def damage(folder: Path) -> str:
     """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing."""
     try:
         for name, expected in read_json(folder / SUMS).items():
+            if not (folder / name).is_file():  # a folder of somebody else may name a device
+                return f"{folder / name} is not there"
             if sha256((folder / name).read_bytes()).hexdigest() != expected:
                 return f"{folder / name} does not match its sha256 in {SUMS}"
     except (OSError, ValueError) as error:
@@ -142,7 +146,8 @@ def load_model(source: str) -> nn.Module:
         check_name(source, "a model folder or a timm name")
     elif kind == "local-dir" and not (Path(name) / "config.json").is_file():
         raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json in it")
-    return build_model(source, pretrained=True, model_name=source)
+    with checked(source):
+        return build_model(source, pretrained=True, model_name=source)
 
 
 def check_name(name: str, expected: str = "a timm name") -> None:

@@ -3,6 +3,7 @@
 Renders the tables in README.md and docs/ from committed JSON and by counting: whatever stands between
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
+docs/reliability/ has one file per script scripts/prove_NAME.py, which wrote it.
 docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; "title" and
 "notes" may be added to it by hand.
 """
@@ -116,7 +117,36 @@ def speed() -> str:
     return markdown_table(["speed, memory"] + [machine["title"] for machine in found], lines, text=1)
 
 
-RENDERED = {"models": models, "conversions": conversions, "benchmarks": benchmarks, "speed": speed}
+def proofs() -> dict[str, dict[str, Any]]:
+    """What the scripts/prove_*.py wrote, by name."""
+    return {
+        path.stem: read(f"reliability/{path.name}") for path in sorted((ROOT / "docs" / "reliability").glob("*.json"))
+    }
+
+
+def reliability() -> str:
+    """One row per proof, then what each of them tried."""
+    found = proofs()
+    rows = [
+        [f"[{name}](#{name})", f"{proof['tried']:,}", f"{proof['lost']:,}", f"{proof['seconds'] / 60:.1f}"]
+        for name, proof in found.items()
+    ]
+    parts = [markdown_table(["proof", "tried", "lost", "minutes"], rows, text=1)]
+    for name, proof in found.items():
+        parts += [f"## {name}\n", f"{proof['what']}\n", f"`{proof['command']}`\n"]
+        parts += [f"{proof['hardware']}; {facts(proof['versions'])}\n"]
+        details = [[kind, outcome.replace("|", "\\|"), f"{count:,}"] for kind, count, outcome in proof["details"]]
+        parts.append(markdown_table(["tried", "outcome", "times"], details, text=2))
+    return "\n".join(parts)
+
+
+RENDERED = {
+    "models": models,
+    "conversions": conversions,
+    "benchmarks": benchmarks,
+    "speed": speed,
+    "reliability": reliability,
+}
 
 
 def render(text: str) -> str:

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,14 +23,16 @@ TOKEN = "hf_" + "t" * 34
 class Fault:
     """What goes wrong with the next `times` requests whose "METHOD path" matches.
 
-    kind: "drop" (closed before anything happens), "lose" (done, then closed without an answer), "cut" (half of the
-    answer), "flip" (one bit of the answer), or an HTTP status to answer instead.
+    kind: "drop" (closed before anything happens), "lose" (done, then closed without an answer), "cut" (closed after the
+    share `at` of the answer), "flip" (one bit of the answer, there), "slow" (an answer after 1/3 second), or an
+    HTTP status to answer instead.
     """
 
     pattern: str
     kind: str | int
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
+    at: float = 0.5
 
 
 class HubServer(ThreadingHTTPServer):
@@ -85,14 +88,17 @@ class Handler(BaseHTTPRequestHandler):
             status, headers, answer = problem.status, problem.headers | (fault.headers if fault else {}), problem.body
         if fault and fault.kind == "lose":
             return self.hang_up()
-        if fault and fault.kind == "flip":
-            answer = answer[:-1] + bytes([answer[-1] ^ 1])
+        if fault and fault.kind == "slow":
+            time.sleep(1 / 3)
+        place = int(len(answer) * fault.at) if fault else 0
+        if fault and fault.kind == "flip" and answer:
+            answer = answer[:place] + bytes([answer[place] ^ 1]) + answer[place + 1 :]
         self.send_response(status)
         for key, value in {"Content-Length": str(len(answer)), **headers}.items():
             self.send_header(key, value)
         self.end_headers()
         if fault and fault.kind == "cut":
-            self.wfile.write(answer[: len(answer) // 2])
+            self.wfile.write(answer[:place])
             return self.hang_up()
         if self.command != "HEAD":
             self.wfile.write(answer)

@@ -320,7 +320,7 @@ def test_an_image_of_the_wrong_channel_count_is_reported(tmp_path, mode, channel
 def test_a_damaged_image_is_reported(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"image 1 of the train split: got no readable image"):
+    with pytest.raises(ValueError, match=r"image 1 of the train split: cannot identify image file"):
         read(folder)
 
 

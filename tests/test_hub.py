@@ -1,5 +1,7 @@
 """Publishing against a real HTTP server with the real client: the whole road, and every way it can break."""
 
+import hashlib
+import json
 import logging
 import os
 import re
@@ -74,7 +76,12 @@ def test_the_whole_road_is_one_commit_and_a_tag_on_it(hub, run):
     assert hub.count("POST .*/commit/") == 1
     names = ["README.md", "config.json", "history.jsonl", "metrics.json", "model.safetensors", "train.toml"]
     expected = {name: (run / name).read_bytes() for name in names if name != "README.md"}
-    assert published(hub) == expected | {"README.md": published_card(run, REPO).encode()}
+    expected["README.md"] = published_card(run, REPO).encode()
+    listed = json.loads(published(hub)["sa_zoo.json"])["files"]
+    assert {name: digests["sha256"] for name, digests in listed.items()} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in expected.items()
+    }
+    assert published(hub) == expected | {"sa_zoo.json": published(hub)["sa_zoo.json"]}
 
 
 def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_follow(hub, run, tmp_path):
@@ -95,7 +102,7 @@ def test_running_it_again_does_nothing(hub, run):
     publish(run, REPO, tag="v1")
     hub.log.clear()
     publish(run, REPO, tag="v1")
-    assert hub.writes() == ["POST /api/repos/create"]
+    assert hub.writes() == []
 
 
 def test_a_dry_run_checks_and_prints_and_asks_nothing_of_the_hub(hub, run, capsys):
@@ -175,16 +182,71 @@ def test_somebody_else_committing_in_between_is_a_conflict_and_not_an_overwrite(
     hub.before[COMMIT] = lambda: hub.repositories[REPO].commit(theirs)
     with pytest.raises(Refused, match="somebody else changed you/test-vit meanwhile"):
         publish(run, REPO, tag="v1")
-    assert published(hub) == {"theirs.txt": b"mine too"}
-    publish(run, REPO, tag="v1")
-    assert "theirs.txt" not in published(hub) and hub.repositories[REPO].tags
+    assert published(hub) == {"theirs.txt": b"mine too"} and hub.repositories[REPO].tags == {}
 
 
 def test_somebody_else_committing_before_the_attempt_is_noticed_too(hub, run):
+    publish(run, REPO)
     hub.before[f"GET /api/models/{REPO}/tree/"] = lambda: hub.repositories[REPO].commit({"theirs.txt": b"1"})
-    with pytest.raises(Refused, match=r"theirs\.txt: not in the folder"):
+    (run / "LICENSE").write_text("Apache License")
+    hub.log.clear()
+    with pytest.raises(Refused, match=r"theirs\.txt"):
         publish(run, REPO, tag="v1")
     assert hub.count(COMMIT) == 0 and hub.repositories[REPO].tags == {}
+
+
+def other_work(hub, files):
+    """A repository that somebody filled without this package."""
+    hub.repositories[REPO] = Repository(private=False)
+    hub.repositories[REPO].commit({".gitattributes": b""} | files)
+    return hub.repositories[REPO]
+
+
+@pytest.mark.parametrize(
+    "theirs", [{"README.md": b"# Years of work\n", "weights/model.ckpt": b"w"}, {"sa_zoo.json": b'{"files": [1]}'}]
+)
+def test_a_repository_with_other_work_is_listed_and_left_alone(hub, run, theirs):
+    repository = other_work(hub, theirs)
+    with pytest.raises(Refused, match="expected an empty repository or one that sa_zoo published") as raised:
+        publish(run, REPO, tag="v1")
+    assert f"holds {', '.join(theirs)}, expected" in str(raised.value) and "--merge" in str(raised.value)
+    assert published(hub) == theirs and len(repository.commits) == 1 and repository.tags == {}
+    assert hub.writes() == [] and hub.objects == {}
+
+
+def test_merging_into_other_work_replaces_files_of_the_same_name_and_keeps_the_rest(hub, run):
+    repository = other_work(hub, {"README.md": b"# Mine\n", "weights/model.ckpt": b"w"})
+    commit = publish(run, REPO, tag="v1", merge=True)
+    assert repository.tags == {"v1": commit}
+    assert published(hub)["weights/model.ckpt"] == b"w" and b"# Mine" not in published(hub)["README.md"]
+    (run / "LICENSE").write_text("Apache License")  # from now on it is known what is whose
+    publish(run, REPO)
+    assert published(hub)["weights/model.ckpt"] == b"w" and published(hub)["LICENSE"] == b"Apache License"
+    (run / "LICENSE").unlink()
+    publish(run, REPO)
+    assert published(hub)["weights/model.ckpt"] == b"w" and "LICENSE" not in published(hub)
+
+
+def test_a_file_edited_on_the_hub_is_not_overwritten(hub, run):
+    publish(run, REPO)
+    repository = hub.repositories[REPO]
+    repository.commit(repository.commits[repository.head] | {"README.md": b"# By hand\n", "notes.txt": b"n"})
+    (run / "LICENSE").write_text("Apache License")
+    with pytest.raises(Refused, match=r"which holds README\.md, expected"):
+        publish(run, REPO)
+    assert published(hub)["README.md"] == b"# By hand\n" and len(repository.commits) == 3
+    publish(run, REPO, merge=True)
+    assert published(hub)["notes.txt"] == b"n" and REPO.encode() in published(hub)["README.md"]
+
+
+def test_a_file_edited_on_the_hub_that_left_the_folder_stays(hub, run):
+    (run / "LICENSE").write_text("Apache License")
+    publish(run, REPO)
+    repository = hub.repositories[REPO]
+    repository.commit(repository.commits[repository.head] | {"LICENSE": b"MIT"})
+    (run / "LICENSE").unlink()
+    publish(run, REPO)
+    assert published(hub)["LICENSE"] == b"MIT"
 
 
 def test_somebody_else_taking_the_tag_is_a_conflict(hub, run):

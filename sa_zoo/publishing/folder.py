@@ -4,13 +4,17 @@ A folder that passes `check_folder` holds safetensors weights and loads by timm 
 Nothing here modifies a folder.
 """
 
+import json
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from huggingface_hub import get_token
+from huggingface_hub.utils.sha import git_hash
+from pydantic import TypeAdapter, ValidationError
 
 from sa_zoo.model_folder import read_json
 
@@ -36,11 +40,34 @@ PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
 # Path in the repository -> content. Files are read once, so that what is published is what was checked.
 Manifest = dict[str, bytes]
+PUBLISHED = "sa_zoo.json"  # in a repository: the files that this package published, so that it never touches others
+
+
+def digests(content: bytes) -> dict[str, str]:
+    """What a Hub states about a file: sha256 of a large one, the sha1 of git's blob of a small one."""
+    return {"sha256": sha256(content).hexdigest(), "git": git_hash(content)}
+
+
+def with_list(manifest: Manifest) -> Manifest:
+    """The manifest and, as the file PUBLISHED, the digests of all its files."""
+    files = {name: digests(content) for name, content in manifest.items()}
+    return manifest | {PUBLISHED: (json.dumps({"files": files}, indent=2) + "\n").encode()}
+
+
+def published_files(content: bytes) -> dict[str, dict[str, str]] | None:
+    """Path -> digests, from a file PUBLISHED; None if it is something else."""
+    try:
+        return TypeAdapter(dict[str, dict[str, dict[str, str]]]).validate_json(content)["files"]
+    except (ValidationError, KeyError):
+        return None
 
 
 def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     """The files to publish, sorted by path; `card` replaces README.md."""
     paths = [path for pattern in REQUIRED + OPTIONAL for path in folder.glob(pattern) if path.is_file()]
+    for path in paths:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"got {path}, a link to {path.resolve()}, expected files inside of the folder")
     manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     if card is not None:
         manifest["README.md"] = card.encode()

@@ -14,17 +14,32 @@ import torch
 from huggingface_hub.utils import validate_repo_id
 
 from sa_zoo.publishing.card import published_card
-from sa_zoo.publishing.folder import Manifest, check_complete, check_folder, check_loads, read_manifest
+from sa_zoo.publishing.folder import (
+    Manifest,
+    check_complete,
+    check_folder,
+    check_loads,
+    read_manifest,
+    with_list,
+)
 from sa_zoo.publishing.remote import Refused, Remote
+from sa_zoo.untrusted import checked
 
 
 def publish(
-    folder: Path, repo_id: str, private: bool = False, tag: str | None = None, dry_run: bool = False
+    folder: Path,
+    repo_id: str,
+    private: bool = False,
+    tag: str | None = None,
+    dry_run: bool = False,
+    merge: bool = False,
 ) -> str | None:
     """Publish `folder` as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
 
     The Hub is that of HF_ENDPOINT, if it is set; the token comes from HF_TOKEN or the client's login. The tag comes
     last, on a commit whose files were downloaded again and compared, and which timm and transformers loaded.
+    A repository with other work is refused unless `merge` is on, and files that are not from here stay in any case,
+    except that `merge` replaces those with the name of a published one.
     Raises ValueError for the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused
     for the Hub, each with what to do.
     """
@@ -34,8 +49,9 @@ def publish(
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
     check_complete(folder)
-    manifest = read_manifest(folder, published_card(folder, repo_id))
-    logits = check_folder(folder, manifest)
+    with checked(f"local-dir:{folder}"):
+        manifest = with_list(read_manifest(folder, published_card(folder, repo_id)))
+        logits = check_folder(folder, manifest)
     remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
     print(f"{folder} -> {remote.url}" + (" (private)" if private else "") + (f", tag {tag}" if tag else ""))
     for name, content in manifest.items():
@@ -48,7 +64,7 @@ def publish(
 
     remote.create(private)
     if tag and (tagged := remote.tags().get(tag)):
-        if differences := remote.differences(tagged, manifest):
+        if differences := remote.differences(tagged, manifest, remote.others(tagged)[1]):
             raise ValueError(
                 f"got tag {tag}, which {remote.url} has at {tagged} with other contents ({'; '.join(differences)}), "
                 "expected a new one: published tags do not move"
@@ -56,9 +72,10 @@ def publish(
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
     commit = remote.head()
-    if remote.differences(commit, manifest):
-        commit = remote.commit(manifest, commit)
-        if differences := remote.differences(commit, manifest):
+    others = _others(remote, commit, manifest, merge)
+    if remote.differences(commit, manifest, others):
+        commit = remote.commit(manifest, commit, others)
+        if differences := remote.differences(commit, manifest, others):
             raise Refused(
                 f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
                 "somebody else may be writing there: look at it, then run this again"
@@ -70,6 +87,19 @@ def publish(
             raise Refused(f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: choose a new tag")
     print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
     return commit
+
+
+def _others(remote: Remote, commit: str, manifest: Manifest, merge: bool) -> set[str]:
+    """Files of a commit that are not from here. Raises Refused if they are in the way, unless `merge` is on."""
+    listed, others = remote.others(commit)
+    same = sorted(others & manifest.keys())
+    if not merge and (found := same if listed else sorted(others)):
+        raise Refused(
+            f"got {remote.url}, which holds {', '.join(found)}, expected an empty repository or one that sa_zoo "
+            f"published: nothing was changed; choose a new --repo-id, or add --merge, which replaces "
+            f"{', '.join(same) or 'none of its files'} and keeps all others"
+        )
+    return others
 
 
 def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: torch.Tensor) -> None:

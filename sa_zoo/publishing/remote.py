@@ -6,15 +6,14 @@ The client retries only uploads and downloads itself. This file retries creating
 import time
 from collections.abc import Callable
 from functools import wraps
-from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils.sha import git_hash
 
-from sa_zoo.publishing.folder import Manifest
+from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_files
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
@@ -77,7 +76,8 @@ class Remote:
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
-        self.api.create_repo(self.repo_id, private=private, exist_ok=True)
+        if not self.api.repo_exists(self.repo_id):  # exist_ok would hide why a Hub refuses one that exists
+            self.api.create_repo(self.repo_id, private=private)
         if private and not self.api.model_info(self.repo_id).private:
             raise PermissionError(f"{self.url} is already public, expected private: change that or choose a new name")
 
@@ -92,21 +92,29 @@ class Remote:
         return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(self.repo_id).tags}
 
     @retried("read the files")
-    def differences(self, commit: str, manifest: Manifest) -> list[str]:
-        """Differences between the tree of `commit` and the manifest, one line per file; none if all bytes are equal."""
+    def others(self, commit: str) -> tuple[bool, set[str]]:
+        """Whether a commit has the list of what this package published, and all files that are not as listed there."""
+        tree, files = self._tree(commit), None
+        if PUBLISHED in tree:
+            with TemporaryDirectory() as cache:
+                path = self.api.hf_hub_download(self.repo_id, PUBLISHED, revision=commit, cache_dir=cache)
+                files = published_files(Path(path).read_bytes())
+        if files is None:
+            return False, set(tree)
+        return True, {name for name, file in tree.items() if name != PUBLISHED and not _is(file, files.get(name, {}))}
+
+    @retried("read the files")
+    def differences(self, commit: str, manifest: Manifest, others: set[str]) -> list[str]:
+        """Differences between the tree of `commit`, apart from `others`, and the manifest: one line per file."""
         tree = self._tree(commit)
         lines = [f"{name}: missing" for name in manifest.keys() - tree.keys()]
-        lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys()]
-        for name in manifest.keys() & tree.keys():
-            there, content = tree[name], manifest[name]
-            # a tree has the sha256 of large files, and of small ones the sha1 of git's blob
-            same = there.lfs.sha256 == sha256(content).hexdigest() if there.lfs else there.blob_id == git_hash(content)
-            lines += [] if same else [f"{name}: other bytes"]
-        return sorted(lines)
+        lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys() - others]
+        both = manifest.keys() & tree.keys()
+        return sorted(lines + [f"{name}: other bytes" for name in both if not _is(tree[name], digests(manifest[name]))])
 
     @retried("commit")
-    def commit(self, manifest: Manifest, parent: str) -> str:
-        """Make the tree equal to the manifest in one commit on top of `parent`; return main's commit after it.
+    def commit(self, manifest: Manifest, parent: str, others: set[str]) -> str:
+        """Make the tree equal to the manifest and `others` in one commit on top of `parent`; return main's commit.
 
         If main has moved from `parent`, nothing is committed: either the answer to an earlier attempt was lost, or
         somebody else committed. `differences` tells which.
@@ -115,7 +123,7 @@ class Remote:
         if head != parent:
             return head
         added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
-        deleted = [CommitOperationDelete(name) for name in sorted(self._tree(parent).keys() - manifest.keys())]
+        deleted = [CommitOperationDelete(name) for name in sorted(self._tree(parent).keys() - manifest.keys() - others)]
         made = self.api.create_commit(
             self.repo_id, [*added, *deleted], commit_message="Publish with sa_zoo", parent_commit=parent
         )
@@ -135,6 +143,11 @@ class Remote:
         listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
         # the Hub itself writes .gitattributes when it creates a repository
         return {file.path: file for file in listed if isinstance(file, RepoFile) and file.path != ".gitattributes"}
+
+
+def _is(file: RepoFile, expected: dict[str, str]) -> bool:
+    """Whether a file of a tree has the content with these `digests`."""
+    return file.lfs.sha256 == expected.get("sha256") if file.lfs else file.blob_id == expected.get("git")
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:

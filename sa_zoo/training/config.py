@@ -136,7 +136,7 @@ def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
     path = config_path(config)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested without end
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
     for override in overrides:
         _set(table, override)

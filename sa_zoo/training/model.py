@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sa_zoo.model_folder import build_model, check_name
 from sa_zoo.training.config import ModelConfig
 from sa_zoo.training.device import to_device
+from sa_zoo.untrusted import checked
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,17 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     """
     check_name(config.name)
     source = config.init or config.name
-    try:
-        sizes = {"img_size": image_size or None}
-        arguments = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
-    except (OSError, RuntimeError) as error:
-        raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
-    if arguments["model_name"] != config.name.partition(".")[0]:
-        raise ValueError(f"model.init: got weights of {arguments['model_name']} in {source}, expected {config.name}")
-    model = build_model(source, pretrained=bool(config.init), **arguments)
+    with checked(source):
+        try:
+            sizes = {"img_size": image_size or None}
+            arguments = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
+        except (OSError, RuntimeError) as error:
+            raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
+        if arguments["model_name"] != config.name.partition(".")[0]:
+            raise ValueError(
+                f"model.init: got weights of {arguments['model_name']} in {source}, expected {config.name}"
+            )
+        model = build_model(source, pretrained=bool(config.init), **arguments)
     if config.freeze:
         _freeze(model, config.freeze)
     return model

@@ -43,14 +43,18 @@ def open_source(config: DataConfig) -> Source:
     image, label = _columns(found["train"].features, config)
     labels = {}
     for split, data in splits.items():
+        _check_inside(Path(config.name), data.data.column(image))
         values = data[label][:]
         if not all(isinstance(value, int) and value >= 0 for value in values):
             raise ValueError(f"data.name: got {config.name}, whose {split} split has images without a class number")
         labels[split] = np.array(values, np.int64)
     classes = getattr(found["train"].features[label], "names", None)
-    classes = classes or map(str, range(max(values.max() for values in labels.values()) + 1))
+    classes = tuple(classes or map(str, range(max(values.max() for values in labels.values()) + 1)))
+    for split, numbers in labels.items():
+        if (largest := numbers.max(initial=0)) >= len(classes):
+            raise ValueError(f"data.name: got class {largest} in the {split} split, expected less than {len(classes)}")
     title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
-    return Source(title, {split: data[image] for split, data in splits.items()}, labels, tuple(classes))
+    return Source(title, {split: data[image] for split, data in splits.items()}, labels, classes)
 
 
 def _digits() -> Source:
@@ -79,6 +83,15 @@ def _load(config: DataConfig) -> Any:
             f"https://huggingface.co/datasets/{name} elsewhere, put them into a folder here as train-*.parquet and "
             f"test-*.parquet, for example data/{name.split('/')[-1]}, and set data.name to that folder"
         ) from error
+
+
+def _check_inside(folder: Path, images: Any) -> None:
+    """Raise ValueError if a data set in a folder names image files elsewhere, or addresses in a network."""
+    inside = (f"{folder.absolute()}/", f"{folder.resolve()}/", f"{datasets.config.DOWNLOADED_DATASETS_PATH}/")
+    for chunk in images.chunks if folder.is_dir() else []:
+        for path in chunk.field("path").filter(chunk.field("bytes").is_null()).to_pylist():
+            if path is not None and (not path.startswith(inside) or "/../" in path):
+                raise ValueError(f"data.name: got {folder}, which refers to {path}, expected images inside of it")
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:

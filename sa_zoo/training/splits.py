@@ -5,12 +5,12 @@ A small data set is decoded once and kept on the device, a larger one is decoded
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import EpsImagePlugin, Image
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -23,6 +23,14 @@ from sa_zoo.training.sources import Source
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
+EpsImagePlugin.gs_binary = False  # PostScript is a program: Pillow would run it with Ghostscript
+
+
+class UnreadableImage(ValueError):
+    """Names an image that cannot be used, in one line, also after torch has added the traceback of a worker to it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.rpartition("UnreadableImage: ")[2].split()))
 
 
 class Split(Dataset[Any]):
@@ -61,7 +69,7 @@ class StreamedSplit(Split):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         rows = self.rows[indices].tolist()
-        images = torch.stack([self.decode(self.encoded[row], self.table, row) for row in rows])
+        images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
         positions = torch.tensor(indices)
         return images, self.labels[positions], positions
 
@@ -73,29 +81,37 @@ class Decoder:
         self.input_size, self.gray_as_color = input_format.input_size, gray_as_color
         self.transform = create_transform(**vars(input_format), normalize=False)
 
-    def __call__(self, image: Image.Image, table: str, row: int) -> Tensor:
+    def __call__(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"got mode {image.mode}, expected 8 bits per channel: convert the images")
+        if image.mode == "1":
+            image = image.convert("L")
         # palette images hold RGB colors
         if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_color):
             image = image.convert("RGB")
         if (found := len(image.getbands())) != channels:
             raise ValueError(
-                f"image {row} of the {table} split: got {found} channels (mode {image.mode}), expected {channels}; "
-                f"convert the images, or build the model for them with model.args.in_chans"
+                f"got {found} channels (mode {image.mode}), expected {channels}; convert the images, or build the "
+                "model for them with model.args.in_chans"
             )
         if image.size != (width, height):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
+    def read(self, image_of: Callable[[int], Image.Image], table: str, row: int) -> Tensor:
+        """Decode one image. Raises UnreadableImage: Pillow has errors of any kind for a file that is none."""
+        try:
+            return self(image_of(row))
+        except Exception as error:
+            raise UnreadableImage(f"image {row} of the {table} split: {error or type(error).__name__}") from error
+
     def table(self, source: Source, table: str) -> Tensor:
         """All images of a table, uint8 (N, C, H, W)."""
         decoded = torch.empty((len(source.labels[table]), *self.input_size), dtype=torch.uint8)
-        row = -1  # the last image that was read
-        try:
-            for row, image in enumerate(source.images[table]):
-                decoded[row] = self(image, table, row)
-        except UnidentifiedImageError as error:
-            raise ValueError(f"image {row + 1} of the {table} split: got no readable image: {error}") from error
+        images = iter(source.images[table])
+        for row in range(len(decoded)):
+            decoded[row] = self.read(lambda _: next(images), table, row)
         return decoded
 
 

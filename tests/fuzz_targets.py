@@ -1,0 +1,113 @@
+"""What fuzzing calls: each of our readers of files that may come from anybody, on bytes.
+
+A reader returns or raises ValueError or OSError, which a command prints as one line. Anything else is a finding.
+"""
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_folders import make_run
+from PIL import Image
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.metrics import read_metrics
+from sa_zoo.model_folder import load_model
+from sa_zoo.publishing.folder import published_files
+from sa_zoo.training.config import load_config
+from sa_zoo.training.model import InputFormat
+from sa_zoo.training.splits import Decoder
+from sa_zoo.untrusted import check_config, check_weights
+
+REFUSED = (ValueError, OSError)
+SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
+
+
+@cache
+def place() -> Path:
+    return Path(tempfile.mkdtemp())
+
+
+@cache
+def harmless() -> Path:
+    return make_run(place() / "harmless", "sa_quadratic_cifar", **SMALL)
+
+
+def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
+    """A reader of files as a target; what it may raise is swallowed."""
+
+    def target(data: bytes) -> None:
+        path = place() / name
+        path.write_bytes(data)
+        with suppress(*REFUSED):
+            read(path)
+
+    return target
+
+
+def decode(data: bytes) -> None:
+    def image_of(_: int) -> Image.Image:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+        return image
+
+    try:
+        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0), True).read(image_of, "train", 0)
+    except REFUSED:
+        return
+    assert image.shape == (3, 8, 8) and image.dtype == torch.uint8
+
+
+KEYS = (
+    ["architecture", "num_classes", "model_args", "pretrained_cfg", "num_features", "global_pool", "label_names"]
+    + [f"model_args.{key}" for key in (*SMALL, "img_size", "patch_size", "in_chans", "global_pool", "drop_rate", "cnn")]
+    + [f"pretrained_cfg.{key}" for key in ("input_size", "mean", "std", "crop_pct", "first_conv", "classifier")]
+    + [f"pretrained_cfg.{key}" for key in ("label_offset", "fixed_input_size", "num_classes", "custom_load", "file")]
+)
+numbers = st.one_of(st.integers(-3, 70), st.integers(), st.floats(), st.booleans(), st.none())
+texts = st.one_of(st.text(max_size=9), st.sampled_from(["resnet18_cifar", "hf-hub:a/b", "local-dir:..", "avg", "head"]))
+values = st.recursive(
+    st.one_of(numbers, texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+CHANGES = st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=3)
+
+
+def load_changed(changes: dict[str, Any]) -> None:
+    """Load the folder of a small network after keys of its config.json got random values."""
+    folder = place() / "changed"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(harmless(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    for path, value in changes.items():
+        table, _, key = path.rpartition(".")
+        if not table or isinstance(config.get(table), dict):
+            (config[table] if table else config)[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    before = sorted(path.name for path in folder.iterdir())
+    with suppress(*REFUSED):
+        load_model(str(folder))
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+TARGETS: dict[str, Callable[[bytes], Any]] = {
+    "config": on_file("config.json", check_config),
+    "weights": on_file("model.safetensors", check_weights),
+    "recipe": on_file("train.toml", load_config),
+    "metrics": on_file("metrics.json", lambda path: read_metrics(path.parent)),
+    "published": lambda data: published_files(data),
+    "image": decode,
+    "network": settings(database=None, deadline=None)(given(CHANGES)(load_changed)).hypothesis.fuzz_one_input,
+}

@@ -1,0 +1,210 @@
+"""Model folders and image files as somebody hostile would write them: one function or value per attack."""
+
+import io
+import json
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from safetensors.numpy import load_file, save
+
+
+class Payload:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def change_config(**changes: Any) -> Callable[[Path], None]:
+    """Replace keys of config.json; "a.b" is a key of a table. A value of None removes the key."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        for path, value in changes.items():
+            *tables, key = path.split("__")
+            table = config
+            for name in tables:
+                table = table.setdefault(name, {})
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def config_text(text: str | bytes) -> Callable[[Path], None]:
+    content = text.encode() if isinstance(text, str) else text
+    return lambda folder: (folder / "config.json").write_bytes(content) and None
+
+
+def weights(content: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(content(path.read_bytes()))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        values = load_file(folder / "model.safetensors")
+        change(values)
+        (folder / "model.safetensors").write_bytes(save(values, {"format": "pt"}))
+
+    return write
+
+
+def header(table: dict[str, Any], data: bytes = b"\0" * 64) -> bytes:
+    text = json.dumps(table).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def pickled(name: str) -> Callable[[Path], None]:
+    """The weights as a pickle that runs code, under `name`."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / name).write_bytes(pickle.dumps(Payload(folder / "executed")))
+
+    return change
+
+
+def poison(values: dict[str, np.ndarray]) -> None:
+    values["head.bias"][0] = np.nan
+
+
+BIAS = "blocks.0.fc1.bias"
+OVERLAP = {
+    "a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]},
+    "b": {"dtype": "F32", "shape": [8], "data_offsets": [16, 48]},
+}
+# name -> (what is done to the folder of a small sa_quadratic network, what the message has to say)
+FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "unknown architecture": (change_config(architecture="sa_evil"), "architecture.*sa_evil"),
+    "architecture on the Hub": (change_config(architecture="hf-hub:evil/model"), "architecture.*hf-hub:evil/model"),
+    "architecture in a folder": (change_config(architecture="local-dir:/etc"), "architecture.*local-dir:/etc"),
+    "architecture is a list": (change_config(architecture=["sa_quadratic_cifar"]), "architecture"),
+    "no architecture": (change_config(architecture=None), "architecture"),
+    "another architecture": (change_config(architecture="resnet18_cifar"), "sa_zoo|argument|weights"),
+    "a CNN on the Hub": (
+        change_config(architecture="mhsa_network", model_args={"cnn": "hf-hub:evil/model"}),
+        "hf-hub:evil/model",
+    ),
+    "weights at a URL": (change_config(pretrained_cfg__url="http://127.0.0.1:9/x.bin"), "url"),
+    "another file of weights": (change_config(pretrained_cfg__hf_hub_filename="evil.bin"), "hf_hub_filename"),
+    "custom loading": (change_config(pretrained_cfg__custom_load="hf"), "custom_load"),
+    "a checkpoint path": (change_config(model_args__checkpoint_path="/etc/passwd"), "checkpoint_path"),
+    "a cache folder": (change_config(model_args__cache_dir="/tmp/evil"), "cache_dir"),
+    "a nested configuration": (change_config(model_args__pretrained_cfg={"url": "x"}), "pretrained_cfg"),
+    "a billion parameters": (change_config(model_args__hidden_dim=2_500_000), "2500000"),
+    "a billion parameters in small steps": (
+        change_config(model_args__embed_dim=3_000, model_args__hidden_dim=50_000),
+        "parameters",
+    ),
+    "a million layers": (change_config(model_args__depth=1_000_000), "parameters"),
+    "a huge grid": (
+        change_config(architecture="sa_learned_cifar", model_args__img_size=1_000_000),
+        "parameters|img_size|weights",
+    ),
+    "a huge input": (change_config(pretrained_cfg__input_size=[3, 1_000_000, 1_000_000]), "input_size"),
+    "a tiny crop": (change_config(pretrained_cfg__crop_pct=1e-9), "crop_pct"),
+    "NaN": (change_config(pretrained_cfg__mean=[float("nan"), 0.5, 0.5]), "NaN"),
+    "infinity": (change_config(pretrained_cfg__crop_pct=float("inf")), "Infinity"),
+    "a number that overflows": (config_text('{"architecture": "sa_quadratic_cifar", "x": 1e999}'), "1e999"),
+    "a number of many digits": (
+        config_text('{"architecture": "sa_quadratic_cifar", "x": 1%s}' % ("0" * 9000)),
+        "number",
+    ),
+    "a deviation of zero": (change_config(pretrained_cfg__std=[0, 0, 0]), "std"),
+    "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
+    "an unknown interpolation": (change_config(pretrained_cfg__interpolation="evil"), "interpolation"),
+    "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim|model.args"),
+    "a negative size": (change_config(model_args__embed_dim=-7), "sa_zoo|negative|local-dir"),
+    "a list for a table": (change_config(model_args=[1, 2]), "model_args"),
+    "a list for a configuration": (change_config(pretrained_cfg=[1]), "pretrained_cfg"),
+    "deep nesting": (config_text('{"a":' * 100_000 + "1" + "}" * 100_000), "nest|recursion"),
+    "no JSON": (config_text(b"\x80\x04\x95evil"), "config.json"),
+    "no object": (config_text("[]"), "config.json"),
+    "an empty file": (config_text(""), "config.json"),
+    "wrong shapes": (
+        tensors(lambda values: values.update({"blocks.0.fc1.weight": np.zeros((3, 5), np.float32)})),
+        "weights",
+    ),
+    "a missing tensor": (tensors(lambda values: values.pop(BIAS)), "weights"),
+    "a strange tensor": (tensors(lambda values: values.update(evil=np.zeros(7, np.float32))), "weights"),
+    "a number without dimensions": (
+        tensors(lambda values: values.update({BIAS: np.array(1, np.float32)})),
+        "weights",
+    ),
+    "NaN weights": (tensors(poison), "head.bias.*NaN|NaN.*head.bias"),
+    "overlapping offsets": (weights(lambda _: header(OVERLAP)), "weights"),
+    "offsets behind the end": (
+        weights(lambda _: header({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 2**60]}})),
+        "weights",
+    ),
+    "a shape that overflows": (
+        weights(lambda _: header({"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}})),
+        "weights",
+    ),
+    "a huge header": (weights(lambda _: struct.pack("<Q", 2**62) + b"{}"), "weights"),
+    "a header of 90 MB": (weights(lambda _: struct.pack("<Q", 90_000_000) + b" " * 90_000_000), "weights"),
+    "truncated weights": (weights(lambda content: content[: len(content) // 2]), "weights"),
+    "empty weights": (weights(lambda _: b""), "weights"),
+    "a pickle named model.safetensors": (weights(lambda _: pickle.dumps(Payload(Path("executed")))), "weights"),
+    "a pickle as pytorch_model.bin": (pickled("pytorch_model.bin"), "model.safetensors"),
+    "a pickle as weights.pth": (pickled("weights.pth"), "model.safetensors"),
+}
+
+
+def png(width: int, height: int, data: bytes, depth: int = 8, color: int = 2) -> bytes:
+    """A PNG file whose header may lie about its data."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    size = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def encoded(mode: str, kind: str, **options: Any) -> bytes:
+    content = io.BytesIO()
+    Image.new(mode, (11, 7)).save(content, kind, **options)
+    return content.getvalue()
+
+
+BROKEN = encoded("RGB", "PNG")
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n"
+FRAMES = [Image.new("RGB", (11, 7), color) for color in ("red", "blue")]
+# name -> (file name, content, what the message has to say; empty: read like any other image)
+IMAGES: dict[str, tuple[str, bytes, str]] = {
+    "not an image": ("x.png", b"#!/bin/sh\ntouch executed\n", "image 0 of the train split"),
+    "an empty file": ("x.png", b"", "image 0 of the train split"),
+    "a truncated PNG": ("x.png", BROKEN[: len(BROKEN) * 2 // 3], "image 0 of the train split"),
+    "a flipped bit": ("x.png", BROKEN[:40] + bytes([BROKEN[40] ^ 4]) + BROKEN[41:], "image 0 of the train split"),
+    "a truncated JPEG": ("x.jpg", encoded("RGB", "JPEG")[:-40], "image 0 of the train split"),
+    "a decompression bomb": ("x.png", png(60_000, 60_000, b"\0" * 1000), "image 0 of the train split.*bomb"),
+    "a header that promises too much": ("x.png", png(5000, 5000, b"\0" * 10), "image 0 of the train split"),
+    "a PostScript program": (
+        "x.png",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n",
+        "image 0 of the train split",
+    ),
+    "CMYK": ("x.jpg", encoded("CMYK", "JPEG"), r"image 0 of the train split: got 4 channels \(mode CMYK\)"),
+    "16 bits": ("x.png", encoded("I;16", "PNG"), "image 0 of the train split: got mode I"),
+    "32 bits": ("x.tiff", encoded("I", "TIFF"), "image 0 of the train split: got mode I"),
+    "floating point": ("x.tiff", encoded("F", "TIFF"), "image 0 of the train split: got mode F"),
+    "an alpha channel": ("x.png", encoded("RGBA", "PNG"), "image 0 of the train split: got 4 channels"),
+    "an animation": ("x.gif", encoded("RGB", "GIF", save_all=True, append_images=FRAMES), ""),
+    "an animated PNG": ("x.png", encoded("RGB", "PNG", save_all=True, append_images=FRAMES), ""),
+}
