@@ -104,6 +104,8 @@ def damage(folder: Path) -> str:
     """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing."""
     try:
         for name, expected in read_json(folder / SUMS).items():
+            if not (folder / name).is_file():  # a folder of somebody else may name a device
+                return f"{folder / name} is not there"
             if sha256((folder / name).read_bytes()).hexdigest() != expected:
                 return f"{folder / name} does not match its sha256 in {SUMS}"
     except (OSError, ValueError) as error:
