@@ -1,12 +1,18 @@
-"""What pyproject.toml cannot state: a compiled library, and recipes outside the package's folder."""
+"""What pyproject.toml cannot state: a compiled library, and recipes and weights outside the package's folder."""
 
 from setuptools import Extension, find_packages, setup
 
+WITH_WEIGHTS = ("sa_quadratic_tiny_cifar", "resnet_tiny_cifar", "sa_learned_tiny_cifar")  # at most 12 MB
+
 setup(
-    # configs/ is the one place of the recipes; in an installation it is the folder sa_zoo/recipes
-    packages=[*find_packages(include=["sa_zoo*"]), "sa_zoo.recipes"],
-    package_dir={"sa_zoo.recipes": "configs"},
-    package_data={"sa_zoo": ["publishing/*.jinja"], "sa_zoo.recipes": ["*.toml"]},
+    # configs/ and model_cards/ are the one place of recipes and weights; an installation has them in sa_zoo
+    packages=[*find_packages(include=["sa_zoo*"]), "sa_zoo.recipes", "sa_zoo.weights"],
+    package_dir={"sa_zoo.recipes": "configs", "sa_zoo.weights": "model_cards"},
+    package_data={
+        "sa_zoo": ["publishing/*.jinja", "analysis/explorer_page/*"],
+        "sa_zoo.recipes": ["*.toml"],
+        "sa_zoo.weights": [f"{name}/model.safetensors" for name in WITH_WEIGHTS],
+    },
     ext_modules=[
         # A library that does not use Python's headers, built if there is a compiler. It is not linked with OpenMP: it
         # finds those functions in torch, whose threads it shares.

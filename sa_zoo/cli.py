@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sa_zoo.cli_analysis import bench, explore, heads, plot
 from sa_zoo.training.progress import Interrupted
 
 
 class Commands(TyperGroup):
-    """One error handler around all verbs: a mistake of the user becomes its message and exit code 1, an interrupted
-    run says how to resume it, and everything else keeps its traceback.
-    """
+    """One error handler around all verbs: a user's mistake becomes its message and exit code 1, an interrupted run says
+    how to resume it, everything else keeps its traceback."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
         self.arguments = list(args)
@@ -79,15 +79,11 @@ def evaluate(
     from accelerate import PartialState
 
     from sa_zoo.model_folder import write_json
-    from sa_zoo.training.config import DataConfig, load_config
+    from sa_zoo.training.config import DataConfig, data_of
     from sa_zoo.training.evaluate import evaluate_source
 
-    run = Path(model) / "train.toml"
-    if not data and not run.is_file():
-        raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
-    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else load_config(run).data
-    measured = evaluate_source(model, config, detail).measured()
-    del measured["version"]
+    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else data_of(model)
+    measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
     if PartialState().is_main_process:
         if json_:
             write_json(json_, measured)
@@ -121,13 +117,16 @@ def convert(
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
     from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-    from sa_zoo.training.config import DataConfig
+    from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
     report = convert_to_folder(source, out, layers, alpha, content)
     typer.echo(report.table())
     if data:
-        before, after = (evaluate_source(model, DataConfig(name=data)).measured() for model in (source, str(out)))
+        run, config = Path(source) / "train.toml", DataConfig(name=data)
+        if run.is_file() and (trained_on := load_config(run).data).name == data:
+            config = trained_on  # with its title
+        before, after = (evaluate_source(model, config).measured() for model in (source, str(out)))
         baseline = {"model": source, "test": before["test"]}
         measured = read_metrics(out).measured() | {key: after[key] for key in ("data", "test")}
         write_metrics(out, Metrics.model_validate(measured | {"baseline": baseline}))
@@ -142,8 +141,7 @@ def card(
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.fit import finish_folder
-    from sa_zoo.publishing.card import name_baseline
-    from sa_zoo.publishing.catalogue import write_catalogue
+    from sa_zoo.publishing.card import name_baseline, write_catalogue
 
     if not folder.is_dir():
         raise FileNotFoundError(f"folder: got {folder}, expected the folder of a model")
@@ -155,10 +153,33 @@ def card(
     finish_folder(folder)
 
 
+@app.command("add-run")
+def add_run(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    data: Annotated[str, typer.Option(help="Data set to evaluate on (default: the data of the run).")] = "",
+    recipe: Annotated[str, typer.Option(help="Add the results only, under this word for the recipe.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder of the model (default: model_cards/MODEL).")] = None,
+) -> None:
+    """Add a run to model_cards: with seed 0 as what is published, with another seed its results only."""
+    from sa_zoo.catalogue import add_result, add_run
+    from sa_zoo.publishing.card import architecture
+    from sa_zoo.training.config import DataConfig, load_config
+
+    entry, trained = out or Path("model_cards") / architecture(run), run / "train.toml"
+    config = load_config(trained) if trained.is_file() else None
+    seed = config.train.seed if config else 0
+    if recipe or seed:
+        typer.echo(add_result(run, entry, recipe or "seed", seed))
+    else:
+        source = config.data if config else DataConfig()
+        typer.echo(add_run(run, entry, source.model_copy(update={"name": data or source.name})))
+
+
 @app.command()
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model.")],
-    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model, or of many such folders.")],
+    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")] = "",
+    owner: Annotated[str, typer.Option(help="Publish all models in the folder, each as OWNER/NAME.")] = "",
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks, such as v1.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")] = False,
@@ -167,38 +188,17 @@ def publish(
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.publishing.hub import publish
 
-    publish(folder, repo_id, private, tag, dry_run, merge)
+    if bool(repo_id) == bool(owner):
+        raise ValueError(f"--repo-id, --owner: got {repo_id!r} and {owner!r}, expected one of the two")
+    models = sorted(path.parent for path in folder.glob("*/model.safetensors")) if owner else [folder]
+    if not models:
+        raise ValueError(f"folder: got {folder} without folders of trained models in it, expected model_cards")
+    for model in models:
+        publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry_run, merge)
 
 
-@app.command()
-def bench(
-    models: Annotated[list[str] | None, typer.Argument(help="timm names (default: sa_quadratic_cifar).")] = None,
-    device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, ...")] = "cpu",
-    batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
-    side: Annotated[
-        list[int] | None, typer.Option(help="Also measure one layer of the first model on SIDE x SIDE tokens.", min=1)
-    ] = None,
-    phase: Annotated[str, typer.Option(help="First words of the phases to measure: inference, training, ...")] = "",
-    compile_: Annotated[str, typer.Option("--compile", help="Also measure torch.compile in this mode.")] = "",
-    threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,
-    rounds: Annotated[int, typer.Option(help="Number of turns that each subject takes.", min=1)] = 5,
-    json_: Annotated[Path | None, typer.Option("--json", help="File to add the results of this run to.")] = None,
-) -> None:
-    """Measure time, memory and work of models, each against a yardstick that takes turns with it."""
-    import torch
-
-    import sa_zoo  # noqa: F401  registers the names
-    from sa_zoo.analysis import suites, timing
-    from sa_zoo.analysis.benchmark import run_cases
-
-    models = models or ["sa_quadratic_cifar"]
-    suites.check_names(models, phase)
-    if threads:
-        torch.set_num_threads(threads)
-    place = timing.device_named(device, compile_)
-    cases = [case for case in suites.models(models, batch, place, compile_) if case.phase.startswith(phase)]
-    cases += suites.layers(models[0], side or [], place, {"as built": "", "definition": "definition"})
-    run_cases(cases, rounds, place, shlex.join(["sa-zoo", *sys.argv[1:]]), json_)
+for verb in (explore, plot, heads, bench):
+    app.command()(verb)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

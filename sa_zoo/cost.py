@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
@@ -19,27 +20,20 @@ WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts for one image; a multiply-add (MAC) is two floating-point operations.
-
-    linear_macs: in linear maps with weights, that is linear layers and convolutions, without the products of attention
-        probabilities. Twice this number are the FLOPs of the paper's Table 1, whose code counts by layers.
-    macs: in every matrix product and convolution of the definition, including those of attention.
-    activations: elements that those products and convolutions write.
-    """
+    """Counts for one image; a multiply-add (MAC) is two floating-point operations."""
 
     parameters: int
-    linear_macs: int
-    macs: int
-    activations: int
+    linear_macs: int  # in linear layers and convolutions, without the products of attention probabilities
+    macs: int  # in every matrix product and convolution of the definition, including those of attention
+    activations: int  # elements that those products and convolutions write
 
     @property
     def paper_gflops(self) -> float:
-        """Floating-point operations (1e9) as the paper counts them."""
+        """As in the paper's Table 1, whose code counts by layers."""
         return 2 * self.linear_macs / 1e9
 
     @property
     def gflops(self) -> float:
-        """Floating-point operations (1e9) of all products."""
         return 2 * self.macs / 1e9
 
 
@@ -48,11 +42,18 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
     Attention is evaluated by its definition: the result does not depend on the device, and is comparable with papers.
     """
+    linear_macs = 0
+
+    def count_linear(layer: Any, _: Any, output: Tensor) -> None:
+        nonlocal linear_macs
+        if isinstance(layer, WEIGHTED):
+            linear_macs += output.numel() // len(layer.weight) * layer.weight.numel()
+
     model.eval()
-    image = torch.zeros(1, *input_size)
+    flops, hook = FlopCounterMode(display=False), register_module_forward_hook(count_linear)
     elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry, _elements_written))
-    with torch.no_grad(), only("definition"), FlopCounterMode(display=False) as flops, elements:
-        linear_macs = _linear_macs(model, image)
+    with torch.no_grad(), only("definition"), flops, elements, hook:
+        model(torch.zeros(1, *input_size))
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_macs=linear_macs,
@@ -73,19 +74,3 @@ def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
 def _elements_written(*args: Any, out_shape: Any, **kwargs: Any) -> int:
     # Fused attention returns its output first, then what only the backward pass reads.
     return math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])
-
-
-def _linear_macs(model: nn.Module, image: Tensor) -> int:
-    counts: list[int] = []
-
-    def count(layer: Any, _: Any, output: Tensor) -> None:
-        weight = layer.weight
-        counts.append(output.numel() // len(weight) * weight.numel())
-
-    hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, WEIGHTED)]
-    try:
-        model(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(counts)

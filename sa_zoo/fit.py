@@ -7,6 +7,8 @@ from accelerate import PartialState
 from sa_zoo.analysis.figures import draw_figures
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.metrics import Metrics
+from sa_zoo.model_folder import SUMS, check_sums, write_sums
+from sa_zoo.pages import write_explorer
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
@@ -22,8 +24,19 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
 
 
 def finish_folder(folder: Path) -> None:
-    """Add to a folder that timm loads what transformers needs, and the card with its figures."""
+    """Add to a folder that timm loads what transformers needs, its figures, explorer and card, and a manifest.
+
+    Raises ValueError if the folder has a manifest already and a file is not as it says. The card and metrics.json are
+    not in it: they may be written again.
+    """
+    check_sums(folder)
     with checked(f"local-dir:{folder}"):
         export_for_transformers(folder)
         draw_figures(folder)
+        write_explorer(folder)
         write_card(folder)
+    for leftover in folder.rglob(".*.incomplete"):  # of a process that was killed while it wrote a file
+        leftover.unlink()
+    files = (path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())
+    names = sorted(path.relative_to(folder).as_posix() for path in files)
+    write_sums(folder, [name for name in names if name not in ("README.md", "metrics.json", SUMS)])

@@ -3,9 +3,15 @@
 Training, conversion and evaluation write it, cards are rendered from it. A key that was not measured is absent.
 """
 
+import platform
+import re
+import shutil
+import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sa_zoo.model_folder import read_json, write_json
@@ -24,9 +30,10 @@ class Scores(Section):
     top5: float
     loss: float
     n: int
-    # `sa-zoo evaluate --detail` adds these
+    # on the test split of a run, and by `sa-zoo evaluate --detail`
     per_class: list[float | None] | None = None
     calibration_error: float | None = None
+    # confidence, accuracy and (not in older files) number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
 
@@ -34,8 +41,8 @@ class Scores(Section):
 class Training(Section):
     seconds: float | None = None
     cpu_seconds: float | None = None  # of the main process
-    # Work of all images: 6 operations per multiply-add that a forward pass of two images executes, as the backward pass
-    # costs two forward passes. What is computed again to save memory, and the optimizer's products, are not counted.
+    # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs two of them.
+    # What is computed again to save memory, and the optimizer's products, are not counted.
     pflop: float | None = None
     epochs: int | None = None
     images_per_second: float | None = None
@@ -89,5 +96,33 @@ def read_metrics(folder: Path) -> Metrics:
         raise ValueError(f"{path}: expected version 1 of its schema, but {'; '.join(lines)}") from error
 
 
+def read_results(folder: Path) -> dict[str, list[Metrics]]:
+    """All finished runs of the model of a folder, by recipe; that of metrics.json and its other seeds is called "".
+
+    The others are in results/RECIPE-SEED.json, with "seed" for RECIPE where it is that of metrics.json.
+    """
+    results = {"": [metrics]} if (metrics := read_metrics(folder)).test else {}
+    for path in sorted((folder / "results").glob("*.json")):
+        recipe = path.stem.rpartition("-")[0]
+        results.setdefault("" if recipe == "seed" else recipe, []).append(Metrics.model_validate(read_json(path)))
+    return results
+
+
 def write_metrics(folder: Path, metrics: Metrics) -> Path:
     return write_json(folder / FILE, metrics.measured())
+
+
+def environment(device: torch.device) -> dict[str, str | int]:
+    """Hardware and versions that a measurement depends on; the commit is empty for an installed package."""
+    info, checkout = Path("/proc/cpuinfo"), Path(__file__).parents[1]
+    cores = re.findall(r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE)
+    git = shutil.which("git") if (checkout / ".git").exists() else None
+    describe = [git or "", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("torch", "timm", "accelerate", "datasets", "numpy")},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu": f"{len(cores)} x {cores[0]}" if cores else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "sa_zoo_commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip() if git else "",
+    }

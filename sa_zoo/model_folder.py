@@ -1,14 +1,16 @@
 """Model folders: files and folders written completely or not at all, timm's two files, and loading them.
 
 A model folder holds `model.safetensors` and `config.json`, which timm and transformers load, and whatever else
-training or conversion left there. Nothing else in this package writes a file of such a folder.
+training or conversion left there. All its files are written here.
 """
 
 import difflib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,22 +23,26 @@ from torch import nn
 
 from sa_zoo.untrusted import checked
 
+SUMS = "sha256.json"
+
 
 def write_file(path: Path, content: bytes | str) -> Path:
-    """Write a file atomically and durably: it has the new content or the old one, also after a power failure.
+    """Write a file, unless it has this content, atomically: even a power failure leaves the old one or the new one.
 
-    A file that already has this content is left as it is.
+    Raises OSError that names the file, as on a full disk.
     """
     content = content.encode() if isinstance(content, str) else content
     if path.is_file() and path.read_bytes() == content:
         return path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
     _sync(path.parent)
@@ -48,7 +54,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises ValueError for a file that holds anything else."""
+    """The object in a JSON file. Raises ValueError for a file that holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -68,13 +74,15 @@ def check_new(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Build a folder atomically: yields a temporary one, which gets its name when the block ends without an error."""
     check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        complete = Path(temporary) / folder.name
-        complete.mkdir()
-        yield complete
-        _sync(complete)
-        complete.replace(folder)
+    temporary = folder.with_name(f".{folder.name}.incomplete")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     _sync(folder.parent)
 
 
@@ -87,26 +95,43 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_timm_files(folder: Path, model: nn.Module, **settings: dict[str, Any]) -> None:
-    """Write the two files that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
+def write_sums(folder: Path, names: Iterable[str]) -> None:
+    """Write the sha256 of these files into a manifest, once the files themselves are complete."""
+    write_json(folder / SUMS, {name: sha256((folder / name).read_bytes()).hexdigest() for name in names})
 
-    `settings` are model_config and data_config of timm's `save_config_for_hf`.
-    """
+
+def damage(folder: Path) -> str:
+    """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing."""
+    try:
+        for name, expected in read_json(folder / SUMS).items():
+            if sha256((folder / name).read_bytes()).hexdigest() != expected:
+                return f"{folder / name} does not match its sha256 in {SUMS}"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def check_sums(folder: Path) -> None:
+    """Raise ValueError if the folder has a manifest and a file in it is damaged."""
+    if (folder / SUMS).exists() and (found := damage(folder)):
+        raise ValueError(f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}")
+
+
+def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:
+    """Write the two files that timm loads; `configs` are model_config and data_config of `save_config_for_hf`."""
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
     with TemporaryDirectory() as temporary:
-        save_config_for_hf(model, f"{temporary}/config.json", **settings)
+        save_config_for_hf(model, f"{temporary}/config.json", **configs)
         config = read_json(Path(temporary) / "config.json")
     config.get("model_args", {}).pop("num_classes", None)  # transformers refuses it there; timm reads the outer one
     write_json(folder / "config.json", config)
 
 
 def load_model(source: str) -> nn.Module:
-    """Load a trained model: a model folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name.
-
-    Raises what `build_model` raises.
-    """
+    """A trained model: a folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name. Raises as `build_model`."""
     if Path(source).is_dir():
+        check_sums(Path(source))
         source = f"local-dir:{source}"
     kind, colon, name = source.partition(":")
     if not colon:
@@ -130,10 +155,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    """`timm.create_model` with errors that name `source` and say what is wrong.
-
-    Raises FileNotFoundError if there are no weights, ValueError if they are damaged or belong to another model.
-    """
+    """`timm.create_model`; FileNotFoundError if `source` has no weights, ValueError if they or arguments do not fit."""
     try:
         return timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:

@@ -4,14 +4,15 @@ Renders the tables in README.md and docs/ from committed JSON and by counting: w
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
 docs/reliability/ has one file per script scripts/prove_NAME.py, which wrote it.
-docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; "title" and
-"notes" may be added to it by hand.
+docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; its "title", and
+its "notes" if there are any, are added by hand.
 """
 
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import timm
@@ -19,6 +20,7 @@ import timm
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.benchmark import cell, table
 from sa_zoo.cost import cost_of
+from sa_zoo.metrics import Metrics, Training, read_results
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -47,12 +49,20 @@ MODELS = {
     "sa_content_cifar": "query-key products + learned relative encoding (Section 4.3)",
     "sa_eq8_cifar": "all four terms of Eq. 8",
     "sa_absolute_cifar": "absolute encoding (Eq. 7), for contrast",
+    "sa_mixed_cifar": "quadratic in the first three blocks, learned + content in the others",
     "resnet18_cifar": "none: the paper's baseline",
     "sa_quadratic_tiny_cifar": "as `sa_quadratic_cifar`, with 4x4 patches and 96 channels",
     "sa_learned_tiny_cifar": "learned, 4x4 patches, 96 channels",
     "sa_content_tiny_cifar": "learned + content, 4x4 patches, 96 channels",
+    "sa_quadratic_gen_tiny_cifar": "quadratic with any covariance, 4x4 patches, 96 channels",
+    "sa_eq8_tiny_cifar": "all four terms of Eq. 8, 4x4 patches, 96 channels",
+    "sa_absolute_tiny_cifar": "absolute encoding, 4x4 patches, 96 channels",
+    "sa_mixed_tiny_cifar": "quadratic, then learned + content, 4x4 patches, 96 channels",
     "resnet_tiny_cifar": "none: the baseline of the tiny models",
 }
+
+# Recipes other than a model's own, by the first part of the names of their files in model_cards/NAME/results.
+RECIPES = {"adamw": "earlier recipe", "8epochs": "8 epochs"}
 
 
 def markdown_table(head: list[str], rows: Iterable[Iterable[str]], text: int) -> str:
@@ -81,6 +91,45 @@ def models() -> str:
     return markdown_table(head, rows, text=2)
 
 
+def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
+    """All finished runs by model and recipe, or those of some recipes ("" is the model's own), best first."""
+    found = [
+        (folder, recipe, runs)
+        for folder in (ROOT / "model_cards").iterdir()
+        for recipe, runs in read_results(folder).items()
+        if recipes is None or recipe in recipes
+    ]
+    found.sort(key=lambda each: (-mean(accuracies(each[2])), each[0].name))
+    rows = [[*result(*each), f"[card]({model_cards}/{each[0].name}/README.md)"] for each in found]
+    head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "top-1, test", "time and hardware", "card"]
+    return markdown_table(head, rows, text=1)
+
+
+def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
+    """A row: accuracy over all runs, everything else from the first one."""
+    top1, train, environment = accuracies(runs), runs[0].train or Training(), runs[0].environment or {}
+    spread = f" ± {stdev(top1):.2f}" if len(top1) > 1 else ""
+    time = f"{train.cpu_seconds / 60:.0f} CPU min" if train.cpu_seconds else f"{(train.seconds or 0) / 60:.0f} min"
+    device = f"{environment['cpu']}, {environment['threads']} thread{'s' * (environment['threads'] != 1)}"
+    name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
+    cost = cost_of(timm.create_model(name), (3, 32, 32))
+    return [
+        f"`{folder.name}`" + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
+        f"{runs[0].parameters:,}",
+        # a run may have been converted by other arguments than its name's
+        f"{cost.macs / 1e6:.1f} M" if cost.parameters == runs[0].parameters else "",
+        str(train.epochs or ""),
+        f"{train.pflop:.3f}" if train.pflop else "",
+        f"{mean(top1):.2f} %{spread} ({len(top1)})",
+        f"{time}, {device if environment['device'] == 'cpu' else environment['device']}",
+    ]
+
+
+def accuracies(runs: list[Metrics]) -> list[float]:
+    """Top-1 on the test images, in percent."""
+    return [100 * run.test.top1 for run in runs if run.test]
+
+
 def conversions() -> str:
     found = read("conversions.json")
     rows = []
@@ -98,7 +147,7 @@ def facts(conditions: dict[str, Any]) -> str:
 def benchmarks() -> str:
     parts = []
     for machine in machines():
-        parts.append(f"## {machine.get('title') or machine['runs'][0]['conditions']['device']}\n")
+        parts.append(f"## {machine['title']}\n")
         parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(machine.get("notes"))
         for run in machine["runs"]:
             parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", table(run["rows"]) + "\n"]
@@ -141,6 +190,8 @@ def reliability() -> str:
 
 
 RENDERED = {
+    "results": lambda: results("model_cards", ["", "adamw"]),
+    "all_results": lambda: results("../model_cards"),
     "models": models,
     "conversions": conversions,
     "benchmarks": benchmarks,

@@ -66,7 +66,7 @@ def test_a_block_is_that_of_the_numpy_loop(term, reference):
 def test_the_network_is_that_of_the_numpy_loop(term, reference):
     torch.manual_seed(3)
     sizes = {"img_size": (PATCH * H, PATCH * W), "in_chans": CHANNELS, "num_classes": CLASSES, "patch_size": PATCH}
-    model = SANet((term,), **sizes, embed_dim=D, depth=2, num_heads=HEADS, hidden_dim=HIDDEN, dtype=torch.float64)
+    model = SANet(((term,),), **sizes, embed_dim=D, depth=2, num_heads=HEADS, hidden_dim=HIDDEN, dtype=torch.float64)
     images = torch.randn(B, CHANNELS, PATCH * H, PATCH * W, dtype=torch.float64)
     expected = oracle.network(arrays(model), images.numpy(), reference, PATCH, depth=2)
     assert np.abs(model(images).detach().numpy() - expected).max() < 1e-10
@@ -181,6 +181,36 @@ def test_scores_stay_finite_in_float16_where_uncentered_ones_overflow():
     P = probabilities_from(scores)
     assert torch.isfinite(P).all()
     assert torch.equal(P[0, 31].argmax(), torch.tensor(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [2, 37, 257])
+def test_half_precision_scores_never_overflow_at_any_alpha_and_size(dtype, size):
+    """Up to the largest alpha of the type and infinity, for heads that look inside the image or far outside of it."""
+    alphas = torch.tensor([1e-4, 1.0, 46.0, 104.0, 65504.0, torch.finfo(dtype).max, torch.inf], dtype=dtype)
+    for Delta in (0.0, -1.0, 2.0 * size):
+        places = positions.pixels(size, alphas.device)
+        scores = positions.quadratic_scores(torch.full_like(alphas, Delta), alphas, places, places)
+        assert scores.dtype == torch.float32 and scores.isfinite().all()
+        assert (2 * scores).isfinite().all(), "two axes"
+        P = probabilities_from(scores)
+        assert P.isfinite().all() and torch.allclose(P.sum(-1), torch.ones(()), atol=1e-5)
+        target = (places + Delta).clamp(0, size - 1).long()
+        assert torch.equal(P[1:].argmax(-1), target.expand(len(alphas) - 1, -1)), Delta
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
+def test_half_precision_layers_stay_finite_at_the_largest_parameters(term, dtype):
+    """Every positional parameter at +- the largest number of float16, with autocast and without."""
+    layer = attention(term, dtype=torch.float32)
+    for parameter in layer.terms.parameters():
+        parameter.data.copy_(65504.0 * torch.randn_like(parameter).sign())
+    half, X = copy.deepcopy(layer).to(dtype), pixels(torch.float32)
+    for network, images in ((half, X.to(dtype)), (layer, X)):
+        with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=network is layer):
+            assert network.probabilities(images).isfinite().all()
+            assert network(images).isfinite().all()
 
 
 def test_delta_points_from_the_query_to_the_key_row_first():

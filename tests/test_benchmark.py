@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_a_run_is_added_to_the_file_after_each_case_and_other_runs_stay(tmp_path
     assert [run["command"] for run in found["runs"]] == ["first", "second"]
     assert [len(run["rows"]) for run in found["runs"]] == [1, 1]
     assert found["runs"][1]["rows"][0].keys() == measure(good, 1, CPU)[0].keys()
-    assert found["runs"][0]["conditions"]["torch"] == torch.__version__
+    assert found["runs"][0]["conditions"]["torch"] == version("torch")
     assert [entry.name for entry in path.parent.iterdir()] == ["result.json"]
 
 

@@ -142,10 +142,25 @@ def test_a_baseline_on_other_images_is_refused(run, tmp_path):
 def test_figures_that_exist_are_shown(run):
     assert "![" not in render_card(run)
     (run / "figures").mkdir()
-    for name in ("learning_curve.png", "head_positions.png"):
-        (run / "figures" / name).write_bytes(b"")
-    shown = re.findall(r"!\[[^]]+\]\((.*?)\)", render_card(run))
-    assert shown == ["figures/learning_curve.png", "figures/head_positions.png"]
+    names = [
+        "learning_curve",
+        "confusion_matrix",
+        "reliability",
+        "head_positions",
+        "head_paths",
+        "head_maps",
+        "head_depth",
+    ]
+    for index, name in enumerate(names, start=1):
+        (run / "figures" / f"{name}.png").write_bytes(b"")
+        shown = re.findall(r"!\[[^]]+\]\(figures/(.*?).png\)", render_card(run))
+        assert shown == names[:index]
+
+
+def test_a_card_links_the_explorer_of_a_folder_that_has_one(run):
+    assert "explorer.html" not in render_card(run)
+    (run / "explorer.html").write_text("<!doctype html>")
+    assert "[explorer.html](explorer.html)" in render_card(run)
 
 
 def test_only_a_folder_with_its_own_code_is_offered_as_remote_code(run):

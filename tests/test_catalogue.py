@@ -1,23 +1,37 @@
-"""A card for every registered model, trained or not."""
+"""model_cards/: a card for every registered model, and everything that is published for the trained ones."""
 
 import hashlib
+import json
+import re
 from pathlib import Path
 
 import pytest
-from model_folders import make_run
+import torch
+from model_folders import TEST, make_run
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
-import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.publishing.card import render_card
-from sa_zoo.publishing.catalogue import add_run, registered_models, write_catalogue
+import sa_zoo.catalogue
+from sa_zoo.catalogue import add_result, add_run
+from sa_zoo.cli import app
+from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.metrics import read_metrics, read_results
+from sa_zoo.publishing.card import registered_models, render_card, write_catalogue
+from sa_zoo.publishing.folder import check_loads, read_manifest
+from sa_zoo.training.config import DataConfig
 
-MODEL_CARDS = Path(__file__).parents[1] / "model_cards"
+ROOT = Path(__file__).parents[1]
+MODEL_CARDS = ROOT / "model_cards"
+TRAINED = sorted(path.parent for path in MODEL_CARDS.glob("*/model.safetensors"))
+DIGITS = DataConfig(name="digits")
+SMALL = {"embed_dim": 24, "hidden_dim": 29, "num_heads": 3, "depth": 2}
 
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model_cards")
-    run = make_run(tmp_path_factory.mktemp("runs") / "run", "sa_quadratic_tiny_cifar")
-    add_run(run, folder)
+    run = make_run(tmp_path_factory.mktemp("runs") / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    add_run(run, folder / "sa_quadratic_tiny_cifar", DIGITS)
     write_catalogue(folder)
     return folder, run
 
@@ -34,12 +48,28 @@ def test_a_model_without_weights_says_so_and_claims_no_accuracy(catalogue):
     assert "## Results" not in card and "model-index" not in card and "## Use" not in card
 
 
-def test_a_trained_model_keeps_its_card_and_the_sum_of_its_weights_without_them(catalogue):
+def test_a_trained_model_has_its_weights_and_what_was_measured_with_them(catalogue):
     folder, run = catalogue
     entry = folder / "sa_quadratic_tiny_cifar"
-    assert (entry / "README.md").read_text() == render_card(run)
-    assert not (entry / "model.safetensors").exists()
-    assert hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest() in (entry / "SHA256SUMS").read_text()
+    weights = (run / "model.safetensors").read_bytes()
+    assert (entry / "model.safetensors").read_bytes() == weights
+    assert json.loads((entry / "check.json").read_text())["sha256"] == hashlib.sha256(weights).hexdigest()
+    metrics = read_metrics(entry)
+    assert metrics.test.n == 359 and sum(map(sum, metrics.test.confusion_matrix)) == 359
+    assert metrics.train == read_metrics(run).train and read_metrics(run).test.n == TEST["n"]
+    assert {path.name for path in (entry / "figures").iterdir()} == {
+        "confusion_matrix.png",
+        "head_positions.png",
+        "learning_curve.png",
+        "reliability.png",
+    }
+
+
+def test_the_code_in_a_folder_is_that_of_the_package(catalogue):
+    for entry in (catalogue[0] / "sa_quadratic_tiny_cifar", MODEL_CARDS / "sa_quadratic_tiny_cifar"):
+        links = {path.name: path for path in entry.glob("*.py")}
+        assert {"modeling_sa.py", "configuration_sa.py", "terms.py"} <= links.keys()
+        assert all(path.resolve() == ROOT / "sa_zoo" / "models" / name for name, path in links.items())
 
 
 def test_rendering_the_catalogue_again_changes_nothing(catalogue):
@@ -49,13 +79,67 @@ def test_rendering_the_catalogue_again_changes_nothing(catalogue):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_other_seeds_and_recipes_add_results_which_a_new_run_keeps(catalogue, tmp_path):
+    run, entry = catalogue[1], tmp_path / "sa_quadratic_tiny_cifar"
+    add_result(run, entry, "seed", 1)
+    add_result(run, entry, "short", 0)
+    add_run(run, entry, DIGITS)
+    results = read_results(entry)
+    assert [run.test.n for run in results[""]] == [359, TEST["n"]]
+    assert [run.test.n for run in results["short"]] == [TEST["n"]]
+    assert re.search(r"Trained with 2 seeds, .* top-1 on the test images 0\.\d+, 0\.8711\.", render_card(entry))
+    assert {"results/seed-1.json", "results/short-0.json"} <= read_manifest(entry).keys()
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("sa_quadratic_tiny_cifar", SMALL), ("resnet_tiny_cifar", {})])
+def test_large_weights_are_stored_in_half_the_space_and_both_libraries_compute_alike(
+    name, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sa_zoo.catalogue, "FLOAT32_BYTES", 1000)
+    run = make_run(tmp_path / "run", name, **arguments)
+    entry = add_run(run, tmp_path / name, DIGITS)
+    stored, before = load_file(entry / "model.safetensors"), load_file(run / "model.safetensors")
+    assert stored.keys() == before.keys()
+    assert all(torch.equal(stored[key], value.bfloat16()) for key, value in before.items() if value.is_floating_point())
+    logits = torch.tensor(json.loads((entry / "check.json").read_text())["logits"])
+    assert torch.allclose(check_loads(f"local-dir:{entry}", entry), logits, atol=1e-5)
+    assert logits.bfloat16().float().ne(logits).any()  # computed in float32
+    config = (entry / "config.json").read_bytes()
+    export_for_transformers(entry)
+    assert (entry / "config.json").read_bytes() == config
+
+
 def test_an_unfinished_run_does_not_enter(tmp_path):
     with pytest.raises(ValueError, match=r"without config\.json, metrics\.json, model\.safetensors"):
-        add_run(tmp_path, tmp_path / "model_cards")
+        add_run(tmp_path, tmp_path / "model_cards", DIGITS)
+
+
+def test_one_command_publishes_all_trained_models():
+    done = CliRunner().invoke(app, ["publish", str(MODEL_CARDS), "--owner", "somebody", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"-> \S+/(somebody/\S+)", done.output) == [f"somebody/{entry.name}" for entry in TRAINED]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--owner", "somebody", "--repo-id", "somebody/model"]])
+def test_one_model_or_all_of_an_owner_are_published(arguments, tmp_path):
+    done = CliRunner().invoke(app, ["publish", str(tmp_path), *arguments])
+    assert done.exit_code == 1 and "expected one of the two" in done.output
 
 
 def test_the_committed_cards_are_what_their_folders_give():
     committed = sorted(MODEL_CARDS.glob("*/README.md"))
-    assert [path.parent.name for path in committed] == registered_models()
+    assert sorted({path.parent.name.partition(".")[0] for path in committed}) == registered_models()
     for path in committed:
         assert path.read_text() == render_card(path.parent), f"{path.parent.name}: render the catalogue again"
+
+
+@pytest.mark.parametrize("entry", TRAINED, ids=lambda entry: entry.name)
+def test_committed_weights_give_the_stored_logits_in_both_libraries(entry):
+    check = json.loads((entry / "check.json").read_text())
+    assert hashlib.sha256((entry / "model.safetensors").read_bytes()).hexdigest() == check["sha256"]
+    assert torch.allclose(check_loads(f"local-dir:{entry}", entry), torch.tensor(check["logits"]), rtol=1e-4, atol=1e-4)
+
+
+def test_committed_weights_are_small():
+    sizes = [(entry / "model.safetensors").stat().st_size for entry in TRAINED]
+    assert max(sizes) <= 60e6 and sum(sizes) <= 120e6

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import signalled_by, tiny_config
+from model_folders import make_run
+from tiny_runs import noise_images, parquet_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
@@ -192,6 +193,18 @@ def test_converting_a_file_that_is_no_checkpoint_is_reported(tmp_path):
     assert result.exit_code == 1
     assert re.fullmatch(r"error: checkpoint: got .*notes.txt, expected a complete file .*\n", result.stderr)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
+    images = {"train": noise_images(5, (32, 32)), "test": noise_images(7, (32, 32))}
+    data = parquet_folder(tmp_path / "data", images, classes=10)
+    source = make_run(tmp_path / "run", "resnet_tiny_cifar")
+    with (source / "train.toml").open("a") as recipe:
+        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\n[train]\nepochs = 1\n')
+    result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert (metrics["data"], metrics["test"]["n"]) == ("noise", 7)
 
 
 def test_converting_an_unknown_model_is_reported(tmp_path):

@@ -151,4 +151,4 @@ def test_a_config_of_the_project_is_valid_and_its_header_gives_its_command(path)
     header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert any(re.search(rf"(sa-zoo|-m sa_zoo) train {path.stem}\b", line) for line in header)
     for word in ("Hardware:", "ost", "esult"):
-        assert any(word in line for line in header), f"the header tells no {word}"
+        assert any(word in line for line in header), f"the header does not state the {word}"

@@ -23,7 +23,9 @@ def written(config, folder):
     return json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize("attention_type", ["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute"])
+@pytest.mark.parametrize(
+    "attention_type", ["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute", "mixed"]
+)
 def test_timm_builds_the_network_that_a_written_configuration_describes(attention_type, tmp_path):
     written(SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **SIZES), tmp_path)
     network = timm.create_model(f"local-dir:{tmp_path}")

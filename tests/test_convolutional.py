@@ -167,8 +167,8 @@ def test_the_papers_alpha_of_46_is_beyond_rounding_and_short_of_one_hot():
     assert [round(alpha) for alpha in needed.values()] == [38, 18, 9, 7]
     assert max(needed.values()) < 46 < one_hot_alpha(torch.float32) < one_hot_alpha(torch.float64)
     for dtype in (torch.float32, torch.float64):
-        beside = torch.tensor([0.0, -46.0], dtype=dtype).softmax(0)
-        assert beside[0] == 1 and 0 < beside[1] < 1.1e-20
+        neighbor = torch.tensor([0.0, -46.0], dtype=dtype).softmax(0)
+        assert neighbor[0] == 1 and 0 < neighbor[1] < 1.1e-20
         limit = one_hot_alpha(dtype)
         assert torch.tensor([0.0, -math.ceil(limit)], dtype=dtype).softmax(0)[1] == 0
         assert torch.tensor([0.0, -math.floor(limit)], dtype=dtype).softmax(0)[1] > 0

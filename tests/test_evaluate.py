@@ -96,14 +96,22 @@ def test_detail_counts_classes_confusion_and_calibration(answers):
         assert found.per_class[true] == pytest.approx((predicted[labels == true] == true).mean())
         for guess in range(11):
             assert found.confusion_matrix[true][guess] == ((labels == true) & (predicted == guess)).sum()
-    error = 0.0
+    error, curve = 0.0, iter(zip(*found.calibration_curve.values(), strict=True))
     for low in range(15):
         inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
         if inside.any():
+            mean = (confidence[inside].mean(), (predicted == labels)[inside].mean(), inside.sum())
+            assert next(curve) == pytest.approx(mean, abs=1e-6)
             gap = (predicted == labels)[inside].mean() - confidence[inside].mean()
             error += inside.mean() * abs(gap)
     assert found.calibration_error == pytest.approx(error, abs=1e-6)
     assert Scores.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_confusion_matrix_of_many_classes_is_left_out():
+    labels = np.arange(211) % 101
+    found = scored(np.eye(101)[labels], labels, detail=True)
+    assert found.confusion_matrix is None and len(found.per_class) == 101
 
 
 def test_classes_that_never_occur_keep_their_place_in_the_detail():

@@ -1,48 +1,194 @@
-"""Figures: what they draw is what the files hold."""
+"""Figures: what they draw is what the files hold, and where it belongs."""
 
 import json
 
 import numpy as np
 import pytest
+import timm
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
-from model_folders import EPOCHS, make_run
+from model_folders import EPOCHS, METRICS, TEST, make_run
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.figures import draw_figures, head_maps, head_positions, layers_of, learning_curve
+from sa_zoo.analysis.figures import comparisons, draw_figures, gaussian_layers
+from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
+from sa_zoo.analysis.heads import layers_of, measure
+from sa_zoo.analysis.run_figures import accuracy_against_work, confusion, convolved, learning_curves, reliability
+from sa_zoo.cli import app
+
+DETAIL = {
+    "confusion_matrix": [[5, 2, 0], [1, 6, 0], [3, 0, 8]],
+    "calibration_error": 0.07,
+    "calibration_curve": {"confidence": [0.41, 0.83], "accuracy": [0.37, 0.91], "images": [7, 18]},
+}
+SMALL = {"embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}
 
 
-def test_a_quadratic_run_gets_a_learning_curve_and_head_positions(tmp_path):
-    run = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar")
+@pytest.fixture
+def run(tmp_path):
+    """A run of a quadratic model, with everything that a run of today records."""
+    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": TEST | DETAIL}))
+    weights = {key: value for key, value in load_file(folder / "model.safetensors").items() if ".terms." in key}
+    save_file({key: np.stack([value + 1, value]) for key, value in weights.items()}, folder / "heads.safetensors")
+    return folder
+
+
+QUADRATIC = ["learning_curve", "head_positions", "head_paths", "head_maps", "head_depth"]
+
+
+def test_a_quadratic_run_gets_all_figures_and_the_same_bytes_each_time(run):
     drawn = draw_figures(run)
-    assert [path.name for path in drawn] == ["learning_curve.png", "head_positions.png"]
+    assert [path.stem for path in drawn] == [*QUADRATIC, "confusion_matrix", "reliability"]
     for path in drawn:
         assert imread(path)[..., :3].std() > 0.05, "not blank"
-
-
-def test_a_learned_run_gets_head_maps_and_a_resnet_none(tmp_path):
-    learned = make_run(tmp_path / "learned", "sa_learned_tiny_cifar")
-    assert [path.name for path in draw_figures(learned)] == ["learning_curve.png", "head_maps.png"]
-    resnet = make_run(tmp_path / "resnet", "resnet_tiny_cifar")
-    assert [path.name for path in draw_figures(resnet)] == ["learning_curve.png"]
-
-
-def test_drawing_twice_gives_the_same_bytes(tmp_path):
-    run = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar")
-    first = [path.read_bytes() for path in draw_figures(run)]
+        assert 300 <= imread(path).shape[1] <= 1200, "of a width that a card shows"
+    first = [path.read_bytes() for path in drawn]
     assert [path.read_bytes() for path in draw_figures(run)] == first
 
 
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("sa_quadratic_tiny_cifar", ["head_positions", "head_maps", "head_depth"]),
+        ("sa_learned_tiny_cifar", ["head_maps", "head_depth"]),
+        ("sa_content_tiny_cifar", []),
+        ("resnet_tiny_cifar", []),
+    ],
+)
+def test_an_older_run_gets_the_figures_that_it_has_data_for(tmp_path, name, figures):
+    sizes = SMALL if name.startswith("sa_") else {}
+    folder = make_run(tmp_path / "run", name, **sizes)
+    assert [path.stem for path in draw_figures(folder)] == ["learning_curve", *figures]
+
+
+def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
+    folder = make_run(tmp_path / "run", "sa_content_tiny_cifar", **SMALL)
+    save_file({f"blocks.{i}.attn": np.random.rand(3, 8, 8) for i in range(2)}, folder / "attention.safetensors")
+    assert [path.stem for path in draw_figures(folder)] == ["learning_curve", "head_maps"]
+
+
+def test_the_command_writes_figures_of_each_run_and_of_all_together(tmp_path):
+    runs = []
+    for seed in (0, 1):
+        runs.append(make_run(tmp_path / f"seed{seed}", "resnet_tiny_cifar"))
+        metrics = {**METRICS, "model": "tiny", "test": TEST | DETAIL, "train": {"pflop": 0.3}}
+        (runs[-1] / "metrics.json").write_text(json.dumps(metrics))
+        (runs[-1] / "train.toml").write_text(f"[train]\nseed = {seed}\n")
+    result = CliRunner().invoke(app, ["plot", *map(str, runs), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    names = [
+        f"{name}.{kind}" for name in ("learning_curve", "confusion_matrix", "reliability") for kind in ("png", "svg")
+    ]
+    together = [f"{name}.{kind}" for name in ("learning_curves", "accuracy_against_work") for kind in ("png", "svg")]
+    expected = {tmp_path / "out" / f"seed{seed}" / name for name in names for seed in (0, 1)}
+    assert set((tmp_path / "out").rglob("*.*")) == expected | {tmp_path / "out" / name for name in together}
+    assert not (runs[0] / "figures").exists()
+    legend = comparisons(runs)["learning_curves"].axes[0].get_legend_handles_labels()[1]
+    assert legend == ["tiny, 2 seeds: training, augmented", "tiny, 2 seeds: held out"]
+
+
+@pytest.mark.parametrize(("runs", "said"), [(["none"], "run: got"), (["a/run", "b/run"], "expected different names")])
+def test_folders_that_are_no_runs_or_have_one_name_are_refused(tmp_path, runs, said):
+    for name in runs:
+        if "/" in name:
+            make_run(tmp_path / name, "resnet_tiny_cifar")
+    folders = [str(tmp_path / name) for name in runs]
+    result = CliRunner().invoke(app, ["plot", *folders, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1 and said in result.output and not (tmp_path / "out").exists()
+
+
 def test_the_curves_hold_the_history():
-    loss, accuracy = learning_curve(EPOCHS).axes
+    loss, accuracy = learning_curves({"": [EPOCHS]}).axes
     training, held_out = loss.get_lines()
     assert training.get_ydata().tolist() == [line["loss"] for line in EPOCHS]
     assert held_out.get_ydata().tolist() == [line["validation"]["loss"] for line in EPOCHS]
     assert accuracy.get_lines()[0].get_ydata() == pytest.approx([100 * line["top1"] for line in EPOCHS])
 
 
+def test_a_band_goes_from_the_lowest_to_the_highest_seed():
+    runs = [[{"epoch": epoch, "loss": epoch * factor, "top1": 0.5} for epoch in (1, 2)] for factor in (1.0, 2.0, 6.0)]
+    loss = learning_curves({"a": runs, "b": [EPOCHS]}).axes[0]
+    assert loss.get_lines()[0].get_ydata().tolist() == [3.0, 6.0]
+    band = loss.collections[0].get_paths()[0].vertices
+    assert {tuple(point) for point in band} == {(1, 1), (2, 2), (1, 6), (2, 12)}
+    assert len(loss.collections) == 1, "no band for a single run"
+
+
 def test_a_history_without_held_out_images_has_one_curve():
     history = [{key: value for key, value in line.items() if key != "validation"} for line in EPOCHS]
-    assert [len(axes.get_lines()) for axes in learning_curve(json.loads(json.dumps(history))).axes] == [1, 1]
+    assert [len(axes.get_lines()) for axes in learning_curves({"": [history]}).axes] == [1, 1]
+
+
+def test_accuracy_is_drawn_against_work_in_percent():
+    axes = accuracy_against_work({"a": [(3.0, 0.9), (1.0, 0.8)], "b": [(7.0, 0.7)]}).axes[0]
+    assert [line.get_xydata().tolist() for line in axes.get_lines()] == [[[1, 80], [3, 90]], [[7, 70]]]
+
+
+def test_rows_of_the_confusion_matrix_are_shares_of_the_true_class():
+    axes = confusion(DETAIL["confusion_matrix"], ["ant", "bee", "cat"]).axes[0]
+    shown = np.asarray(axes.images[0].get_array())
+    assert shown.sum(1) == pytest.approx(100) and shown[0] == pytest.approx([500 / 7, 200 / 7, 0])
+    assert (axes.get_ylabel(), [label.get_text() for label in axes.get_yticklabels()]) == (
+        "true class",
+        ["ant", "bee", "cat"],
+    )
+    assert not confusion(np.eye(37, dtype=int).tolist()).axes[0].texts
+
+
+def test_the_reliability_diagram_has_a_point_and_a_bar_per_bin():
+    upper, lower = reliability(DETAIL["calibration_curve"], 0.07).axes
+    assert upper.get_lines()[-1].get_xydata().tolist() == [[0.41, 0.37], [0.83, 0.91]]
+    assert [bar.get_height() for bar in lower.patches] == [7, 18] and "7.0 %" in upper.get_title()
+
+
+def test_the_figure_of_convolutions_has_the_accuracies():
+    one, every = convolved(0.8, {3: [0.5, 0.6], 5: [0.7, 0.75]}, {3: 0.4, 5: 0.65}).axes
+    assert [line.get_ydata()[0] for line in one.get_lines()] == pytest.approx([80, 50, 70])
+    assert [line.get_ydata()[0] for line in every.get_lines()] == pytest.approx([80, 40, 65])
+
+
+def rendered(figure):
+    """Pixels (height, width, 3), the first row at the top."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
+
+
+@pytest.mark.parametrize("Delta", [(0, 3), (-2, 0), (1, -3)])
+def test_a_planted_head_is_found_on_the_correct_side_of_the_query(Delta):
+    """(row, column) of Delta: positive rows are below the query, positive columns to its right."""
+    model = timm.create_model("sa_quadratic_tiny_cifar", **SMALL | {"depth": 1, "num_heads": 1})
+    term = model.blocks[0].attn.terms[0]
+    with torch.no_grad():
+        term.Delta.copy_(torch.tensor([Delta]))
+        term.spread.fill_(9.0)
+        P = model.attention_maps(torch.zeros(1, 3, 32, 32))[0][:, 4 * 8 + 4].unflatten(-1, (8, 8)).numpy()
+    planted = {"Delta": np.array([Delta], float), "spread": np.array([9.0])}
+    path = {"Delta": np.array([[[0.0, 0.0]], [list(Delta)]])}
+    for figure in (head_positions([planted]), head_paths([path])):
+        canvas_up = figure.axes[0].transData.transform([Delta[::-1], (0, 0)])  # matplotlib counts pixels upwards
+        assert np.sign(canvas_up[0] - canvas_up[1]).tolist() == [np.sign(Delta[1]), -np.sign(Delta[0])]
+        dots = [line for line in figure.axes[0].get_lines() if line.get_marker() in (".", "o")]
+        assert dots[-1].get_xydata()[-1].tolist() == list(Delta[::-1])
+    picture = rendered(head_maps([P], (4, 4)))
+    colored = np.argwhere(np.ptp(picture, axis=-1) > 40)  # all of the map; what is around it is gray
+    corner, size = colored.min(0), np.ptp(colored, axis=0) + 1
+    brightest = np.argwhere((picture > (240, 220, -1)).all(-1) & (picture[..., 2] < 100)).mean(0)
+    assert 8 * (brightest - corner) / size - 4.5 == pytest.approx(Delta, abs=0.3)
+
+
+def test_depth_is_drawn_head_by_head():
+    layers = layers_of(timm.create_model("sa_quadratic_tiny_cifar", **SMALL), torch.zeros(1, 3, 32, 32))
+    heads = [head for layer in layers for head in measure(layer)]
+    reach, share = head_depth(heads, 3).axes
+    for axes, values in ((reach, [head.reach for head in heads]), (share, [100 * head.share for head in heads])):
+        first, second, means = axes.get_lines()
+        assert [*first.get_ydata(), *second.get_ydata()] == pytest.approx(values)
+        assert means.get_ydata() == pytest.approx([np.mean(values[:3]), np.mean(values[3:])])
 
 
 @pytest.mark.parametrize("general", [False, True], ids=["isotropic", "any covariance"])
@@ -52,26 +198,33 @@ def test_contours_hold_the_share_of_attention_that_they_claim(general):
     spread = np.array([[[1.3, 0.4], [-0.2, 0.7]]]) if general else np.array([0.7])
     S = spread[0] if general else spread[0] * np.eye(2)
     drawn = random.multivariate_normal(Delta[0], np.linalg.inv(S @ S.T), size=20_011)[:, ::-1]  # (column, row)
-    centre, *contours = head_positions([{"Delta": Delta, "spread": spread}]).axes[0].get_lines()
-    assert centre.get_xydata().tolist() == [[-3.0, 2.0]]
+    center, *contours = head_positions([{"Delta": Delta, "spread": spread}]).axes[0].get_lines()
+    assert center.get_xydata().tolist() == [[-3.0, 2.0]]
     inside = [contour.get_path().contains_points(drawn).mean() for contour in contours]
     assert inside == pytest.approx([0.5, 0.9], abs=0.01)
 
 
-def test_maps_are_the_softmax_of_the_scores_by_displacement():
-    random = np.random.default_rng(0)
-    layer = {
-        key: random.normal(size=shape)
-        for key, shape in {"row": (7, 5), "col": (9, 5), "w": (2, 5), "v": (2, 5)}.items()
-    }
-    shown = np.asarray(head_maps([layer]).axes[1].images[0].get_array())
-    scores = (layer["col"] @ layer["v"][1])[:, None] + (layer["row"] @ layer["w"][1])[None, :]
-    assert shown == pytest.approx(np.exp(scores) / np.exp(scores).sum())
+def test_a_head_that_attends_everywhere_is_drawn_too():
+    layer = {"Delta": np.array([[0.0, 0.0], [1.0, 2.0]]), "spread": np.array([0.0, 1.0])}
+    assert head_positions([layer]).axes[0].get_xlim()[1] < 30
 
 
 def test_layers_come_in_the_order_of_the_network():
     weights = {
-        f"blocks.{index}.attn.terms.0.{name}": np.array(index) for index in (10, 9, 1) for name in ("Delta", "spread")
+        f"blocks.{index}.attn.terms.0.{name}": np.full(shape, index)
+        for index in (10, 9, 1)
+        for name, shape in (("Delta", (3, 2)), ("spread", 3))
     }
-    weights["blocks.4.other.Delta"] = np.array(4)
-    assert [int(layer["Delta"]) for layer in layers_of(weights, ("Delta", "spread"))] == [1, 9, 10]
+    weights["blocks.4.other.Delta"] = np.zeros((3, 2))
+    assert [layer["Delta"][0, 0] for layer in gaussian_layers(weights)] == [1, 9, 10]
+
+
+def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a_single_pixel_are_left_out():
+    weights = {
+        "a.Delta": np.zeros((9, 2)),
+        "a.alpha": np.full(9, 2.0),
+        "b.Delta": np.zeros((1, 2)),
+        "b.alpha": np.ones(1),
+    }
+    (layer,) = gaussian_layers(weights)
+    assert layer["spread"].tolist() == [2.0] * 9

@@ -24,6 +24,7 @@ def without_times(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, with its measured seconds and rates masked; the learning curve does not show them."""
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     card = re.sub(rb"\| train\.(seconds|cpu_seconds|images_per_second) \| [\d.]+ \|", b"", files["README.md"])
+    del files["sha256.json"]  # has the sum of history.jsonl, which holds times
     return {name: TIMES.sub(rb"\1*", content) for name, content in files.items()} | {"README.md": card}
 
 
@@ -43,8 +44,13 @@ def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, t
     ours, theirs = without_times(out), without_times(tmp_path / "run")
     assert ours == theirs
     assert {
-        *("README.md", "config.json", "figures/head_positions.png", "figures/learning_curve.png", "history.jsonl"),
+        *(
+            f"figures/{name}.png"
+            for name in ("learning_curve", "head_positions", "head_paths", "head_maps", "head_depth")
+        ),
+        *("README.md", "config.json", "figures/confusion_matrix.png", "figures/reliability.png", "history.jsonl"),
         *("metrics.json", "model.safetensors", "modeling_sa.py", "preprocessor_config.json", "train.toml"),
+        "explorer.html",
     } <= set(ours)
 
 
@@ -78,3 +84,4 @@ def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_p
     assert done.returncode == 0, done.stderr
     assert "sa_quadratic_tiny_cifar on digits: test accuracy" in done.stdout
     assert (tmp_path / "run" / "README.md").is_file()
+    assert (tmp_path / "run" / "explorer.html").is_file(), "its scripts and styles are installed too"

@@ -21,22 +21,25 @@ FLOORS = [
     {"metrics"},
     {"interchange"},
     {"training", "publishing", "analysis"},
+    {"pages"},
     {"fit"},
+    {"catalogue", "head_study"},
+    {"cli_analysis"},
     {"__init__", "cli"},
     {"__main__"},
 ]
 # Lines of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 1_330,
-    "kernels": 540,
-    "convolution": 1_520,
-    "interchange": 300,
-    "training": 1_390,
-    "publishing": 620,
-    "analysis": 600,
-    "": 600,
+    "models": 1_400,
+    "kernels": 530,
+    "convolution": 1_550,
+    "interchange": 350,
+    "training": 1_500,
+    "publishing": 590,
+    "analysis": 1_360,
+    "": 1_230,
 }
-TOTAL = 6_710
+TOTAL = 8_450
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CHAIN = 250, 60, 6
 REMOTE_CODE = 1_100  # lines that somebody who loads a published model with trust_remote_code has to read
 
@@ -92,7 +95,7 @@ def chain_from(module: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
 @pytest.mark.parametrize("module", IMPORTS)
 def test_imports_go_down_the_floors(module):
     for name in IMPORTS[module]:
-        if name == "__init__" and module in ("cli", "fit"):
+        if name == "__init__" and module in ("cli", "cli_analysis", "fit", "pages"):
             continue  # they import the package for its registrations
         same = folder_of(name) == folder_of(module) and "." in module
         assert same or floor_of(name) < floor_of(module), f"{module} imports {name}, which is not below it"

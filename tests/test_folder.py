@@ -98,6 +98,8 @@ def test_only_listed_files_are_published(run):
     (run / "figures").mkdir()
     (run / "figures" / "learning_curve.png").write_bytes(b"png")
     (run / "heads.safetensors").write_bytes(b"heads")
+    (run / "explorer.html").write_text("<!doctype html>")
     (run / "optimizer.pt").write_bytes(b"pickle")
     manifest = read_manifest(run)
-    assert {"figures/learning_curve.png", "heads.safetensors"} <= manifest.keys() and "optimizer.pt" not in manifest
+    assert {"figures/learning_curve.png", "heads.safetensors", "explorer.html"} <= manifest.keys()
+    assert "optimizer.pt" not in manifest

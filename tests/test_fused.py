@@ -280,7 +280,7 @@ def test_a_compiled_graph_calls_it_for_any_number_of_images(mode):
 
 
 @needs_it
-@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_exported_and_traced_graphs_do_without_it_and_take_any_number_of_images():
     layer = Attention(32, HEADS, (Quadratic,), (17, 13)).eval()
     some, others = torch.randn(16, 17, 13, 32), torch.randn(5, 17, 13, 32)

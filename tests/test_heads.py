@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from tiny_runs import MUON, tiny_config
 
 import sa_zoo  # noqa: F401  registers its names with timm
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.model import create_model
+from sa_zoo.training.run_folder import record_heads, record_maps
 from sa_zoo.training.train import train
 
 
@@ -52,10 +52,34 @@ def test_a_model_without_positional_parameters_leaves_no_record(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_lost_record_is_refused_and_later_rows_are_replaced(tmp_path):
+def test_later_rows_are_replaced(tmp_path):
     model = timm.create_model("sa_quadratic_tiny_cifar", depth=1)
     for epoch in (0, 1, 2, 1):
         record_heads(tmp_path, model, epoch)
     assert all(len(rows) == 2 for rows in load_file(tmp_path / "heads.safetensors").values())
-    with pytest.raises(ValueError, match=r"heads.safetensors: got 2 recorded epochs, expected at least the 3 before"):
-        record_heads(tmp_path, model, 3)
+
+
+@pytest.mark.parametrize("variant", ["content", "absolute"])
+def test_what_heads_attend_to_is_averaged_over_images(tmp_path, variant):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 11, "depth": 2, "num_heads": 3, "hidden_dim": 13, "patch_size": 2}
+    model = timm.create_model(f"sa_{variant}_cifar", img_size=(10, 14), **sizes).eval()  # 5 x 7 pixels
+    images = torch.randn(7, 3, 10, 14)
+    record_maps(tmp_path, model, images)
+    recorded = load_file(tmp_path / "attention.safetensors")
+    for index, P in enumerate(model.attention_maps(images)):
+        expected = P.mean(0).unflatten(1, (5, 7))[:, 2, 3].unflatten(-1, (5, 7))  # of the pixel in the middle
+        assert torch.allclose(recorded[f"blocks.{index}.attn"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "resnet_tiny_cifar"])
+def test_attention_that_no_image_changes_is_not_recorded(tmp_path, name):
+    record_maps(tmp_path, timm.create_model(name), torch.zeros(2, 3, 32, 32))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_of_a_content_model_records_its_maps(tmp_path):
+    model = {"name": "sa_content_tiny_cifar", "args": MUON["model"]["args"]}
+    train(tiny_config(model=model, train={"epochs": 1}), tmp_path)
+    maps = load_file(tmp_path / "attention.safetensors")
+    assert {name: tuple(P.shape) for name, P in maps.items()} == {f"blocks.{i}.attn": (3, 4, 4) for i in (0, 1)}

@@ -11,7 +11,7 @@ SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_clas
 
 def net(term=Quadratic, **kwargs) -> SANet:
     torch.manual_seed(0)
-    return SANet((term,), **(SMALL | {"img_size": (10, 6)} | kwargs)).eval()
+    return SANet(((term,),), **(SMALL | {"img_size": (10, 6)} | kwargs)).eval()
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,13 @@ def test_attention_maps_are_the_probabilities_used(term, by_position):
         assert torch.allclose(attn(tokens), attn.W_out(attn.values(P, tokens)), atol=1e-6)
         tokens = block(tokens)
     assert torch.equal(model.forward_head(tokens), model(x))
+
+
+def test_groups_of_terms_divide_the_blocks_equally():
+    groups = ((Quadratic,), (Learned, Content), (Relative,))
+    blocks = SANet(groups, **SMALL | {"depth": 7, "img_size": 10}).blocks
+    built = [tuple(type(term) for term in block.attn.terms) for block in blocks]
+    assert built == [groups[0]] * 3 + [groups[1]] * 2 + [groups[2]] * 2
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
@@ -87,7 +94,7 @@ def test_the_embedding_is_space_to_depth_and_a_linear_map():
 
 
 def test_init_weights_draws_anew_from_the_same_distributions():
-    model = SANet((Quadratic,), embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
+    model = SANet(((Quadratic,),), embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.init_weights()
     for name, value in model.state_dict().items():

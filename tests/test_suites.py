@@ -36,13 +36,13 @@ def test_the_convolutional_twin_differs_in_attention_alone():
     network = timm.create_model("sa_quadratic_cifar", **SMALL).eval()
     twin, x = suites.with_convolutions(network), torch.randn(5, 3, 16, 20)
     assert twin.forward_features(x).shape == network.forward_features(x).shape
-    mixing = [block.attn for block in twin.blocks]
+    mixing = [block.attn[1] for block in twin.blocks]
     assert all(isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3) for layer in mixing)
     others = {name: p for name, p in twin.state_dict().items() if ".attn." not in name}
     assert all(torch.equal(p, network.state_dict()[name]) for name, p in others.items())
     first, last = torch.randn(1, 5, 3, 7), nn.functional.conv2d
     expected = last(first.permute(0, 3, 1, 2), mixing[0].weight, mixing[0].bias, padding=1).permute(0, 2, 3, 1)
-    assert torch.allclose(mixing[0](first), expected, atol=1e-6)
+    assert torch.allclose(twin.blocks[0].attn(first), expected, atol=1e-6)
 
 
 def test_models_are_measured_in_all_phases_with_the_same_weights(steps):

@@ -20,13 +20,19 @@ PARAMETERS = {
     "sa_content_cifar": 29_484_282,
     "sa_eq8_cifar": 38_124_282,
     "sa_absolute_cifar": 30_024_282,
+    "sa_mixed_cifar": 20_785_563,
     "resnet18_cifar": 11_173_962,
     "sa_quadratic_tiny_cifar": 785_164,
     "sa_learned_tiny_cifar": 812_650,
     "sa_content_tiny_cifar": 1_799_338,
+    "sa_quadratic_gen_tiny_cifar": 785_326,
+    "sa_eq8_tiny_cifar": 2_297_002,
+    "sa_absolute_tiny_cifar": 1_827_562,
+    "sa_mixed_tiny_cifar": 1_292_251,
     "resnet_tiny_cifar": 783_802,
 }
-SELF_ATTENTION = [name for name in PARAMETERS if name.startswith("sa_")]
+# The tiny ones have other sizes, which `small` replaces.
+SELF_ATTENTION = [name for name in PARAMETERS if name.startswith("sa_") and "_tiny_" not in name]
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
 every_name = pytest.mark.parametrize("name", PARAMETERS)
 every_attention = pytest.mark.parametrize("name", SELF_ATTENTION)
@@ -66,11 +72,6 @@ def test_the_default_configuration_describes_the_model(name):
         assert cfg[key] + ".weight" in model.state_dict()
     assert model.get_classifier() is model.get_submodule(cfg["classifier"])
     assert cfg["license"] == "apache-2.0" and cfg["crop_pct"] == 1.0
-
-
-def test_weights_that_nobody_published_are_not_promised():
-    with pytest.raises(RuntimeError, match="No pretrained weights exist"):
-        timm.create_model("sa_quadratic_cifar", pretrained=True)
 
 
 @every_attention
@@ -139,7 +140,7 @@ def test_checkpointed_gradients_are_the_same(name):
         assert torch.allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @every_attention
 def test_scripts(name):
     with set_scriptable(True):

@@ -9,22 +9,23 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from tiny_runs import MUON, TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
+from torch.utils.data import get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
 from sa_zoo.cost import training_macs
 from sa_zoo.metrics import read_metrics
-from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.evaluate import evaluate_source
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted
+from sa_zoo.training.splits import Decoder
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -274,7 +275,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
     config = tiny_config(optim={"name": "sgd", "lr": 1e30}, train={"checkpoint_steps": 1})
     with pytest.raises(FloatingPointError, match=r"got (nan|inf), which is not finite, in epoch 1, step \d") as caught:
         train(config, tmp_path / "run")
-    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    kept = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert re.search(r"first in the (output|gradient) of (blocks\.|patch_embed|norm)\S*, step \d; ", str(caught.value))
     assert f"{kept} is the last good checkpoint" in str(caught.value)
     assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -282,10 +284,42 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     config = tiny_config(optim={"name": "sgd", "lr": 1e30, "weight_decay": 1e30}, train={"checkpoint_steps": 1})
-    said = r"weights: got some that are not finite, in epoch 1, step 1; there is no checkpoint yet"
+    said = r"weights: got some that are not finite, in epoch 1, step 1; .*epoch-00000-step-0000000 is the last good"
     with pytest.raises(FloatingPointError, match=said):
         train(config, tmp_path / "run")
-    assert not any((tmp_path / "run" / "checkpoints").iterdir())
+    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
+
+
+@pytest.mark.parametrize(
+    ("where", "precision", "said"),
+    [
+        ("blocks.1.mlp.act", "no", r"first in the output of blocks\.1\.mlp\.act, step 1; "),
+        ("blocks.0.attn.proj", "bf16", r"first in the output of blocks\.0\.attn\.proj, step 1; "),
+    ],
+)
+def test_the_first_module_that_overflows_is_named(tmp_path, monkeypatch, where, precision, said):
+    def create_overflowing(*arguments: object) -> torch.nn.Module:
+        model = create_model(*arguments)
+        model.get_submodule(where).register_forward_hook(lambda module, inputs, output: output * 1e30 * 1e30)
+        return model
+
+    monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
+    with pytest.raises(FloatingPointError, match=said):
+        train(tiny_config(train={"precision": precision}), tmp_path / "run")
+
+
+def test_the_first_gradient_that_overflows_is_named(tmp_path, monkeypatch):
+    """The square root of the absolute value: finite everywhere, and its derivative is not finite at zero."""
+
+    def create_overflowing(*arguments: object) -> torch.nn.Module:
+        model = create_model(*arguments)
+        model.blocks[0].mlp.fc2.register_forward_hook(lambda module, inputs, output: (output * 0).abs().sqrt())
+        return model
+
+    monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
+    with pytest.raises(FloatingPointError, match=r"first in the gradient of blocks\.0\.mlp\.fc2\.\w+, step 1; "):
+        train(tiny_config(), tmp_path / "run")
 
 
 def test_a_folder_that_is_not_empty_is_refused(plain):
@@ -306,22 +340,6 @@ def test_resuming_with_another_config_names_what_changed(stopped):
     config = tiny_config(train={"epochs": 40}, optim={"lr": 0.5})
     with pytest.raises(ValueError, match=r"optim.lr: got 0.5, expected 0.003, as in the run in .*"):
         train(config, stopped, resume=True)
-
-
-@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
-def test_a_truncated_checkpoint_is_reported(stopped, tmp_path, name):
-    shutil.copytree(stopped, tmp_path / "run")
-    (path,) = (tmp_path / "run" / "checkpoints").glob(f"*/{name}")
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged"):
-        train(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
-
-
-def test_a_checkpoint_without_its_tensors_is_reported(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    next((tmp_path / "run" / "checkpoints").glob("*/state.safetensors")).unlink()
-    with pytest.raises(ValueError, match=r"checkpoint: got .*epoch-.*, truncated or damaged: No such file"):
-        train(tiny_config(train={"epochs": 40}), tmp_path / "run", resume=True)
 
 
 def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
@@ -444,6 +462,28 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
     assert b"validation/top1" in events.read_bytes()
 
 
+def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
+    decode, training = Decoder.__call__, {"killed": True}
+    folder = parquet_folder(tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)})
+    table = {"data": {"name": str(folder), "validation": 0.2}, "train": {"batch_size": 8, "checkpoint_steps": 1}}
+
+    def killed(self: Decoder, image: Image.Image, table: str, row: int) -> torch.Tensor:
+        if training["killed"] and row == 30 and get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(self, image, table, row)
+
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
+    monkeypatch.setattr(Decoder, "__call__", killed)
+    with pytest.raises(
+        ConnectionError, match=r"a process that decodes images has ended: .*--resume .*DataLoader worker"
+    ):
+        train(tiny_config(**table), tmp_path / "run")
+    training["killed"] = False
+    train(tiny_config(**table), tmp_path / "run", resume=True)
+    train(tiny_config(**table), tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def test_without_a_terminal_each_epoch_is_a_line(tmp_path, capsys):
     train(tiny_config(), tmp_path / "run")
     lines = capsys.readouterr().out.splitlines()
@@ -463,47 +503,3 @@ def test_images_streamed_from_disk_train_to_the_same_weights(tmp_path, monkeypat
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
     train(tiny_config(**table), tmp_path / "streamed")
     assert_same_run(tmp_path / "kept", tmp_path / "streamed")
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
-    def trained(steps: int) -> tuple:
-        torch.manual_seed(steps)
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Flatten())
-        model = model.to(memory_format=torch.channels_last)
-        opt = optimizer(model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
-        for _ in range(steps):
-            model(torch.randn(2, 3, 7, 7)).square().mean().backward()
-            opt.step()
-        return model, opt
-
-    model, opt = trained(3)
-    counters = {"epoch": 2, "step": 7, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
-    save_checkpoint(tmp_path, {"model": model}, opt, counters)
-    other, other_opt = trained(1)
-    assert load_checkpoint(tmp_path, {"model": other}, other_opt) == counters
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key])
-    for mine, theirs in zip(opt.state.values(), other_opt.state.values(), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            assert torch.equal(mine[key], theirs[key])
-            assert mine[key].stride() == theirs[key].stride()
-
-
-def test_a_checkpoint_replaces_the_one_before_only_when_whole(tmp_path, monkeypatch):
-    model = torch.nn.Linear(2, 3)
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 0, "step": 5})
-
-    def power_cut(*_: object) -> None:
-        raise OSError("power cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", power_cut)
-        with pytest.raises(OSError, match="power cut"):
-            save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 0, "step": 6})
-    assert load_checkpoint(tmp_path, {"model": model}, opt) == {"epoch": 0, "step": 5}
-    save_checkpoint(tmp_path, {"model": model}, opt, {"epoch": 1, "step": 0})
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch-00001-step-0000000"]
-    assert np.isfinite(model.weight.detach().numpy()).all()

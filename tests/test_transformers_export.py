@@ -46,9 +46,9 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder, network, images, logits)"""
+    """(folder, network, images, logits); blocks differ in their numbers of heads, as pruning leaves them."""
     folder = tmp_path_factory.mktemp("runs") / "small-run"
-    network = make_run(folder, **SMALL)
+    network = make_run(folder, **SMALL | {"num_heads": [5, 3, 2, 5, 1, 4]})
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return folder, network, images, network(images)
@@ -77,7 +77,7 @@ def test_a_trained_folder_gives_the_same_logits(run, route):
         assert torch.equal(ROUTES[route](folder, images), logits)
 
 
-@pytest.mark.parametrize("variant", ["gen", "learned", "content", "eq8", "absolute"])
+@pytest.mark.parametrize("variant", ["gen", "learned", "content", "eq8", "absolute", "mixed"])
 def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
     name = f"sa_{'quadratic_gen' if variant == 'gen' else variant}_cifar"
     network = make_run(tmp_path / "run", name, 12, **SMALL | {"depth": 2, "img_size": 12})

@@ -4,10 +4,12 @@ A ratio is the median over the rounds of the subject's ratio to the yardstick in
 """
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.analysis.timing import Run, conditions, in_turns, matrix_products, peak_bytes
+from sa_zoo.analysis.timing import Run, in_turns, matrix_products, peak_bytes
 from sa_zoo.kernels.choose import only
+from sa_zoo.metrics import environment
 from sa_zoo.model_folder import write_json
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to do the work of a case.
-
-    function: subjects of a case with the same one compute the same; counted: run to count the work of, if not `run`.
-    """
+    """One way to do the work of a case."""
 
     run: Run
     dtype: torch.dtype = torch.float32
-    function: str = ""
-    counted: Run | None = None
+    function: str = ""  # subjects of a case with the same one compute the same
+    counted: Run | None = None  # what to count the work of, if not `run`
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,12 @@ def step(
 def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     """Rows of all subjects of a case, after one round that is not counted."""
     subjects = case.subjects()
-    times, ceilings = _times(subjects, rounds, device)
+    runs = {name: subject.run for name, subject in subjects.items()}
+    products = {dtype: matrix_products(dtype, device) for dtype in {subject.dtype for subject in subjects.values()}}
+    runs |= {f"{dtype} {number}": run for dtype, (_, both) in products.items() for number, run in enumerate(both)}
+    times = in_turns(runs, rounds, device)
+    # GMAC/s of the fastest matrix product, which takes turns with the subjects
+    ceilings = {dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"]) for dtype, (gmacs, _) in products.items()}
     peaks = {name: peak_bytes(subject.run, device) for name, subject in subjects.items()}
     work = {name: _gmacs(subject.counted or subject.run) / case.images for name, subject in subjects.items()}
     rows = []
@@ -100,18 +105,6 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
         row |= {"speed": statistics.median(ratios), "memory": peaks[name] / max(peaks[case.yardstick], 1)}
         rows.append(row)
     return rows
-
-
-def _times(
-    subjects: dict[str, Subject], rounds: int, device: torch.device
-) -> tuple[dict[str, list[float]], dict[torch.dtype, float]]:
-    """Seconds of each subject in each round, and GMAC/s of the fastest matrix product, which takes turns with them."""
-    products = {dtype: matrix_products(dtype, device) for dtype in {subject.dtype for subject in subjects.values()}}
-    runs = {name: subject.run for name, subject in subjects.items()}
-    runs |= {f"{dtype} {number}": run for dtype, (_, both) in products.items() for number, run in enumerate(both)}
-    times = in_turns(runs, rounds, device)
-    fastest = {dtype: min(times[f"{dtype} 0"] + times[f"{dtype} 1"]) for dtype in products}
-    return times, {dtype: gmacs / fastest[dtype] for dtype, (gmacs, _) in products.items()}
 
 
 def _gmacs(run: Run) -> float:
@@ -134,15 +127,14 @@ def cell(row: Row, key: str) -> str:
 
 
 def run_cases(cases: Iterable[Case], rounds: int, device: torch.device, command: str, path: Path | None) -> None:
-    """Measure cases, print their tables, and add this run to a JSON file, which is replaced after each case.
-
-    Raises ValueError, before anything is measured, if the file holds something else.
-    """
+    """Measure cases, print tables, and add this run to a JSON file. Raises ValueError if it holds something else."""
     found = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {"runs": []}
     if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
         raise ValueError(f"--json: got {path}, which holds something else, expected a new file or one of this command")
-    run: dict[str, Any] = {"command": command, "conditions": conditions(device, rounds), "rows": []}
-    print(json.dumps(run["conditions"]))
+    started, load = datetime.now(UTC).isoformat(timespec="seconds"), round(os.getloadavg()[0], 2)
+    conditions = {"started": started, "load": load, "rounds": rounds, **environment(device)}
+    run: dict[str, Any] = {"command": command, "conditions": conditions, "rows": []}
+    print(json.dumps(conditions))
     for case in cases:
         rows = measure(case, rounds, device)
         run["rows"] += rows

@@ -1,135 +1,153 @@
-"""Figures of a model folder, drawn from its files: learning curves, and where attention heads look.
-
-After Figures 3 and 4 of Cordonnier, Loukas, Jaggi (ICLR 2020, https://arxiv.org/abs/1911.03584).
-"""
+"""Figures of run folders, drawn from their files alone: what a card shows, and what `sa-zoo plot` writes."""
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from safetensors.numpy import load_file
 from timm.utils import natural_key
 
-from sa_zoo.model_folder import write_file
+from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
+from sa_zoo.analysis.heads import layers_of, measure
+from sa_zoo.analysis.maps import attention_layers
+from sa_zoo.analysis.run_figures import accuracy_against_work, confusion, learning_curves, reliability
+from sa_zoo.metrics import read_metrics
+from sa_zoo.model_folder import load_model, read_json, write_file
 
-# Radius, in standard deviations, of the contour that encloses a share of a Gaussian in the plane -> line style.
-CONTOURS = {math.sqrt(-2 * math.log(1 - share)): style for share, style in ((0.5, "solid"), (0.9, "dotted"))}
-MOST = 0.8  # share of the heads whose contours fit into a figure
-
-Layers = list[dict[str, np.ndarray]]
+WINDOW = 3  # pixels, of the figure over depth
+MOST_LAYERS = 12  # that a figure with one panel per layer shows
+MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a figure
 
 
 def draw_figures(folder: Path) -> list[Path]:
-    """Draw what the folder has data for into folder/figures: learning_curve.png, and for attention that depends on
-    positions only head_positions.png (Gaussian heads) or head_maps.png (learned ones)."""
-    history, weights, figures = folder / "history.jsonl", folder / "model.safetensors", {}
-    if history.is_file() and (lines := history.read_text(encoding="utf-8").splitlines()):
-        figures["learning_curve"] = learning_curve([json.loads(line) for line in lines])
-    tensors = load_file(weights) if weights.is_file() else {}
-    if gaussian := layers_of(tensors, ("Delta", "spread")):
+    """Draw what the folder has data for into folder/figures, as PNG."""
+    drawn = figures_of(folder).items()
+    return [path for name, figure in drawn for path in save_figure(figure, folder / "figures" / name, ["png"])]
+
+
+def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
+    """Write the figures of each run, and of several also those that compare them, as PNG and SVG.
+
+    Those of one run go to RUN/figures or, with `out`, to OUT/RUN; comparisons to `out` or to the current folder.
+    Raises FileNotFoundError for a folder that holds no run, ValueError for runs of one name with `out`.
+    """
+    for run in runs:
+        if not (run / "config.json").is_file():
+            raise FileNotFoundError(f"run: got {run}, expected the folder of a finished run")
+    if out and len({run.resolve().name for run in runs}) < len(runs):
+        raise ValueError(f"runs: got {', '.join(map(str, runs))}, expected different names for the folders in {out}")
+    written = []
+    for run in runs:
+        folder = out / run.resolve().name if out else run / "figures"
+        for name, figure in figures_of(run).items():
+            written += save_figure(figure, folder / name, ["png", "svg"])
+    for name, figure in (comparisons(runs) if len(runs) > 1 else {}).items():
+        written += save_figure(figure, (out or Path()) / name, ["png", "svg"])
+    return written
+
+
+def save_figure(figure: Figure, path: Path, kinds: Sequence[str]) -> list[Path]:
+    """Write path.KIND for each kind, with the same bytes every time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for kind in kinds:
+        content, metadata = BytesIO(), {"png": {"Software": None}, "svg": {"Date": None}}[kind]
+        with rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(content, format=kind, dpi=120, metadata=metadata)
+        written.append(write_file(path.with_name(f"{path.name}.{kind}"), content.getvalue()))
+    return written
+
+
+def figures_of(folder: Path) -> dict[str, Figure]:
+    """The figures of one run, by name."""
+    figures, test = {}, read_metrics(folder).test
+    if history := _history(folder):
+        figures["learning_curve"] = learning_curves({"": [history]})
+    weights, recorded = (_tensors(folder / f"{name}.safetensors") for name in ("model", "heads"))
+    if 0 < len(gaussian := gaussian_layers(weights)) <= MOST_LAYERS:
         figures["head_positions"] = head_positions(gaussian)
-    elif learned := layers_of(tensors, ("row", "col", "w", "v")):
-        figures["head_maps"] = head_maps(learned)
-    drawn = []
-    for name, figure in figures.items():
-        (folder / "figures").mkdir(exist_ok=True)
-        content = BytesIO()
-        figure.savefig(content, format="png", dpi=120, metadata={"Software": None})  # the same bytes every time
-        drawn.append(write_file(folder / "figures" / f"{name}.png", content.getvalue()))
-    return drawn
+    if 0 < len(paths := gaussian_layers(recorded)) <= MOST_LAYERS:
+        figures["head_paths"] = head_paths(paths)
+    if any(".attn.terms." in name for name in weights):
+        figures |= _figures_of_maps(folder)
+    if test and test.confusion_matrix:
+        names = read_json(folder / "config.json").get("label_names")
+        figures["confusion_matrix"] = confusion(test.confusion_matrix, names)
+    if test and "images" in (test.calibration_curve or {}):
+        figures["reliability"] = reliability(test.calibration_curve or {}, test.calibration_error or 0.0)
+    return figures
 
 
-def learning_curve(history: list[dict[str, Any]]) -> Figure:
-    """Loss and accuracy after each epoch, on training images as augmented and, where there are any, held-out ones."""
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    panels = figure.subplots(1, 2)
-    marker = "o" if len(history) == 1 else ""
-    for axes, key, title, scale in zip(panels, ("loss", "top1"), ("loss", "accuracy, %"), (1, 100), strict=True):
-        epochs = [line["epoch"] for line in history]
-        axes.plot(epochs, [scale * line[key] for line in history], marker=marker, label="training, augmented")
-        if held_out := [(line["epoch"], scale * line["validation"][key]) for line in history if "validation" in line]:
-            axes.plot(*zip(*held_out, strict=True), marker=marker, label="held out")
-        axes.set(title=title, xlabel="epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False)
-    return figure
+def _figures_of_maps(folder: Path) -> dict[str, Figure]:
+    """Maps of the pixel in the middle: computed, or as recorded by the run where they depend on images."""
+    network = load_model(str(folder))
+    images = torch.zeros(1, *network.pretrained_cfg["input_size"])  # type: ignore[index]
+    layers = attention_layers(network, images)
+    query = (layers[0].grid[0] // 2, layers[0].grid[1] // 2)
+    if all(layer.positional for layer in layers):
+        maps = [layer.at(query).numpy() for layer in layers]
+        figures = {"head_maps": head_maps(maps, query)}
+        if min(layers[0].grid) >= WINDOW and math.prod(layers[0].grid) <= MOST_PIXELS:
+            heads = [head for layer in layers_of(network, images) for head in measure(layer, WINDOW)]
+            figures["head_depth"] = head_depth(heads, WINDOW)
+        return figures
+    recorded = _tensors(folder / "attention.safetensors")
+    means = [recorded[layer.name] for layer in layers if layer.name in recorded]
+    return {"head_maps": head_maps(means, query)} if means else {}
 
 
-def layers_of(weights: dict[str, np.ndarray], names: tuple[str, ...]) -> Layers:
-    """The arrays called `names` of each module that has all of them, in the order of the layers."""
-    modules = sorted({key.rpartition(".")[0] for key in weights}, key=natural_key)
-    found = ({name: weights[key] for name in names if (key := f"{module}.{name}") in weights} for module in modules)
-    return [layer for layer in found if len(layer) == len(names)]
+def gaussian_layers(tensors: dict[str, np.ndarray]) -> Layers:
+    """Delta and spread of each layer with several Gaussian heads, in the order of the layers; alpha = spread^2 / 2."""
+    found = []
+    for module in sorted({name.rpartition(".")[0] for name in tensors}, key=natural_key):
+        Delta, spread = (tensors.get(f"{module}.{name}") for name in ("Delta", "spread"))
+        alpha = tensors.get(f"{module}.alpha")
+        if spread is None and alpha is not None:
+            spread = np.sqrt(2 * alpha)
+        if Delta is not None and spread is not None and Delta.shape[-2:] != (1, 2) and Delta.shape[-1] == 2:
+            found.append({"Delta": Delta, "spread": spread})
+    return found
 
 
-def head_positions(layers: Layers) -> Figure:
-    """Centres Delta of the heads and contours of half and nine tenths of their attention; one panel per layer.
-
-    Attention is exp(-1/2 (delta - Delta)^T S S^T (delta - Delta)) where no border cuts it, with S the spread of the
-    head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale, that of most heads:
-    every centre is in the frame, and the contours of the widest heads leave it.
-    """
-    columns = min(len(layers), 3)
-    rows = math.ceil(len(layers) / columns)
-    figure = Figure(figsize=(2.1 * columns, 2.3 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
-    centre = max(np.abs(layer["Delta"]).max() for layer in layers)
-    reach = 1 + max(centre, np.quantile(np.concatenate([np.abs(each).max((1, 2, 3)) for each in contours]), MOST))
-    for index, (axes, layer) in enumerate(zip(panels, layers, strict=False)):
-        heads = len(layer["Delta"])
-        colours = colormaps["tab10"](range(10)) if heads <= 10 else colormaps["turbo"](np.linspace(0, 1, heads))
-        for (down, across), curves, colour in zip(layer["Delta"], contours[index], colours, strict=False):
-            axes.plot(across, down, ".", color=colour, markersize=4)
-            for curve, style in zip(curves, CONTOURS.values(), strict=True):
-                axes.plot(curve[1], curve[0], linestyle=style, color=colour, linewidth=1)
-        axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black", zorder=3))  # the query pixel
-        axes.set(title=f"layer {index + 1}", xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
-        axes.grid(alpha=0.3)
-        axes.tick_params(labelsize="small")
-    for axes in panels[len(layers) :]:
-        axes.set_axis_off()
-    figure.supxlabel("columns from the query pixel", fontsize="medium")
-    figure.supylabel("rows from the query pixel", fontsize="medium")
-    return figure
+def comparisons(runs: Sequence[Path]) -> dict[str, Figure]:
+    """Figures that compare runs; those that differ in their seed only are a group."""
+    groups: dict[str, list[Path]] = {}
+    for run in runs:
+        recipe = re.sub(r"(?m)^seed = .*$", "", _text(run / "train.toml"))
+        groups.setdefault(recipe or str(run), []).append(run)
+    models = [read_metrics(group[0]).model for group in groups.values()]
+    by_model = len(set(models)) == len(models)
+    named = {str(models[i] if by_model else group[0]): group for i, group in enumerate(groups.values())}
+    figures = {}
+    curves = {name: [history for run in group if (history := _history(run))] for name, group in named.items()}
+    if curves := {name: histories for name, histories in curves.items() if histories}:
+        figures["learning_curves"] = learning_curves(curves)
+    measured = {name: [read_metrics(run) for run in group] for name, group in named.items()}
+    points = {
+        name: [(each.train.pflop, each.test.top1) for each in group if each.test and each.train and each.train.pflop]
+        for name, group in measured.items()
+    }
+    if points := {name: each for name, each in points.items() if each}:
+        figures["accuracy_against_work"] = accuracy_against_work(points)
+    return figures
 
 
-def head_maps(layers: Layers) -> Figure:
-    """Attention over displacements, softmax(col . v) (x) softmax(row . w); one row per layer, one column per head.
-
-    row, col: (2 W - 1, D), (2 H - 1, D); w, v: (N_h, D). The query pixel is in the middle of each map, and no border
-    of the image cuts it.
-    """
-    heads = max(len(layer["w"]) for layer in layers)
-    figure = Figure(figsize=(0.9 * heads + 0.4, 0.95 * len(layers) + 0.3), layout="constrained")
-    grid = figure.subplots(len(layers), heads, squeeze=False)
-    for index, (row, layer) in enumerate(zip(grid, layers, strict=True)):
-        scores = (layer["v"] @ layer["col"].T)[:, :, None] + (layer["w"] @ layer["row"].T)[:, None, :]
-        attention = np.exp(scores - scores.max((1, 2), keepdims=True))  # (N_h, 2 H - 1, 2 W - 1)
-        for axes, shown in zip(row, attention / attention.sum((1, 2), keepdims=True), strict=True):
-            axes.imshow(shown, cmap="viridis")
-            axes.plot((shown.shape[1] - 1) / 2, (shown.shape[0] - 1) / 2, "s", color="white", markersize=1.5)
-            axes.set(xticks=[], yticks=[])
-        row[0].set_ylabel(f"layer {index + 1}")
-    for head, axes in enumerate(grid[0]):
-        axes.set_title(f"head {head + 1}", fontsize="medium")
-    return figure
+def _history(folder: Path) -> list[dict[str, Any]]:
+    """The lines of history.jsonl; none if there is no such file."""
+    return [json.loads(line) for line in _text(folder / "history.jsonl").splitlines()]
 
 
-def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is a radius of CONTOURS.
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
-    (N_h, 2) and (N_h,) or (N_h, 2, 2) -> (N_h, contours, 2, points).
-    """
-    S = spread if spread.ndim == 3 else spread[:, None, None] * np.eye(2)
-    angles = np.linspace(0, 2 * np.pi, 101)
-    outline = np.linalg.inv(S.transpose(0, 2, 1)) @ np.stack([np.cos(angles), np.sin(angles)])  # (N_h, 2, points)
-    return Delta[:, None, :, None] + np.array(list(CONTOURS))[:, None, None] * outline[:, None]
+
+def _tensors(path: Path) -> dict[str, np.ndarray]:
+    return load_file(path) if path.is_file() else {}

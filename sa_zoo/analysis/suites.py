@@ -8,7 +8,8 @@ import timm
 import torch
 from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
-from torch import Tensor, nn
+from torch import nn
+from torchvision.ops import Permute
 
 from sa_zoo.analysis.benchmark import Case, Subject, step
 from sa_zoo.models.network import SANet
@@ -23,11 +24,12 @@ PHASES = (
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
 
 Subjects = dict[str, Subject]
-Change = Callable[[Any], nn.Module]  # from a registered model to the network that is measured
+# Name -> what is made of a registered model, and the route of its layers ("": as they choose).
+Variants = dict[str, tuple[Callable[[Any], nn.Module], str]]
 
 
 def check_names(models: Iterable[str], phase: str) -> None:
-    """ValueError for a name that the benchmark does not know."""
+    """Raise ValueError for a model or a phase that the benchmark does not know."""
     if unknown := [name for name in models if not timm.is_model(name)]:
         ours = ", ".join(timm.list_models(module="timm_models"))
         raise ValueError(f"MODEL: got {unknown[0]!r}, expected a name that timm lists, such as {ours}")
@@ -35,19 +37,12 @@ def check_names(models: Iterable[str], phase: str) -> None:
         raise ValueError(f"--phase: got {phase!r}, expected the beginning of one of {', '.join(PHASES)}")
 
 
-class Convolution(nn.Conv2d):
-    """A 3x3 convolution of tokens."""
-
-    def forward(self, X: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
-        return super().forward(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
 def with_convolutions(network: SANet) -> SANet:
-    """A copy with the same channels and feed-forward layers, whose blocks mix pixels by 3x3 convolutions."""
+    """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and feed-forward layers."""
     twin, dim, like = copy.deepcopy(network), network.embed_dim, network.patch_embed.weight
     for block in twin.blocks:
-        block.attn = Convolution(dim, dim, 3, padding=1, device=like.device, dtype=like.dtype)
+        convolution = nn.Conv2d(dim, dim, 3, padding=1, device=like.device, dtype=like.dtype)
+        block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]))  # tokens: (B, H, W, D)
     return twin
 
 
@@ -55,28 +50,17 @@ def unchanged(network: nn.Module) -> nn.Module:
     return network
 
 
-def resnet18_cifar(_: nn.Module) -> nn.Module:
-    return timm.create_model("resnet18_cifar")
-
-
 def networks(
-    model: str,
-    phase: str,
-    batch: int,
-    device: torch.device,
-    subjects: dict[str, tuple[Change, str]],
-    yardstick: str,
-    compile_mode: str = "",
+    model: str, phase: str, batch: int, device: torch.device, variants: Variants, yardstick: str, compile_mode: str = ""
 ) -> Case:
-    """A case of whole networks: per name, what is made of the model, and the route of its layers if it is given.
+    """A case of whole networks, and of the network as torch.compile makes it if there is a mode for it.
 
-    A subject whose name ends in "float32" has that type, whatever the phase. compile_mode: also measure the network as
-    torch.compile makes it in this mode.
+    A variant whose name ends in "float32" has that type, whatever the phase.
     """
 
     def build() -> Subjects:
         found: Subjects = {}
-        for name, (change, route) in subjects.items():
+        for name, (change, route) in variants.items():
             torch.manual_seed(0)  # the same weights for all of them
             network = change(timm.create_model(model)).to(device).train(phase.startswith("training"))
             dtype = torch.bfloat16 if "bfloat16" in phase and not name.endswith("float32") else torch.float32
@@ -102,17 +86,17 @@ def models(names: Iterable[str], batch: int, device: torch.device, compile_mode:
     for name in names:
         attention = isinstance(timm.create_model(name), SANet)
         for phase in PHASES:
-            subjects: dict[str, tuple[Change, str]] = {"as built": (unchanged, "")}
+            if not attention and "dropout" in phase:
+                continue
+            yardstick = "as built"
+            variants: Variants = {yardstick: (unchanged, "")}
             if phase.startswith("inference"):
-                subjects["folded"] = (reparameterize_model, "")
-            yardstick = "definition, float32" if phase == "inference, bfloat16" else "definition"
+                variants["folded"] = (reparameterize_model, "")
             if attention:
-                subjects |= {yardstick: (unchanged, "definition"), "3x3 convolutions": (with_convolutions, "")}
-            subjects["resnet18_cifar"] = (resnet18_cifar, "")
-            if attention or "dropout" not in phase:
-                yield networks(
-                    name, phase, batch, device, subjects, yardstick if attention else "as built", compile_mode
-                )
+                yardstick = "definition, float32" if phase == "inference, bfloat16" else "definition"
+                variants |= {yardstick: (unchanged, "definition"), "3x3 convolutions": (with_convolutions, "")}
+            variants["resnet18_cifar"] = (lambda _: timm.create_model("resnet18_cifar"), "")
+            yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
 
 
 def layers(model: str, sides: Iterable[int], device: torch.device, routes: dict[str, str]) -> Iterator[Case]:

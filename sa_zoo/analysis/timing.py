@@ -1,20 +1,12 @@
-"""How one run is measured: seconds, bytes, the fastest matrix product of the machine, and the conditions.
-
-Absolute times drift from hour to hour, so runs that are to be compared take turns.
-"""
+"""How runs are measured. Absolute times drift from hour to hour, so runs that are to be compared take turns."""
 
 import itertools
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
-import timm
 import torch
 from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
@@ -24,20 +16,16 @@ Run = Callable[[], object]
 
 def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of each run in each round; a first round warms up and is not counted."""
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else torch.cpu.synchronize
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            _synchronize(device)
+            synchronize()
             start = time.perf_counter()
             run()
-            _synchronize(device)
+            synchronize()
             times[name].append(time.perf_counter() - start)
     return {name: seconds[1:] for name, seconds in times.items()}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:
@@ -74,7 +62,7 @@ def matrix_products(dtype: torch.dtype, device: torch.device) -> tuple[float, li
     return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
 
 
-def device_named(name: str, compile_mode: str = "") -> torch.device:
+def device_named(name: str, compile_mode: str) -> torch.device:
     """A device that can be measured, and that torch.compile compiles for if there is a mode; else ValueError."""
     try:
         device = torch.device(name)
@@ -90,34 +78,3 @@ def device_named(name: str, compile_mode: str = "") -> torch.device:
         expected = f"a mode of torch.compile, and a compiler for it: {str(error).splitlines()[0]}"
         raise ValueError(f"--compile: got {compile_mode!r}, expected {expected}") from error
     return device
-
-
-def conditions(device: torch.device, rounds: int) -> dict[str, str | int | float]:
-    """What a figure has to be read with."""
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "threads": torch.get_num_threads(),
-        "rounds": rounds,
-        "load": round(os.getloadavg()[0], 2),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "python": platform.python_version(),
-        "code": _commit(),
-    }
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    """Commit of this checkout, marked if files were changed since; empty for an installed package."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -6,7 +6,6 @@ import fnmatch
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import MethodType
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from sa_zoo.convolution.certificate import certificate
@@ -90,12 +90,12 @@ def convert(
         for name, conv in convolutions.items()
     ]
     with torch.no_grad():
-        before = list(_tensors(converted(example)))
+        before = converted(example)
         for hook in hooks:
             hook.remove()
         for name, conv in convolutions.items():
             _replace(converted, conv, attentions[name])
-        after = list(_tensors(converted(example)))
+        after = converted(example)
     for name, module in network.named_modules():
         if name in attentions:
             attentions[name].train(module.training)
@@ -150,24 +150,13 @@ def _noise(network: nn.Module) -> Tensor:
     return noise.to(weight.device, weight.dtype)
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """All tensors in the output of a network."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for part in output.values():
-            yield from _tensors(part)
-    elif isinstance(output, (tuple, list)):
-        for part in output:
-            yield from _tensors(part)
-
-
-def _difference(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest difference of corresponding tensors, relative to the largest value of each."""
+def _difference(before: Any, after: Any) -> float:
+    """Largest difference of corresponding tensors in two outputs, relative to the largest value of each."""
     smallest = torch.finfo(torch.float32).tiny
-    pairs = zip(before, after, strict=True)
+    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
+    tensors = [(old, new) for old, new in pairs if isinstance(old, Tensor)]
     return max(
-        (float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in pairs), default=0.0
+        (float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in tensors), default=0
     )
 
 

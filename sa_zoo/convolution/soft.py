@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve, project
 from sa_zoo.convolution.padding import Keys
 from sa_zoo.convolution.theorem import seen_offsets, window
-from sa_zoo.models.attention import attend, attend_by_axes, probabilities_from
+from sa_zoo.models.attention import attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32, pixels, quadratic_scores
+
+
+def product(sizes: list[int]) -> int:
+    """math.prod, which TorchScript does not know."""
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
 
 
 class SoftAttention(ConvolutionalAttention):
@@ -35,8 +43,6 @@ class SoftAttention(ConvolutionalAttention):
     # A multiply-add of the evaluation by axes takes about so many times as long as one of a convolution: it comes in
     # small matrix products whose results go through memory (float32, forward and backward, on an EPYC core).
     axes_cost: Final[int] = 3
-    # And so many times as long as one of the product with P_h itself, which is one large matrix.
-    turn_cost: Final[int] = 6
     outer: list[list[int]]
 
     @torch.jit.ignore
@@ -100,15 +106,7 @@ class SoftAttention(ConvolutionalAttention):
 
     def by_axes(self, keys: Keys) -> Tensor:
         """The layer by the factors of P_h: (B, D_out, *Q)"""
-        P: list[Tensor] = []
-        for axis in range(len(keys.sizes)):
-            P.append(self.factors(axis, keys)[0])
-        if self.at_once(keys.sizes):
-            whole = P[0]
-            for factor in P[1:]:
-                whole = (whole[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3, 4).flatten(1, 2)
-            heads = attend(whole, keys.stored.flatten(2).transpose(1, 2))
-            return self.project(heads.unflatten(1, self.queries(keys.sizes)))
+        P = [self.factors(axis, keys)[0] for axis in range(len(keys.sizes))]
         return self.project(attend_by_axes(P, keys.stored.movedim(1, -1)))
 
     def composed(self, keys: Keys) -> Tensor:
@@ -121,11 +119,8 @@ class SoftAttention(ConvolutionalAttention):
             high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
         out = self.borderless(keys, low, high)
         if max(low) > 0 or max(high) > 0:
-            P, U = [out] * 0, [out] * 0
-            for axis in range(len(counts)):
-                factors = self.factors(axis, keys)
-                P.append(factors[0])
-                U.append(factors[1])
+            factors = [self.factors(axis, keys) for axis in range(len(counts))]
+            P, U = [P for P, _ in factors], [U for _, U in factors]
             for axis in range(len(counts)):
                 queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
                 if min(queries.shape[0], numbers.shape[0], len(self.outer[axis])) > 0:
@@ -181,38 +176,19 @@ class SoftAttention(ConvolutionalAttention):
         beyond = attend_by_axes(factors, x.index_select(2 + axis, numbers).movedim(1, -1))
         return project(beyond, slices, None, self.groups)
 
-    def contractions(self, sizes: list[int]) -> int:
-        """Multiply-adds per head and channel of contracting one axis of N = `sizes` after the other."""
-        left, contracted = 1, 0
-        for size in sizes:
-            left *= size
+    def by_axes_macs(self, sizes: list[int]) -> int:
+        """Multiply-adds of one image with N = `sizes` by axes, one contracted after the other."""
+        left, contracted = product(sizes), 0
         for axis, count in enumerate(self.queries(sizes)):
             left = left // sizes[axis] * count
             contracted += left * sizes[axis]
-        return contracted
-
-    def at_once(self, sizes: list[int]) -> bool:
-        """Whether the product with P_h itself takes less time than the products with its factors."""
-        pairs = 1
-        for axis, count in enumerate(self.queries(sizes)):
-            pairs *= count * sizes[axis]
-        return pairs < self.turn_cost * self.contractions(sizes)
-
-    def by_axes_macs(self, sizes: list[int]) -> int:
-        """Multiply-adds of one image with N = `sizes` by axes."""
-        queries = 1
-        for count in self.queries(sizes):
-            queries *= count
-        inner = self.in_channels // self.groups
-        return self.Delta.shape[0] * (self.contractions(sizes) * self.in_channels + queries * inner * self.out_channels)
+        projected = left * (self.in_channels // self.groups) * self.out_channels
+        return self.Delta.shape[0] * (contracted * self.in_channels + projected)
 
     def composed_macs(self, sizes: list[int]) -> int:
         """Multiply-adds of one image with N = `sizes` by a composed kernel, and of composing it, without borders."""
-        queries, seen = 1, 1
-        for axis, count in enumerate(self.queries(sizes)):
-            queries *= count
-            seen *= self.count[axis]
-        return (queries + self.Delta.shape[0]) * seen * (self.in_channels // self.groups) * self.out_channels
+        weights = product(self.count) * (self.in_channels // self.groups) * self.out_channels
+        return (product(self.queries(sizes)) + self.Delta.shape[0]) * weights
 
     def cheaper_by_axes(self, sizes: list[int]) -> bool:
         return self.axes_cost * self.by_axes_macs(sizes) < self.composed_macs(sizes)

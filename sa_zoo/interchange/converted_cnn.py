@@ -16,13 +16,8 @@ from sa_zoo.model_folder import check_new, load_model, new_folder, write_file, w
 def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 46.0, content: bool = False) -> Report:
     """Convert a trained CNN and write a model folder: timm's two files, metrics.json, and the report as .md and .json.
 
-    Args:
-        source: a timm name with weights, "hf-hub:OWNER/NAME", "local-dir:FOLDER" or a model folder.
-        out: a folder that does not exist yet, or is empty.
-        layers, alpha, content: as for `convert`.
-
-    Raises FileExistsError for a folder that is not empty, ValueError for what cannot be converted or written, and
-    what `load_model` raises.
+    The arguments are those of `load_model` and `convert`. Raises FileExistsError if `out` is not empty, ValueError for
+    what cannot be converted or written, and what `load_model` raises.
     """
     check_new(out)
     if math.isinf(alpha):
@@ -37,14 +32,11 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     arguments = arguments | {"alpha": alpha, "layers": layers, "content": content}
     backbone = timm.create_model(name, pretrained_cfg=cfg, **arguments).eval()
     backbone.load_state_dict(converted.state_dict())
-    metrics = Metrics(
-        model=name,
-        base_model=network.pretrained_cfg.get("hf_hub_id") or "",
-        conversion=Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits),
-    )
+    conversion = Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits)
+    base = network.pretrained_cfg.get("hf_hub_id") or ""
     with new_folder(out) as folder:
         write_timm_files(folder, backbone)
         write_file(folder / "report.md", report.table())
         write_file(folder / "report.json", report.to_json())
-        write_metrics(folder, metrics)
+        write_metrics(folder, Metrics(model=name, base_model=base, conversion=conversion))
     return report

@@ -1,9 +1,7 @@
 """Reads checkpoints of the paper's own code, https://github.com/epfml/attention-cnn at 9ffaa306.
 
-There (models/bert.py, models/transformer.py) an image tensor has its rows first, centres have the order (row,
-column), `row_embeddings` are indexed by the displacement within a row (dx) and `col_embeddings` by that within a
-column (dy), as here; heads and channels of `value` have the order of `W_val`. So names change, and one tensor is
-reshaped: the linear map after space-to-depth, whose input has the order (y, x, channel).
+Rows and columns, displacements, heads and channels have the same order there (models/bert.py) as here. So names change,
+and one tensor is reshaped: the linear map after space-to-depth, whose input has the order (y, x, channel).
 """
 
 from pathlib import Path
@@ -39,14 +37,9 @@ BUFFERS = ("attention_mask", "attention.self.R", "attention.self.relative_indice
 
 
 def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
-    """Write the weights of a checkpoint of the paper's code as a folder that timm loads, completely or not at all.
+    """Write the weights that the paper's train.py saved as a folder that timm loads, completely or not at all.
 
-    The file is read without running code that it may hold.
-
-    Args:
-        checkpoint: a file of the paper's train.py, {"model_state_dict": ..., ...}.
-        model: the variant that it holds, one of CONVERTIBLE.
-        out: a folder that does not exist yet, or is empty.
+    `model` is one of CONVERTIBLE. The checkpoint is read without running code that it may hold.
 
     Raises FileNotFoundError if there is no checkpoint, FileExistsError if `out` is not empty, ValueError for another
     model name, or a checkpoint that is damaged or of another model.
@@ -59,9 +52,8 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises errors of any kind for a file that is not one of its own
-        raise ValueError(
-            f"checkpoint: got {checkpoint}, expected a complete file that torch.save wrote, with tensors only"
-        ) from error
+        expected = "a complete file that torch.save wrote, with tensors only"
+        raise ValueError(f"checkpoint: got {checkpoint}, expected {expected}") from error
     try:
         reference = content["model_state_dict"]
         net: Any = timm.create_model(model, num_classes=len(reference["classifier.weight"]))

@@ -1,7 +1,4 @@
-"""Registers the networks with transformers: at once if it is imported already, otherwise when it is.
-
-Importing this file costs nothing, and a program that never uses transformers never imports it.
-"""
+"""Registers the networks with transformers once it is imported; a program that never uses it never imports it."""
 
 import sys
 from types import ModuleType
@@ -31,9 +28,8 @@ def _register(modeling: ModuleType) -> None:
     from sa_zoo.models.configuration_sa import AUTO_MAP, SAConfig
 
     transformers.AutoConfig.register(SAConfig.model_type, SAConfig)
-    processors: dict[str, type] = {"torchvision": transformers.CLIPImageProcessor}
-    processors["pil"] = transformers.CLIPImageProcessorPil
-    transformers.AutoImageProcessor.register(SAConfig, image_processor_classes=processors)
+    kinds: dict[str, type] = {"torchvision": transformers.CLIPImageProcessor, "pil": transformers.CLIPImageProcessorPil}
+    transformers.AutoImageProcessor.register(SAConfig, image_processor_classes=kinds)
     SAConfig.register_for_auto_class()
     for name in ("AutoModel", "AutoModelForImageClassification", "AutoBackbone"):
         model_class = getattr(modeling, AUTO_MAP[name].partition(".")[2])

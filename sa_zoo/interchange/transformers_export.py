@@ -15,23 +15,23 @@ from transformers.image_utils import PILImageResampling
 from sa_zoo.model_folder import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, terms_of_block
 from sa_zoo.models.terms import TERMS
 
 
 def export_for_transformers(folder: Path) -> None:
     """Add to a SANet's folder what transformers needs: keys in config.json, preprocessor_config.json and the code.
 
-    Folders of other models stay as they are: transformers loads any folder of timm through its wrapper. A second
-    export changes nothing. Raises FileNotFoundError if there is no config.json, ValueError for a network without
-    pooling, a crop other than in the center, or a wrong number of labels.
+    Folders of other models stay as they are: transformers loads them through its wrapper of timm. Raises
+    FileNotFoundError if there is no config.json, ValueError for a network without pooling, a crop other than in the
+    center, or a wrong number of labels.
     """
     written = read_json(folder / "config.json")
     network: Any = timm.create_model(f"local-dir:{folder}")
     if not isinstance(network, SANet):
         return
-    exported = written.get("model_type") == SAConfig.model_type
-    config = SAConfig.from_pretrained(folder) if exported else _config(network, written["pretrained_cfg"])
+    again = written.get("model_type") == SAConfig.model_type
+    config = SAConfig.from_pretrained(folder) if again else _config(network, written["pretrained_cfg"])
     with TemporaryDirectory() as new:
         custom_object_save(SAForImageClassification, new)
         _image_processor(network).save_pretrained(new)
@@ -48,14 +48,15 @@ def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
-    block = network.blocks[0]
-    height, width = network.img_size
-    kinds: dict[Any, Any] = {classes: name for name, classes in TERMS.items()}
+    block, (height, width), depth = network.blocks[0], network.img_size, len(network.blocks)
+    heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
+    built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
+    kinds: Any = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])
     return SAConfig(
-        attention_type=kinds[tuple(type(term) for term in block.attn.terms)],
+        attention_type=next(kinds),
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
-        num_attention_heads=block.attn.W_val.in_features // network.embed_dim,
+        num_attention_heads=heads[0] if len(set(heads)) == 1 else heads,
         intermediate_size=block.fc1.out_features,
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,
@@ -71,9 +72,8 @@ def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
 def _image_processor(network: nn.Module) -> CLIPImageProcessor:
     """The processor that does what timm's evaluation transform does: resize, crop in the center, normalize.
 
-    An image of the network's own size gives equal pixels up to rounding. Others are resized as tensors here and as PIL
-    images by timm, which differs by about one gray level; `AutoImageProcessor.from_pretrained(..., backend="pil")`
-    resizes as timm does. For a network with non-square input, the whole image is resized, not cropped.
+    It resizes tensors, which differs from timm's PIL images by about one gray level; with backend="pil" it does not.
+    For a network with non-square input, the whole image is resized, not cropped.
     """
     data = resolve_model_data_config(network)
     if data["crop_mode"] != "center":

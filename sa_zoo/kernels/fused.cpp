@@ -4,8 +4,8 @@
 //     out        (B, H, W, N)        P_across  (N_h, W, W)
 //     W_val      (N, N_h D)          b_val     (N), or null
 //
-// The (T, N_h D) tensor of what the heads attend to never exists: what one head attends to in a tile of a few rows is
-// kept in a core's own cache, and is projected there before the next head is looked at.
+// The (T, N_h D) tensor of P_h X for all heads never exists: P_h X of one head, for a tile of a few rows, stays in a
+// core's own cache and is projected from there before the next head is evaluated.
 //
 // Every product is made of blocks of up to ROWS rows and VECTORS vectors, whose sums are held in registers: 25 of the
 // 32 that AVX-512 has, and 5 for a row of the right factor (after Goto, van de Geijn, "Anatomy of High-Performance
@@ -24,7 +24,7 @@ constexpr int VECTORS = 5;
 using Index = std::ptrdiff_t;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 
-// Numbers from `first` on, in rows that lie `stride` apart.
+// A matrix: rows of numbers, `stride` apart, from `first` on.
 template <typename Number>
 struct Rows {
   Number* first;
@@ -32,20 +32,20 @@ struct Rows {
 };
 
 struct Span {
-  int first, last;  // last is not in it
+  int first, last;  // half-open: without `last`
 
   int length() const { return last - first; }
   Span operator*(int factor) const { return {first * factor, last * factor}; }
 };
 
-// `whole` in as few parts as have at most `most` each, which differ by one at most.
+// Splits `whole` into the fewest parts of at most `most` each; their sizes differ by at most one.
 int parts(int whole, int most) { return (whole + most - 1) / most; }
 Span part(int whole, int count, int index) {
   return {static_cast<int>(Index(whole) * index / count), static_cast<int>(Index(whole) * (index + 1) / count)};
 }
 
-// out (+)= a b for M rows of a and V vectors of b, over the columns of a and the rows of b that k names. Unrolled, as
-// sums that are reached by an index would be in memory.
+// out (+)= a b for M rows of a and V vectors of b, summed over k: columns of a, rows of b. The loops are unrolled
+// because sums that are accessed by an index would lie in memory.
 template <int M, int V, bool ADD>
 void block(Rows<const float> a, Rows<const float> b, Rows<float> out, Span k) {
   Vector sum[M][V] = {};
@@ -83,7 +83,7 @@ Block block_of(int rows, int columns) {
   return block_of<ADD>(rows, columns, std::make_index_sequence<ROWS * VECTORS>{});
 }
 
-// The columns of some rows that hold anything but zeros: heads are narrow, and what is far gets exactly nothing.
+// The range of columns that holds all nonzero probabilities of some rows: far from a head they are exactly zero.
 Span reach(Rows<const float> P, Span rows, int columns) {
   const auto empty = [&](int column) {
     for (int row = rows.first; row < rows.last; ++row)
@@ -106,13 +106,13 @@ struct Layer {
 
   int panels() const { return parts(N / LANES, VECTORS); }
   Span panel(int index) const { return part(N / LANES, panels(), index) * LANES; }
-  // A head's weights of a panel, (D, columns of the panel), lie by themselves, in the order in which they are read.
+  // The weights of a head and a panel, (D, columns of the panel), are contiguous, in the order in which they are read.
   float* weights(int h, Span columns) const { return packed + Index(D) * (Index(N) * h + columns.first); }
 };
 
 void pack(const Layer& layer, int h, Span columns) {
   const int width = columns.length();
-  for (int first = 0; first < layer.D; first += LANES) {  // a line of each row at a time
+  for (int first = 0; first < layer.D; first += LANES) {  // one cache line of each row at a time
     float* place = layer.weights(h, columns) + Index(first) * width;
     for (int n = 0; n < width; ++n) {
       const float* from = layer.W_val + Index(layer.D) * (Index(columns.first + n) * layer.N_h + h) + first;
@@ -121,10 +121,10 @@ void pack(const Layer& layer, int h, Span columns) {
   }
 }
 
-// What a core needs for a tile of `height` rows.
+// Memory that a thread needs for a tile of `height` rows.
 struct Room {
-  float* down;   // (height, W, VECTORS * LANES): some channels after P_down
-  float* heads;  // (height, W, D): what one head attends to
+  float* down;   // (height, W, VECTORS * LANES): P_down X for some channels
+  float* heads;  // (height, W, D): P_h X of one head
 
   static Index numbers(int height, int W, int D) { return Index(height) * W * (VECTORS * LANES + D); }
   Room(float* memory, int height, int W) : down(memory), heads(memory + Index(height) * W * VECTORS * LANES) {}
@@ -182,7 +182,7 @@ void tile(const Layer& layer, Index image, Span rows, const Room& room) {
 
 extern "C" {
 
-// Numbers of memory for each thread.
+// Floats of memory that each thread needs.
 std::ptrdiff_t sa_zoo_room(int height, int W, int D) { return Room::numbers(height, W, D); }
 
 // packed: memory for as many numbers as W_val has. rooms: for threads * sa_zoo_room(height, W, D).

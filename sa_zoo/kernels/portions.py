@@ -20,7 +20,7 @@ from sa_zoo.models.attention import Attention, attend_by_axes
 PORTION = 4 * 16 * 16 * 400
 # Portions for which training keeps what lies between: for a small network, evaluating it again costs a quarter of a
 # step.
-KEPT = 4
+KEPT = 3
 
 
 class Workspace(threading.local):

@@ -17,7 +17,7 @@ AUTO_MAP = {
     "AutoModelForImageClassification": "modeling_sa.SAForImageClassification",
     "AutoBackbone": "modeling_sa.SABackbone",
 }
-DERIVED = (
+DERIVED = {
     "num_classes",
     "num_features",
     "global_pool",
@@ -25,7 +25,7 @@ DERIVED = (
     "label_descriptions",
     "model_args",
     "stage_names",
-)
+}
 
 
 @strict
@@ -35,7 +35,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     Args:
         attention_type: the score terms (TERMS in terms.py); the part of a timm name between `sa_` and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
-            feed-forward layers. Every head sees all D channels.
+            feed-forward layers. Every head sees all D channels; N_h is one number, or one per block.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
@@ -50,10 +50,12 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
 
     model_type = "sa_net"
 
-    attention_type: Literal["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute"] = "quadratic"
+    attention_type: Literal["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute", "mixed"] = (
+        "quadratic"
+    )
     hidden_size: int = 400
     num_hidden_layers: int = 6
-    num_attention_heads: int = 9
+    num_attention_heads: int | list[int] = 9
     intermediate_size: int = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
@@ -69,8 +71,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for key in DERIVED:
-            kwargs.pop(key, None)
+        kwargs = {key: value for key, value in kwargs.items() if key not in DERIVED}
         if self.architecture is None:
             self.architecture = f"sa_{self.attention_type}_cifar"
         self.set_output_features_output_indices(

@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, checked_size, set_grid
+from .network import Block, checked_size, heads_per_block, new_head, set_grid, terms_of_block
 from .terms import TERMS
 
 
@@ -37,9 +37,8 @@ class SAAttention(Attention):
         """
         if not output_attentions:
             return super().forward(X), None
-        P = self.attn_drop(self.probabilities(X))
-        shared = P.expand(X.shape[0], -1, -1, -1)  # probabilities that depend on positions only serve all images
-        return self.W_out(self.values(P, X)), shared
+        P = self.attn_drop(self.probabilities(X)).expand(X.shape[0], -1, -1, -1)
+        return self.W_out(self.values(P, X)), P
 
 
 class SABlock(GradientCheckpointingLayer, Block):
@@ -51,9 +50,9 @@ class SABlock(GradientCheckpointingLayer, Block):
         height, width = checked_size(config.height_and_width, config.patch_size)
         super().__init__(
             config.hidden_size,
-            config.num_attention_heads,
+            heads_per_block(config.num_attention_heads, config.num_hidden_layers)[index],
             config.intermediate_size,
-            TERMS[config.attention_type],
+            terms_of_block(TERMS[config.attention_type], index, config.num_hidden_layers),
             (height // config.patch_size, width // config.patch_size),
             proj_drop=config.hidden_dropout_prob,
             attn_drop=config.attention_probs_dropout_prob,
@@ -158,7 +157,7 @@ class SAForImageClassification(SAPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.head_drop = nn.Dropout(config.classifier_dropout)
-        self.head = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
+        self.head = new_head(config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple

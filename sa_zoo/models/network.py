@@ -16,6 +16,7 @@ from torchvision.ops import StochasticDepth
 from .attention import Attention
 
 _logger = logging.getLogger(__name__)
+Terms = tuple[type[nn.Module], ...]  # classes of score terms that are added up
 
 
 class Block(nn.Module):
@@ -28,7 +29,7 @@ class Block(nn.Module):
         dim: int,
         num_heads: int,
         hidden_dim: int,
-        terms: tuple[type[nn.Module], ...],
+        terms: Terms,
         grid: tuple[int, int],
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
@@ -66,20 +67,22 @@ class SANet(nn.Module):
     """Self-attention network for images; the defaults are the paper's CIFAR models.
 
     Args:
-        terms: classes of score terms (terms.py), the same in all blocks.
+        terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
-        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
+        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h (one number, or one per block, as pruning
+            leaves them), width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for an unknown `global_pool`, or an `img_size` that `patch_size` does not divide.
+        ValueError: for an unknown `global_pool`, an `img_size` that `patch_size` does not divide, or a list of heads
+            that does not fit the blocks.
     """
 
     def __init__(
         self,
-        terms: tuple[type[nn.Module], ...],
+        terms: tuple[Terms, ...],
         img_size: int | tuple[int, int] = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -87,7 +90,7 @@ class SANet(nn.Module):
         patch_size: int = 2,
         embed_dim: int = 400,
         depth: int = 6,
-        num_heads: int = 9,
+        num_heads: int | list[int] = 9,
         hidden_dim: int = 512,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -105,12 +108,15 @@ class SANet(nn.Module):
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
-        sizes = (embed_dim, num_heads, hidden_dim, terms, grid, proj_drop_rate, attn_drop_rate)
-        drop_path_rates = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
-        self.blocks = nn.Sequential(*(Block(*sizes, rate, **dd) for rate in drop_path_rates))
+        blocks = []
+        for index, heads in enumerate(heads_per_block(num_heads, depth)):
+            sizes, drop_path = (embed_dim, heads, hidden_dim), drop_path_rate * index / max(depth - 1, 1)
+            of_block = terms_of_block(terms, index, depth)
+            blocks.append(Block(*sizes, of_block, grid, proj_drop_rate, attn_drop_rate, drop_path, **dd))
+        self.blocks = nn.Sequential(*blocks)
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
+        self.head = new_head(embed_dim, num_classes, **dd)
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -171,11 +177,29 @@ class SANet(nn.Module):
                 reset()
 
 
+def terms_of_block(terms: tuple[Terms, ...], index: int, depth: int) -> Terms:
+    """The group of score terms of a block; the `depth` blocks are divided equally among the groups."""
+    return terms[index * len(terms) // depth]
+
+
+def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
+    """The linear map from features to logits; none for 0 classes."""
+    return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
+
+
 def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:
     """Interpolate the learned encodings in `blocks` to a grid of (H, W) pixels."""
     for module in blocks.modules():
         if resize := getattr(module, "set_grid", None):
             resize(grid)
+
+
+def heads_per_block(num_heads: int | list[int], depth: int) -> list[int]:
+    """N_h of each of `depth` blocks."""
+    heads = [num_heads] * depth if isinstance(num_heads, int) else list(num_heads)
+    if len(heads) != depth or min(heads, default=1) < 1:
+        raise ValueError(f"num_heads: got {num_heads}, expected a positive number, or one for each of {depth} blocks")
+    return heads
 
 
 def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:

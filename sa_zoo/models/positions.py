@@ -72,10 +72,8 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
 def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
     """r_delta . w_h along one axis: (2 * size - 1, D_p), (N_h, D_p) -> (N_h, size, size), indexed [h, q, k]"""
     # A sum of products, not a matrix product: autocast leaves it in float32.
-    score = (at_least_float32(table)[:, None, :] * at_least_float32(weight)[None, :, :]).sum(
-        dim=-1
-    )  # (2 * size - 1, N_h)
-    return table_rows(score, size).permute(2, 0, 1)
+    products = at_least_float32(table)[:, None, :] * at_least_float32(weight)[None, :, :]
+    return table_rows(products.sum(dim=-1), size).permute(2, 0, 1)
 
 
 def outer_sum(rows: Tensor, columns: Tensor) -> Tensor:

@@ -226,12 +226,14 @@ def dot_scores(query: Tensor, key: Tensor) -> Tensor:
     return query.flatten(2, 3) @ key.flatten(2, 3).transpose(-1, -2)
 
 
-# The score terms of each variant, by the middle part of its timm name, sa_NAME_cifar.
-TERMS: dict[str, tuple[type[nn.Module], ...]] = {
-    "quadratic": (Quadratic,),
-    "quadratic_gen": (GeneralizedQuadratic,),
-    "learned": (Learned,),
-    "content": (Content,),
-    "eq8": (Relative,),
-    "absolute": (Absolute,),
+# The score terms of each variant, by the middle part of its timm name, sa_NAME_cifar: one group for all blocks, or one
+# for each equal part of them, the first blocks first.
+TERMS: dict[str, tuple[tuple[type[nn.Module], ...], ...]] = {
+    "quadratic": ((Quadratic,),),
+    "quadratic_gen": ((GeneralizedQuadratic,),),
+    "learned": ((Learned,),),
+    "content": ((Content,),),
+    "eq8": ((Relative,),),
+    "absolute": ((Absolute,),),
+    "mixed": ((Quadratic,), (Content,)),
 }

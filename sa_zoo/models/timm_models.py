@@ -1,17 +1,30 @@
 """The paper's networks for timm: default configurations and one function per variant.
 
 The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1, for CIFAR's 32x32 images; the ResNet18 that they are
-compared with; two more score terms that the paper writes down (Eq. 7 and all of Eq. 8); and tiny models of about equal
-cost, which a laptop trains in half an hour. No weights are published yet, so no configuration names a file.
+compared with; two more score terms that the paper writes down (Eq. 7 and all of Eq. 8); one network with other terms in
+its late blocks; and tiny models, which a laptop trains in half an hour.
 """
 
+from pathlib import Path
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, is_model_pretrained, register_model
 from timm.models.resnet import BasicBlock
 
 from .terms import TERMS
 from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
+
+# Models with weights, NAME or NAME.TAG: in model_cards/ of a checkout; an installation has those that setup.py names.
+TRAINED = ("sa_quadratic_tiny_cifar", "resnet_tiny_cifar")
+INSTALLED = Path(__file__).parents[1] / "weights"
+WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
+HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; empty as long as there are none
+
+
+def _weights(name: str) -> dict[str, Any]:
+    """Where timm finds the weights of a trained model: a file, which it prefers, or a repository on the Hub."""
+    file = WEIGHTS / name / "model.safetensors"
+    return {"file": str(file) if file.is_file() else None, "hf_hub_id": f"{HUB_OWNER}/{name}" if HUB_OWNER else None}
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
@@ -44,27 +57,40 @@ def _resnet_cfg(**kwargs: Any) -> dict[str, Any]:
     )
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "sa_quadratic_cifar": _cfg(),
-        "sa_quadratic_h16_cifar": _cfg(),
-        "sa_quadratic_gen_cifar": _cfg(),
-        "sa_learned_cifar": _cfg(fixed_input_size=True),
-        "sa_content_cifar": _cfg(fixed_input_size=True),
-        "sa_eq8_cifar": _cfg(fixed_input_size=True),
-        "sa_absolute_cifar": _cfg(fixed_input_size=True),
-        "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8)),
-        "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
-        "resnet18_cifar": _resnet_cfg(),
-        "resnet_tiny_cifar": _resnet_cfg(),
-    }
-)
+CFGS: dict[str, Any] = {
+    "sa_quadratic_cifar": _cfg(),
+    "sa_quadratic_h16_cifar": _cfg(),
+    "sa_quadratic_gen_cifar": _cfg(),
+    "sa_learned_cifar": _cfg(fixed_input_size=True),
+    "sa_content_cifar": _cfg(fixed_input_size=True),
+    "sa_eq8_cifar": _cfg(fixed_input_size=True),
+    "sa_absolute_cifar": _cfg(fixed_input_size=True),
+    "sa_mixed_cifar": _cfg(fixed_input_size=True),
+    "sa_quadratic_tiny_cifar": _cfg(pool_size=(8, 8)),
+    "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_quadratic_gen_tiny_cifar": _cfg(pool_size=(8, 8)),
+    "sa_eq8_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_absolute_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "sa_mixed_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
+    "resnet18_cifar": _resnet_cfg(),
+    "resnet_tiny_cifar": _resnet_cfg(),
+}
+default_cfgs = generate_default_cfgs(CFGS | {name: CFGS[name.partition(".")[0]] | _weights(name) for name in TRAINED})
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 
 
+def _check_weights(variant: str, pretrained: bool, args: dict[str, Any]) -> None:
+    given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
+    if pretrained and not given and not is_model_pretrained(variant):
+        folder = f"timm.create_model('local-dir:model_cards/{variant}', pretrained=True)"
+        where = f"in a checkout, {folder} has its weights" if variant in TRAINED else "it is not trained yet"
+        raise RuntimeError(f"pretrained: got True for {variant}, expected False: {where}")
+
+
 def _create_sanet(variant: str, pretrained: bool, args: dict[str, Any]) -> TimmSANet:
+    _check_weights(variant, pretrained, args)
     return build_model_with_cfg(
         TimmSANet,
         variant,
@@ -76,6 +102,7 @@ def _create_sanet(variant: str, pretrained: bool, args: dict[str, Any]) -> TimmS
 
 
 def _create_resnet(variant: str, pretrained: bool, args: dict[str, Any]) -> CifarResNet:
+    _check_weights(variant, pretrained, args)
     return build_model_with_cfg(CifarResNet, variant, pretrained, **args)
 
 
@@ -122,6 +149,12 @@ def sa_absolute_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 
 
 @register_model
+def sa_mixed_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """Quadratic heads in the first half of the blocks, learned + content (Section 4.3) in the second."""
+    return _create_sanet("sa_mixed_cifar", pretrained, {"terms": TERMS["mixed"]} | kwargs)
+
+
+@register_model
 def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic on 4x4 patches, 96 channels: for two CPU cores."""
     return _create_sanet("sa_quadratic_tiny_cifar", pretrained, {"terms": TERMS["quadratic"]} | TINY | kwargs)
@@ -137,6 +170,30 @@ def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 def sa_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-learned + content on 4x4 patches, 96 channels: for two CPU cores."""
     return _create_sanet("sa_content_tiny_cifar", pretrained, {"terms": TERMS["content"]} | TINY | kwargs)
+
+
+@register_model
+def sa_quadratic_gen_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """SA-quadratic with a full covariance per head on 4x4 patches, 96 channels: for two CPU cores."""
+    return _create_sanet("sa_quadratic_gen_tiny_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | TINY | kwargs)
+
+
+@register_model
+def sa_eq8_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """All four terms of Eq. 8 on 4x4 patches, 96 channels: for two CPU cores."""
+    return _create_sanet("sa_eq8_tiny_cifar", pretrained, {"terms": TERMS["eq8"]} | TINY | kwargs)
+
+
+@register_model
+def sa_absolute_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """Absolute positional encoding on 4x4 patches, 96 channels: for two CPU cores."""
+    return _create_sanet("sa_absolute_tiny_cifar", pretrained, {"terms": TERMS["absolute"]} | TINY | kwargs)
+
+
+@register_model
+def sa_mixed_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels."""
+    return _create_sanet("sa_mixed_tiny_cifar", pretrained, {"terms": TERMS["mixed"]} | TINY | kwargs)
 
 
 @register_model

@@ -10,7 +10,7 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.types import Device
 
-from .network import Block, SANet, checked_pool
+from .network import Block, SANet, Terms, checked_pool, new_head
 from .positions import resized_grid, resized_table
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class TimmSANet(SANet):
 
     output_fmt = "NHWC"
 
-    def __init__(self, terms: tuple[type[nn.Module], ...], **kwargs: Any) -> None:
+    def __init__(self, terms: tuple[Terms, ...], **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
         self.grad_checkpointing = False
         self.feature_info = [
@@ -60,13 +60,8 @@ class TimmSANet(SANet):
         """Replace the head by one for `num_classes` (0: none), and the pooling unless `global_pool` is None."""
         if global_pool is not None:
             self.global_pool = checked_pool(global_pool)
-        self.num_classes = num_classes
-        like = self.patch_embed.weight
-        self.head = (
-            nn.Linear(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
-            if num_classes > 0
-            else nn.Identity()
-        )
+        self.num_classes, like = num_classes, self.patch_embed.weight
+        self.head = new_head(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
 
     def forward_intermediates(
         self,

@@ -1,6 +1,7 @@
-"""Model cards: one template, rendered from the files of a model folder and nothing else.
+"""Model cards, rendered from the files of a model folder and nothing else, and the catalogue of all cards.
 
-The same folder always gives the same bytes. Every result comes from metrics.json.
+The same folder always gives the same bytes. Every result comes from metrics.json. The catalogue, model_cards/, has one
+folder per registered model, with its card and the files that the card is rendered from.
 """
 
 import hashlib
@@ -14,11 +15,10 @@ import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sa_zoo.cost import cost_of
-from sa_zoo.metrics import Baseline, Scores, read_metrics, write_metrics
+from sa_zoo.metrics import Baseline, Scores, read_metrics, read_results, write_metrics
 from sa_zoo.model_folder import read_json, write_file
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# Left by a template or by hand.
 PLACEHOLDERS = re.compile(r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE)
 PAPER = "arXiv:1911.03584"
 
@@ -32,23 +32,18 @@ def architecture(folder: Path) -> str:
 
 
 def render_card(folder: Path, repo_id: str = "") -> str:
-    """README.md of a model folder, for the repository `repo_id`; you/NAME if it is not known yet.
-
-    Raises ValueError if the folder lacks a file that the card needs.
-    """
+    """README.md of a model folder, for the repository `repo_id`; you/NAME if it is not known yet."""
     return _render(_facts(folder), repo_id)
 
 
 def write_card(folder: Path) -> Path:
-    """Render README.md into the folder."""
     return write_file(folder / "README.md", render_card(folder))
 
 
 def published_card(folder: Path, repo_id: str) -> str:
-    """README.md as it is published as `repo_id`. The folder stays as it is.
+    """README.md as it is published as `repo_id`, with the edits that somebody made to it. The folder stays as it is.
 
-    A README.md that somebody edited is published with the edits, if it still agrees with the folder.
-    Raises ValueError for one with a placeholder, or with other metadata, weights or usage code.
+    Raises ValueError for edits that leave a placeholder, or other metadata, weights or usage code than the folder's.
     """
     facts = _facts(folder)
     generic, text = _render(facts), _render(facts, repo_id)
@@ -68,11 +63,21 @@ def published_card(folder: Path, repo_id: str) -> str:
     return text
 
 
-def name_baseline(folder: Path, baseline: Path) -> Path:
-    """Put the test result of another run into this one's metrics.json, for its card to print next to its own.
+def registered_models() -> list[str]:
+    """timm names of the models of this package."""
+    names = timm.list_models()
+    return [name for name in names if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo.")]
 
-    Raises ValueError if the two were not measured on the same images.
-    """
+
+def write_catalogue(model_cards: Path) -> None:
+    """Render the card of every folder and registered model; that of one without a trained run says so."""
+    for name in {*registered_models(), *(path.name for path in model_cards.iterdir())}:
+        (model_cards / name).mkdir(parents=True, exist_ok=True)
+        write_card(model_cards / name)
+
+
+def name_baseline(folder: Path, baseline: Path) -> Path:
+    """Put another run's test result into metrics.json. Raises ValueError if it was measured on other images."""
     mine, other = read_metrics(folder), read_metrics(baseline)
     measured = [(run.data, run.data_revision, run.test.n if run.test else None) for run in (mine, other)]
     if measured[0] != measured[1] or other.test is None:
@@ -108,9 +113,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         "attention": cfg.get("paper_ids") == PAPER,
         "ours": entry.__module__.startswith("sa_zoo."),
         "remote_code": "auto_map" in config,
-        # the catalogue keeps the sum without the weights
-        "weights_sha256": sha256 or _text(folder / "SHA256SUMS").partition(" ")[0],
+        "weights_sha256": sha256,
         "metrics": metrics,
+        "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
         "licence": cfg.get("license") or "apache-2.0",
         "cost": cost_of(model, tuple(cfg["input_size"])),
@@ -118,6 +123,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],
+        "explorer": (folder / "explorer.html").is_file(),
     }
 
 

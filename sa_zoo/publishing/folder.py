@@ -1,8 +1,4 @@
-"""A model folder before it is published: its manifest, and the checks that need no network.
-
-A folder that passes `check_folder` holds safetensors weights and loads by timm and by transformers with equal logits.
-Nothing here modifies a folder.
-"""
+"""A model folder before it is published: its manifest, and the checks that need no network. It is only read."""
 
 import json
 import re
@@ -19,22 +15,17 @@ from pydantic import TypeAdapter, ValidationError
 from sa_zoo.model_folder import read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
+OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
+RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors", "check.json", "results/*.json")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
-OPTIONAL = (
-    "README.md",
-    "LICENSE",
-    "preprocessor_config.json",
-    "train.toml",
-    "history.jsonl",
-    "heads.safetensors",
-    "*.py",
-    "figures/*.png",
-)
+SHOWN = ("figures/*.png", "explorer.html")
+PATTERNS = REQUIRED + OPTIONAL + RECORDS + SHOWN
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
+CODE = Path(__file__).parents[1] / "models"  # the folders in model_cards/ link to its files
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
@@ -64,10 +55,11 @@ def published_files(content: bytes) -> dict[str, dict[str, str]] | None:
 
 def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     """The files to publish, sorted by path; `card` replaces README.md."""
-    paths = [path for pattern in REQUIRED + OPTIONAL for path in folder.glob(pattern) if path.is_file()]
+    paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
     for path in paths:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"got {path}, a link to {path.resolve()}, expected files inside of the folder")
+        target = path.resolve()
+        if not target.is_relative_to(folder.resolve()) and target.parent != CODE:
+            raise ValueError(f"got {path}, a link to {target}, expected files inside of the folder")
     manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     if card is not None:
         manifest["README.md"] = card.encode()
@@ -79,17 +71,12 @@ def check_complete(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
-        raise ValueError(
-            f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; "
-            f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
-        )
+        measure = f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
+        raise ValueError(f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; {measure}")
 
 
 def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
-    """Run every check that needs no network on a complete folder; return its logits, as `check_loads` does.
-
-    Raises ValueError that names the file, what is wrong with it and what to do.
-    """
+    """Check a complete folder and return the logits of `check_loads`. Raises ValueError that says what to do."""
     token = re.escape((get_token() or "").encode())
     for name, content in manifest.items():
         if PICKLE.match(content):
@@ -102,11 +89,7 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
 
 
 def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> torch.Tensor:
-    """Load a model by timm and by transformers, and return the logits (2, classes) on which they agree.
-
-    `where` has arguments of `from_pretrained`, which make transformers load the commit that `timm_name` ends with.
-    Raises ValueError if the two differ by more than rounding.
-    """
+    """Logits (2, classes) of a model by timm and transformers. Raises ValueError if they differ beyond rounding."""
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
     by_timm: Any = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()
@@ -117,7 +100,6 @@ def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> 
     with torch.inference_mode():
         logits, others = by_timm(images), by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):
-        raise ValueError(
-            f"got different logits from timm and transformers for {transformers_name}: {logits[0]} and {others[0]}"
-        )
+        got = f"got different logits from timm and transformers for {transformers_name}"
+        raise ValueError(f"{got}: {logits[0]} and {others[0]}")
     return logits

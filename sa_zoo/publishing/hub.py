@@ -1,8 +1,4 @@
-"""Publish a model folder on a Hub.
-
-Every step looks at what is already there before it acts, so running the same command again after any interruption
-finishes the job or does nothing. The folder itself is only read.
-"""
+"""Publish a model folder on a Hub. Running it again after any interruption finishes the job or does nothing."""
 
 import hashlib
 import os
@@ -36,12 +32,11 @@ def publish(
 ) -> str | None:
     """Publish `folder` as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
 
-    The Hub is that of HF_ENDPOINT, if it is set; the token comes from HF_TOKEN or the client's login. The tag comes
-    last, on a commit whose files were downloaded again and compared, and which timm and transformers loaded.
-    A repository with other work is refused unless `merge` is on, and files that are not from here stay in any case,
-    except that `merge` replaces those with the name of a published one.
-    Raises ValueError for the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused
-    for the Hub, each with what to do.
+    The Hub is that of HF_ENDPOINT, the token that of HF_TOKEN or the client's login. The tag comes last, on a commit
+    that was downloaded, compared and loaded. A repository with other work is refused unless `merge` is on; files that
+    are not from here stay, except that `merge` replaces those with the name of a published one. Raises ValueError for
+    the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused for the Hub, each with
+    what to do.
     """
     validate_repo_id(repo_id)
     if "/" not in repo_id:
@@ -65,10 +60,8 @@ def publish(
     remote.create(private)
     if tag and (tagged := remote.tags().get(tag)):
         if differences := remote.differences(tagged, manifest, remote.others(tagged)[1]):
-            raise ValueError(
-                f"got tag {tag}, which {remote.url} has at {tagged} with other contents ({'; '.join(differences)}), "
-                "expected a new one: published tags do not move"
-            )
+            there = f"{remote.url} has at {tagged} with other contents ({'; '.join(differences)})"
+            raise ValueError(f"got tag {tag}, which {there}, expected a new one: published tags do not move")
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
     commit = _commit(remote, manifest, merge)
@@ -106,11 +99,10 @@ def _commit(remote: Remote, manifest: Manifest, merge: bool) -> str:
 
 
 def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: torch.Tensor) -> None:
-    """Download the commit into an empty cache, compare every byte, and load it by its sha with both libraries."""
+    """Download a commit into a new cache, compare its bytes (the client checks lengths), load it by both libraries."""
     with tempfile.TemporaryDirectory() as cache:
         snapshot = remote.download(commit, cache)
         for name, content in manifest.items():
-            # The client checks the length of a download, not its contents.
             if (snapshot / name).read_bytes() != content:
                 raise Refused(f"{remote.url} returned {name} with other bytes, nothing was tagged: run this again")
         where = {"revision": commit, "cache_dir": cache, "local_files_only": True}

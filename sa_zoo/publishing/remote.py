@@ -1,16 +1,12 @@
-"""One repository on a Hub, through the official client, with messages that say what to do.
-
-The client retries only uploads and downloads itself. This file retries creating, reading, committing and tagging.
-"""
+"""One repository on a Hub, by the official client, with messages that say what to do, and retries that it lacks."""
 
 import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -18,6 +14,7 @@ from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_fil
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
+HTTPError: Any = HfHubHTTPError.__bases__[0]  # of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -44,20 +41,20 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def retried(doing: str) -> Callable[[Method], Method]:
     """Decorator of Remote's methods: call them again, a few times; `doing` completes the message "could not ...\"."""
 
-    def decorate(method: Method) -> Method:
+    def decorate(method: Any) -> Any:
         @wraps(method)
         def attempt(remote: Any, *arguments: Any) -> Any:
             for wait in (*WAITS, None):
                 try:
                     return method(remote, *arguments)
-                except (OSError, RuntimeError, httpx2.TransportError) as error:
+                except (OSError, RuntimeError, HTTPError) as error:
                     if (cause := _hub_error(error)) is None:
                         raise
                     if (pause := _pause(cause, wait)) is None:
                         raise _explained(remote, doing, cause) from error
                     time.sleep(pause)
 
-        return cast(Method, attempt)
+        return attempt
 
     return decorate
 
@@ -66,8 +63,7 @@ class Remote:
     """A model repository on the Hub at `endpoint` (None: the client's default)."""
 
     def __init__(self, repo_id: str, endpoint: str | None) -> None:
-        self.api = HfApi(endpoint=endpoint, library_name="sa_zoo")
-        self.repo_id = repo_id
+        self.api, self.repo_id = HfApi(endpoint=endpoint, library_name="sa_zoo"), repo_id
         self.url = f"{self.api.endpoint}/{repo_id}"
 
     @retried("create the repository")
@@ -124,14 +120,12 @@ class Remote:
             return head
         added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
         deleted = [CommitOperationDelete(name) for name in sorted(self._tree(parent).keys() - manifest.keys() - others)]
-        made = self.api.create_commit(
-            self.repo_id, [*added, *deleted], commit_message="Publish with sa_zoo", parent_commit=parent
-        )
-        return made.oid
+        changes: list[Any] = [*added, *deleted]
+        message = "Publish with sa_zoo"
+        return self.api.create_commit(self.repo_id, changes, commit_message=message, parent_commit=parent).oid
 
     @retried("download what was committed")
     def download(self, commit: str, cache: str) -> Path:
-        """Download the whole tree of a commit into a cache folder."""
         return Path(self.api.snapshot_download(self.repo_id, revision=commit, cache_dir=cache))
 
     @retried("tag")
@@ -154,7 +148,7 @@ def _hub_error(error: BaseException | None) -> Exception | None:
     """The HTTP or network error that `error` is or was raised from: the client wraps some of them."""
     while error:
         # Xet storage raises ConnectionError, and so does offline mode.
-        if isinstance(error, (HfHubHTTPError, httpx2.TransportError, ConnectionError)):
+        if isinstance(error, (HfHubHTTPError, HTTPError, ConnectionError)):
             return error
         error = error.__cause__
     return None
@@ -182,10 +176,8 @@ def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
     elif isinstance(error, OfflineModeIsEnabled):
         why = "HF_HUB_OFFLINE is set, unset it to publish"
     else:
-        why = (
-            f"no answer from {remote.api.endpoint} ({error}); check the network, the proxy and HF_ENDPOINT, "
-            "set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage, then run this again"
-        )
+        check = "check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage"
+        why = f"no answer from {remote.api.endpoint} ({error}); {check}, then run this again"
     message = f"could not {doing} at {remote.url}: {why}"
     token = get_token()  # a client quotes a header that it cannot send, a server may quote what it got
     return kind(message.replace(token, "<token>") if token else message)

@@ -1,8 +1,8 @@
 """Random numbers by counter, and the augmentation of training images.
 
-Nothing here keeps state: the order of an epoch is a function of (seed, epoch), the crop of an image a function of
-(seed, epoch, index). Workers, processes and resuming therefore do not change what the model sees. The exception is
-mixup, which pairs the images of one micro-batch and depends on how a batch is divided.
+The order of an epoch is a function of (seed, epoch), the crop of an image one of (seed, epoch, index), so workers,
+processes and resuming do not change what the model sees. Only mixup, which pairs the images of a micro-batch, depends
+on how a batch is divided.
 """
 
 import random
@@ -66,8 +66,8 @@ class Augment:
         counters = indices.cpu().numpy()
         images = self._crop_and_flip(images, counters, epoch)
         if epoch < self.config.small_epochs:
-            size = (self.config.small_size, self.config.small_size)
-            images = F.interpolate(images.float(), size, mode="bicubic", antialias=True).clamp_(0, 255)
+            size = self.config.small_size
+            images = F.interpolate(images.float(), (size, size), mode="bicubic", antialias=True).clamp_(0, 255)
         images = self.normalize(images)
         if self.config.random_erasing:
             for image, number in zip(images, counter_hash(ERASE, self.seed, epoch, counters), strict=True):

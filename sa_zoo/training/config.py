@@ -1,10 +1,4 @@
-"""A training run as a TOML file: read, overridden from the command line, validated, written.
-
-    [model]   which timm model, with which arguments and initial weights
-    [data]    which images, and how much of them is held out
-    [augment] what is done to training images
-    [optim]   timm optimizer and learning-rate schedule
-    [train]   length, batch, precision, seed
+"""A training run as a TOML file, with the sections of `Config`: read, overridden, validated, written.
 
 Every mistake is a ValueError with one line per key: the dotted key, the value, what was expected, the nearest name.
 """
@@ -84,16 +78,15 @@ class TrainConfig(Section):
 class Config(Section):
     model: ModelConfig
     data: DataConfig = DataConfig()
-    augment: AugmentConfig = AugmentConfig()
+    augment: AugmentConfig = AugmentConfig()  # of training images
     optim: OptimConfig = OptimConfig()
     train: TrainConfig
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        classes, freeze = self.model.args.get("num_classes"), self.model.freeze
-        small, epochs = self.augment.small_epochs, self.train.epochs
+        freeze, small, epochs = self.model.freeze, self.augment.small_epochs, self.train.epochs
         batch, parts = self.train.batch_size, self.train.accumulation
-        if classes is not None:
+        if (classes := self.model.args.get("num_classes")) is not None:
             raise ValueError(f"model.args.num_classes: got {classes}, expected nothing: the data set decides")
         if batch % parts:
             raise ValueError(f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}")
@@ -109,19 +102,22 @@ class Config(Section):
 
 
 def config_path(config: str | Path) -> Path:
-    """The TOML file that `config` names: a path, or the name of a recipe.
-
-    Raises FileNotFoundError, with the names of all recipes, if there is neither.
-    """
+    """The TOML file of a path or a recipe's name. Raises FileNotFoundError, with all recipes, if there is neither."""
     path, recipes = Path(config), {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
     if path.is_file():
         return path
     if str(config) in recipes:
         return recipes[str(config)]
     hint = did_you_mean(path.name, [*(file.name for file in path.parent.glob("*.toml")), *recipes])
-    raise FileNotFoundError(
-        f"config: got {config}, expected a TOML file or one of the recipes {', '.join(recipes)}{hint}"
-    )
+    expected = f"a TOML file or one of the recipes {', '.join(recipes)}{hint}"
+    raise FileNotFoundError(f"config: got {config}, expected {expected}")
+
+
+def data_of(model: str) -> DataConfig:
+    """The data that the run in a folder was trained on. Raises ValueError for a model that is not a run folder."""
+    if not (recipe := Path(model) / "train.toml").is_file():
+        raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
+    return load_config(recipe).data
 
 
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:

@@ -1,5 +1,8 @@
-"""The device of a run: its Accelerator, and copies of tensors to it."""
+"""The device of a run: its Accelerator, copies of tensors to it, and what happens when another process ends."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,3 +23,23 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or not values.is_cpu:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+# Part of a RuntimeError of torch -> which process is gone.
+LOST = {
+    "gloo|NCCL": "another process of the run has ended",
+    "DataLoader worker": "a process that decodes images has ended",
+}
+
+
+@contextmanager
+def report_lost_process() -> Iterator[None]:
+    """Turn torch's error about a process that ended into a ConnectionError that says what happened and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        for pattern, what in LOST.items():
+            if re.search(pattern, str(error)):
+                message = f"{what}: its output or the system's log says why, and --resume continues the run"
+                raise ConnectionError(f"{message} ({error})") from error
+        raise

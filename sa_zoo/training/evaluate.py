@@ -17,9 +17,10 @@ from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import InputFormat, input_format_of
 from sa_zoo.training.sources import open_source
-from sa_zoo.training.splits import splits_of
+from sa_zoo.training.splits import Split, splits_of
 
 CALIBRATION_BINS = 15
+MOST_CLASSES = 100  # of a confusion matrix; a larger one is neither stored nor read
 BATCH_SIZE = 128
 
 
@@ -27,11 +28,11 @@ BATCH_SIZE = 128
 def evaluate(
     model: nn.Module, loader: DataLoader[Any], input_format: InputFormat, accelerator: Accelerator, detail: bool = False
 ) -> Scores:
-    """The scores of a model on a split.
+    """The scores of a model on a split, whose every image counts exactly once, with any number of processes.
 
-    The loader covers the whole split and was prepared by the accelerator; every image counts exactly once, with any
-    number of processes. `detail` adds accuracy per class, calibration error and curve, and the confusion matrix
-    (rows: true class). The model keeps its mode, training or evaluation.
+    The loader covers the whole split and was prepared by the accelerator. `detail` adds accuracy per class, calibration
+    error and curve (one point per bin of confidence that has images), and the confusion matrix (rows: true class). The
+    model keeps its mode.
     """
     training, parts = model.training, []
     model.eval()
@@ -42,8 +43,7 @@ def evaluate(
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
     model.train(training)
     loss, predicted, probability, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    images = len(loader.dataset)  # type: ignore[arg-type]
-    assert len(true) == images, f"counted {len(true)} images of {images}"
+    assert len(true) == len(loader.dataset), "some images do not count exactly once"  # type: ignore[arg-type]
     correct = predicted == true[:, None]  # (n, 5)
     return Scores(
         top1=float(correct[:, 0].mean()),
@@ -63,21 +63,31 @@ def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, c
     return {
         "per_class": [float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)],
         "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
-        "calibration_curve": {"confidence": mean_confidence.tolist(), "accuracy": accuracy.tolist()},
-        "confusion_matrix": matrix.tolist(),
+        "calibration_curve": {
+            "confidence": mean_confidence.tolist(),
+            "accuracy": accuracy.tolist(),
+            "images": counts[counts > 0].tolist(),
+        },
+        "confusion_matrix": matrix.tolist() if classes <= MOST_CLASSES else None,
     }
 
 
 def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:
-    """Evaluate a model folder or a name on the test split of a data set, in full precision.
+    """Evaluate a model on the test split, in full precision. Raises ValueError if the numbers of classes differ."""
+    accelerator, network = open_accelerator(), load_model(model)
+    name, split, input_format = open_test_split(network, data, accelerator)
+    loader = accelerator.prepare(split.loader(BATCH_SIZE))
+    test = evaluate(network.to(accelerator.device), loader, input_format, accelerator, detail)
+    return Metrics(model=model, data=name, test=test)
+
+
+def open_test_split(network: nn.Module, data: DataConfig, accelerator: Accelerator) -> tuple[str, Split, InputFormat]:
+    """Name and test split of a data set, and the input format of the network that it is decoded for.
 
     Raises ValueError if model and data differ in their number of classes.
     """
-    accelerator, source = open_accelerator(), open_source(data)
-    network = load_model(model).to(accelerator.device)
+    source = open_source(data)
     if network.num_classes != len(source.classes):
-        raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as {model} has")
+        raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has")
     input_format = input_format_of(network, data.image_size)
-    split = splits_of(source, 0, input_format, accelerator.device, ["test"])["test"]
-    loader = accelerator.prepare(split.loader(BATCH_SIZE))
-    return Metrics(model=model, data=source.name, test=evaluate(network, loader, input_format, accelerator, detail))
+    return source.name, splits_of(source, 0, input_format, accelerator.device, ["test"])["test"], input_format

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
 from sa_zoo.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
-from sa_zoo.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.progress import Interrupted, Interruption, Progress
-from sa_zoo.training.run_folder import CHECKPOINTS, write_history
+from sa_zoo.training.overflow import watch
+from sa_zoo.training.progress import Interrupted, Progress
+from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, record_heads, write_history
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
@@ -67,12 +68,16 @@ class Run:
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
         self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
-        self.clock, self.cpu_clock = time.perf_counter(), time.process_time()
-        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
-        if self.counters.scaler and accelerator.scaler:
-            accelerator.scaler.load_state_dict(self.counters.scaler)
-        self.interruption = Interruption()
+        self.clock = time.perf_counter(), time.process_time()
+        self._restore()
+        self.signals: list[int] = []  # received, which stop the run after the current step
         self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
+
+    def _restore(self) -> None:
+        """Return to the last checkpoint, if there is one."""
+        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
+        if self.counters.scaler and self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(self.counters.scaler)
 
     def save(self) -> None:
         """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
@@ -82,7 +87,9 @@ class Run:
         counters, scaler = self.counters, self.accelerator.scaler
         counters.scaler = scaler.state_dict() if scaler else {}
         if self.accelerator.is_main_process:
-            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters))
+            record = self.out / HEADS
+            files = [record] if record.is_file() else []
+            save_checkpoint(self.folder, self.modules, self.optimizer, asdict(counters), files)
         self.accelerator.wait_for_everyone()
 
     def train_epoch(self) -> None:
@@ -143,7 +150,7 @@ class Run:
     def _read(self) -> None:
         """Sum loss and accuracy over processes; stop the run if that was requested or the loss is not finite."""
         counters, seen = self.counters, self.counters.step * self.config.train.batch_size
-        self.unread[2] += self.interruption.requested
+        self.unread[2] += bool(self.signals)
         loss, correct, stop = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
         if not math.isfinite(loss):
@@ -154,18 +161,24 @@ class Run:
         self.progress.show(counters.epoch, self.images_done(), counters.loss_sum / seen, counters.correct / seen)
         if stop:
             self.save()
-            raise Interrupted(
-                f"stopped in epoch {counters.epoch + 1} after step {counters.step} of {self.steps}, "
-                f"and saved in {self.folder}"
-            )
+            where = f"epoch {counters.epoch + 1} after step {counters.step} of {self.steps}"
+            raise Interrupted(f"stopped in {where}, and saved in {self.folder}")
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        kept = newest_checkpoint(self.folder)
-        return FloatingPointError(
-            f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
-            f"{f'{kept} is the last good checkpoint' if kept else 'there is no checkpoint yet'}. "
-            f"A lower optim.lr or some optim.clip may help"
-        )
+        """The error for it, with its cause: the steps since the last checkpoint are repeated to find it."""
+        where, kept = f"epoch {self.counters.epoch + 1}, step {self.counters.step}", checkpoints(self.folder)
+        error = f"{what} not finite, in {where}; "
+        if not kept:
+            return FloatingPointError(f"{error}the initial ones already")
+        found = watch(self.model)
+        self._restore()
+        self.prepared.train()
+        for _ in self._steps():
+            self.counters.step += 1
+            if causes := gather_object(found[:1]):
+                error += f"first in {causes[0]}, step {self.counters.step}; "
+                break
+        return FloatingPointError(f"{error}{kept[0]} is the last good checkpoint. Lower optim.lr or set optim.clip")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""
@@ -201,9 +214,8 @@ class Run:
 
     def _tick(self) -> float:
         """Add the time since the last call to the run's, and return it."""
-        now, cpu_now = time.perf_counter(), time.process_time()
-        passed, self.clock = now - self.clock, now
+        before, self.clock = self.clock, (time.perf_counter(), time.process_time())
+        passed, cpu_passed = (new - old for new, old in zip(self.clock, before, strict=True))
         self.counters.seconds += passed
-        self.counters.cpu_seconds += cpu_now - self.cpu_clock
-        self.cpu_clock = cpu_now
+        self.counters.cpu_seconds += cpu_passed
         return passed

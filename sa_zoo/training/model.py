@@ -16,7 +16,7 @@ from sa_zoo.untrusted import checked
 
 @dataclass(frozen=True)
 class InputFormat:
-    """Input that a model expects: (channels, height, width), and the resizing and normalization of its images."""
+    """What a model expects: input_size (channels, height, width), and how its images are resized and normalized."""
 
     input_size: tuple[int, int, int]
     mean: tuple[float, ...]
@@ -49,23 +49,16 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     with checked(source):
         try:
             sizes = {"img_size": image_size or None}
-            arguments = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
+            args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
         except (OSError, RuntimeError) as error:
             raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
-        if arguments["model_name"] != config.name.partition(".")[0]:
-            raise ValueError(
-                f"model.init: got weights of {arguments['model_name']} in {source}, expected {config.name}"
-            )
-        model = build_model(source, pretrained=bool(config.init), **arguments)
-    if config.freeze:
-        _freeze(model, config.freeze)
+        if args["model_name"] != config.name.partition(".")[0]:
+            raise ValueError(f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}")
+        model = build_model(source, pretrained=bool(config.init), **args)
+    names = [name for name, _ in model.named_parameters()]
+    frozen = [name for name in names if config.freeze and re.search(config.freeze, name)]
+    if config.freeze and len(frozen) in (0, len(names)):
+        raise ValueError(f"model.freeze: got {config.freeze!r}, which matches {len(frozen)} of {len(names)} parameters")
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     return model
-
-
-def _freeze(model: nn.Module, pattern: str) -> None:
-    parameters = dict(model.named_parameters())
-    found = [parameter for name, parameter in parameters.items() if re.search(pattern, name)]
-    if len(found) in (0, len(parameters)):
-        raise ValueError(f"model.freeze: got {pattern!r}, which matches {len(found)} of {len(parameters)} parameters")
-    for parameter in found:
-        parameter.requires_grad_(False)

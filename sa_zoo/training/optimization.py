@@ -1,7 +1,6 @@
 """The optimizer of a run and its learning rate."""
 
 import math
-from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers
@@ -27,12 +26,8 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     known = [str(name) for name in list_optimizers()]
     if optim.name not in known:
         raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}")
-    settings: dict[str, Any] = {
-        "lr": optim.lr,
-        "momentum": optim.momentum,
-        "weight_decay": optim.weight_decay,
-        "layer_decay": optim.layer_decay if optim.layer_decay < 1 else None,
-    }
+    settings = optim.model_dump(include={"lr", "momentum", "weight_decay"})
+    settings["layer_decay"] = optim.layer_decay if optim.layer_decay < 1 else None
     if repeated := sorted(settings.keys() & optim.args.keys()):
         raise ValueError(f"optim.args: got {', '.join(repeated)}, expected as optim.{repeated[0]}")
     try:

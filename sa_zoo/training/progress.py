@@ -3,7 +3,8 @@
 import signal
 import sys
 import threading
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
@@ -38,20 +39,20 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
             sys.stdout.flush()
 
 
-class Interruption:
-    """A context in which the first SIGINT or SIGTERM sets `requested`; a second SIGINT raises KeyboardInterrupt."""
+@contextmanager
+def interruption() -> Iterator[list[int]]:
+    """Collect the first SIGINT and SIGTERM in the list that it yields; a second SIGINT raises KeyboardInterrupt."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
 
-    requested = False
+    def handle(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(number, before[number])
 
-    def __enter__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
-        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-        self.before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in numbers}
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(number, self.before[number])
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+    if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
+        before |= {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)

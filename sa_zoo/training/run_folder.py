@@ -3,28 +3,33 @@
 - model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
 - train.toml: the effective config
 - history.jsonl: one line per epoch
-- heads.safetensors: the positional parameters at initialization and after every epoch
+- heads.safetensors: the positional parameters at initialization and after every epoch, (epochs + 1, *shape) each
+- attention.safetensors: mean attention over test images, where it depends on their content
 - metrics.json: what was measured; written after training, so that a folder with it holds a finished run
 - checkpoints/: during training only
 """
 
 import json
-import platform
 import re
 import shutil
-import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import write_file
+from sa_zoo.model_folder import SUMS, new_folder, write_file
+from sa_zoo.models.network import SANet
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
+HEADS = "heads.safetensors"
+IMAGES, IMAGES_AT_ONCE = 100, 5  # that maps are averaged over, as in the paper's Figure 6, and that are held at once
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
+# Parameters of score terms that depend on positions alone, by their names in state dicts.
+POSITIONAL = re.compile(r"(^|\.)(Delta|spread|alpha|terms\.\d+\.(row|col|w|v|P))$")
 
 
 def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
@@ -38,49 +43,76 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
             raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new --out, or --resume")
         return None
     if not (out / "train.toml").is_file():
-        raise FileNotFoundError(f"run folder: got {out}, expected one with a run to resume")
-    started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+        raise FileNotFoundError(f"run folder: got {out} without train.toml, expected one with a run to resume")
+    finished = (out / "metrics.json").is_file()
+    if (out / SUMS).is_file() and not finished:
+        again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
+        raise FileNotFoundError(
+            f"run folder: got a finished run in {out} without metrics.json; `{again}` writes a new one"
+        )
+    try:
+        started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+    except ValueError as error:
+        raise ValueError(f"{out / 'train.toml'}: got a damaged file: {error}") from error
     for section, keys in started.items():
         for key, value in keys.items():
             if (got := now[section][key]) != value and key not in MAY_CHANGE:
                 raise ValueError(f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}")
-    return read_metrics(out) if (out / "metrics.json").is_file() else None
+    return read_metrics(out) if finished else None
 
 
 def begin_run(out: Path, config: Config) -> None:
     """Make the folder if it does not exist; called when data and model are loaded, so that a mistake leaves none."""
-    (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    write_file(out / "train.toml", dump_config(config))
+    if not (out / "train.toml").is_file():
+        with new_folder(out) as new:
+            (new / CHECKPOINTS).mkdir()
+            write_file(new / "train.toml", dump_config(config))
+    write_file(out / "train.toml", dump_config(config))  # when a run is resumed, some keys may change
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
 
+def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
+    """Write row `epoch` of heads.safetensors, if the model has positional parameters; row 0 is the initialization.
+
+    Later rows are dropped: a resumed run writes them again.
+    """
+    rows = {name: value.detach().cpu() for name, value in model.named_parameters() if POSITIONAL.search(name)}
+    if not rows:
+        return
+    earlier = load_file(out / HEADS) if epoch else {}
+    stacked = {name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()}
+    write_file(out / HEADS, save(stacked, {"format": "pt"}))
+
+
+@torch.no_grad()
+def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
+    """Write what the heads of a SANet attend to from the pixel in the middle, averaged over images (B, C, P H, P W).
+
+    Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
+    on positions only, or for another network.
+    """
+    if not isinstance(model, SANet) or all(_is_positional(block) for block in model.blocks):
+        return
+    height, width = (size // model.patch_size for size in images.shape[2:])
+    query, means = height // 2 * width + width // 2, [torch.zeros(()) for _ in model.blocks]
+    for some in images.split(IMAGES_AT_ONCE):
+        for index, P in enumerate(model.eval().attention_maps(some)):
+            seen = P[..., query, :].unflatten(-1, [height, width]).cpu()  # (B, N_h, H, W)
+            means[index] = means[index] + seen.sum(dim=0) / len(images)
+    named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
+    write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
+
+
+def _is_positional(block: nn.Module) -> bool:
+    return all(getattr(term, "positional", False) for term in block.attn.terms)  # type: ignore[union-attr]
+
+
 def end_run(out: Path, metrics: Metrics) -> None:
     write_metrics(out, metrics)
+
+
+def remove_checkpoints(out: Path) -> None:
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-
-
-def environment(device: torch.device, processes: int) -> dict[str, str | int]:
-    """Versions and hardware of a measurement."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE)
-    return {
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "timm", "accelerate", "datasets", "numpy")},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu": names[0] if names else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-        "sa_zoo_commit": _commit(),
-    }
-
-
-def _commit() -> str:
-    """The commit of the checkout that this file is in; empty for an installed package."""
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists() or not shutil.which("git"):
-        return ""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True)
-    return found.stdout.strip() if found.returncode == 0 else ""

@@ -29,10 +29,7 @@ class Source:
 
 
 def open_source(config: DataConfig) -> Source:
-    """Names, labels and undecoded images of a data set.
-
-    Raises FileNotFoundError if it is neither local nor on the Hub, ValueError if it has no usable labels.
-    """
+    """The Source of a config. Raises FileNotFoundError if there is none, ValueError if it has no usable labels."""
     if config.name == "digits":
         return _digits()
     found = _load(config)

@@ -1,7 +1,4 @@
-"""Train, validation and test splits of a Source, resized for a model.
-
-A small data set is decoded once and kept on the device, a larger one is decoded by worker processes.
-"""
+"""Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
 import math
 import os
@@ -62,13 +59,13 @@ class StreamedSplit(Split):
     """A Split whose images are decoded by worker processes each time they are read."""
 
     def __init__(self, decode: "Decoder", source: Source, table: str, rows: np.ndarray) -> None:
-        self.decode, self.table, self.encoded, self.rows = decode, table, source.images[table], rows.tolist()
+        self.decode, self.table, self.encoded, self.rows = decode, table, source.images[table], rows
         self.labels = torch.from_numpy(source.labels[table][rows])
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        rows = [self.rows[i] for i in indices]
+        rows = self.rows[indices].tolist()
         images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
         positions = torch.tensor(indices)
         return images, self.labels[positions], positions
@@ -91,10 +88,8 @@ class Decoder:
         if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_color):
             image = image.convert("RGB")
         if (found := len(image.getbands())) != channels:
-            raise ValueError(
-                f"got {found} channels (mode {image.mode}), expected {channels}; convert the images, or build the "
-                "model for them with model.args.in_chans"
-            )
+            got = f"got {found} channels (mode {image.mode})"
+            raise ValueError(f"{got}, expected {channels}; convert the images, or set model.args.in_chans")
         if image.size != (width, height):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)

@@ -1,44 +1,55 @@
 """Trains any timm model on any labelled images, and leaves a run folder that timm loads.
 
-What a run computes is a function of its config: a run that was killed and resumed ends, on a CPU, with exactly the
-weights of an uninterrupted one. Two processes follow the curve of one, as batch_size counts images over all of them;
-only randomness inside the model (dropout) and what depends on the micro-batch (mixup, batch norm) differ.
-The last incomplete batch of an epoch is dropped; the next epoch has another order and drops other images.
+What a run computes is a function of its config: one that was killed and resumed on a CPU ends with exactly the weights
+of an uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what
+depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch of each epoch is dropped.
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers.utils.generic import flatten_dict
 
 from sa_zoo.cost import training_macs
-from sa_zoo.metrics import Metrics, Training
+from sa_zoo.metrics import Metrics, Scores, Training, environment
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
-from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.device import open_accelerator, report_lost_process
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
-from sa_zoo.training.heads import record_heads
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
-from sa_zoo.training.run_folder import begin_run, check_run, end_run, environment
+from sa_zoo.training.progress import interruption
+from sa_zoo.training.run_folder import (
+    IMAGES,
+    begin_run,
+    check_run,
+    end_run,
+    record_heads,
+    record_maps,
+    remove_checkpoints,
+)
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
 
 
+@report_lost_process()
 def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, write the last epoch into `out`, evaluate what was written; returns the content of metrics.json.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
-    from; FileExistsError, FileNotFoundError or ValueError if config, data or folder do not allow the run.
+    from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
+    ValueError if config, data or folder do not allow the run.
     """
     accelerator = _accelerator(config, out)
     if finished := check_run(out, config, resume):
+        if accelerator.is_main_process:
+            remove_checkpoints(out)  # the run may have been killed before it did
         return finished
     with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
@@ -63,12 +74,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         data_config = {"input_size": input_format.input_size}
         write_timm_files(out, run.averaged, model_config=model_config, data_config=data_config)
     accelerator.wait_for_everyone()
-    # the test split for the only time, in full precision, with the model as the run folder gives it
-    published, scores = load_model(str(out)).to(device), {}
-    for name in ("test", "validation"):
-        if len(splits[name]):
-            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator)
+    published, scores = _evaluated(out, splits, accelerator)
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -83,12 +89,25 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
             images_per_second=run.images_per_second(),
             n=len(splits["train"]),
         ),
-        environment=environment(device, accelerator.num_processes),
+        environment=environment(device) | {"processes": accelerator.num_processes},
     )
     if accelerator.is_main_process:
+        images = next(iter(splits["test"].loader(IMAGES)))[0]
+        record_maps(out, published, input_format_of(published).normalize(images).to(device))
         end_run(out, metrics)
+        remove_checkpoints(out)
     accelerator.end_training()
     return metrics
+
+
+def _evaluated(out: Path, splits: dict[str, Split], accelerator: Accelerator) -> tuple[nn.Module, dict[str, Scores]]:
+    """The model as the run folder gives it, and its scores in full precision, on the test split for the only time."""
+    published, scores = load_model(str(out)).to(accelerator.device), {}
+    for name in ("test", "validation"):
+        if len(splits[name]):
+            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, name == "test")
+    return published, scores
 
 
 def _accelerator(config: Config, out: Path) -> Accelerator:
@@ -120,8 +139,12 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     accelerator, train = run.accelerator, run.config.train
     loader = accelerator.prepare(validation.loader(train.batch_size))
     if train.tracker:
-        accelerator.init_trackers(train.tracker, _flat(run.config.model_dump()))
-    with run.interruption, run.progress:
+        # a tracker takes numbers and text only
+        settings = flatten_dict(run.config.model_dump(), delimiter="/").items()
+        accelerator.init_trackers(train.tracker, {k: str(v) if isinstance(v, list | dict) else v for k, v in settings})
+    with interruption() as run.signals, run.progress:
+        if not run.images_done():
+            run.save()  # to repeat the first steps from, should they overflow
         while run.counters.epoch < train.epochs:
             run.train_epoch()
             scores = None
@@ -129,15 +152,4 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
                 with accelerator.autocast():
                     scores = evaluate(run.averaged, loader, input_format, accelerator)
             record = run.end_epoch(scores)
-            accelerator.log(_flat(record), step=record["epoch"])  # to the tracker, if there is one
-
-
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a/b": 1}; lists become text, as a tracker takes numbers and text only."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = str(value) if isinstance(value, list) else value
-    return flat
+            accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])  # if there is a tracker

@@ -15,10 +15,8 @@ EPSILON = 1e-2  # added to the eigenvalues, so that noise is not amplified; pixe
 def whiten_first_convolution(model: nn.Module, split: Split, input_format: InputFormat) -> None:
     """Set filters to eigenvectors of the covariance of patches over the square root of the eigenvalue, and minus these.
 
-    Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases, and filters beyond twice
-    the number of eigenvectors, keep their values.
-
-    Raises ValueError if the model does not start with a Conv2d of all channels.
+    Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases, and filters beyond these,
+    keep their values. Raises ValueError if the model does not start with a Conv2d of all channels.
     """
     name = getattr(model, "pretrained_cfg", {}).get("first_conv")
     conv = dict(model.named_modules()).get(name)

@@ -1,0 +1,155 @@
+"""Attention maps of any supported network, layer by layer: SANet, convolutions as attention, timm's transformers.
+
+Legend: models/attention.py. A layer's queries are the pixels of `grid`. Its keys are those of `keys`: the same pixels,
+or for a convolution as attention the padded image, where query (i, j) stands on the key stride * (i, j) + center.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from timm.utils.attention_extract import AttentionExtract
+from torch import Tensor, nn
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.models.attention import Attention, probabilities_from
+from sa_zoo.models.positions import outer_sum
+
+Pixel = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """Attention of one layer on some images. B stands for the images, and is missing where `positional` is true.
+
+    `factors` holds P itself, (B, N_h, T_queries, T_keys), or its factors along the axes, (N_h, H_queries, H_keys) and
+    (N_h, W_queries, W_keys); use `maps` or `at`, which do not tell the two apart.
+    """
+
+    name: str  # of the module in the network
+    module: nn.Module  # which has, if `positional`, the parameters Delta and spread or alpha, or row, col, w, v
+    grid: Pixel  # (H, W) of the queries
+    keys: Pixel  # (H, W) of the keys
+    image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
+    positional: bool  # whether the maps are the same for all images
+    factors: tuple[Tensor, ...]
+    stride: Pixel = (1, 1)
+    center: Pixel = (0, 0)
+    padding: Pixel = (0, 0)  # keys before the first pixel of the image
+    dropped: Tensor | None = None  # (B, N_h, T): share of class and register tokens, not in the maps
+
+    @property
+    def heads(self) -> int:
+        return self.factors[0].shape[-3]
+
+    @property
+    def maps(self) -> Tensor:
+        """P, (N_h, T_queries, T_keys) or (B, N_h, T_queries, T_keys), pixels in row-major order; rows sum to 1."""
+        if len(self.factors) == 1:
+            return self.factors[0]
+        return outer_sum(*(factor.log() for factor in self.factors)).exp()
+
+    def at(self, query: Pixel) -> Tensor:
+        """The maps of the query pixel (row, column): (N_h, *keys) or (B, N_h, *keys)"""
+        if len(self.factors) == 1:
+            return self.factors[0][..., query[0] * self.grid[1] + query[1], :].unflatten(-1, self.keys)
+        down, across = (factor[:, place] for factor, place in zip(self.factors, query, strict=True))
+        return down[:, :, None] * across[:, None, :]
+
+    def standing(self, query: Pixel) -> Pixel:
+        """The key that a query pixel stands on, both (row, column): displacements count from there."""
+        down, across = (step * at + first for step, at, first in zip(self.stride, query, self.center, strict=True))
+        return down, across
+
+
+@torch.no_grad()
+def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
+    """The attention of every layer of a network on `images` (B, C, H, W), in the order in which the layers run.
+
+    The model is put in eval mode. Of timm's vision transformers, layers whose tokens are not the pixels of one grid
+    (windows) are left out, and what the others give to class and register tokens is taken out of their maps.
+
+    Raises:
+        ValueError: for a network without attention maps that can be shown on an image.
+    """
+    names = {module: name for name, module in model.named_modules() if _is_ours(module)}
+    layers = _of_modules(model, names, images) if names else _of_transformer(model, images)
+    if not layers:
+        raise ValueError(f"model: got {type(model).__name__}, expected one with attention over the pixels of a grid")
+    return layers
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, Attention) or (isinstance(module, ConvolutionalAttention) and len(module.stride) == 2)
+
+
+def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -> list[LayerMaps]:
+    """Layers of this package, from what each is called with."""
+    layers: list[LayerMaps] = []
+
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(module, Attention):
+            layers.append(_of_attention(names[module], module, inputs[0]))
+        elif isinstance(module, ConvolutionalAttention):
+            layers.append(_of_convolution(names[module], module, inputs[0]))
+
+    hooks = [module.register_forward_pre_hook(record) for module in names]
+    try:
+        model.eval()(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return layers
+
+
+def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
+    """X: (B, H, W, D)"""
+    positional = all(getattr(term, "positional", False) for term in module.terms)
+    factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
+    grid = (X.shape[1], X.shape[2])
+    return LayerMaps(name, module, grid, grid, grid, positional, tuple(factors))
+
+
+def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> LayerMaps:
+    """x: (B, D_in, H, W)"""
+    image = list(x.shape[2:])
+    sizes = module.key_sizes(image)
+    content = isinstance(module, ContentAttention) and bool(module.gate.any())
+    axes = () if content else (probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2))
+    factors = tuple(axes) or (module.probabilities(x),)
+    pairs = (module.queries(sizes), sizes, image, module.stride, module.center, module.pad.amounts(image)[0])
+    grid, keys, inner, stride, center, padding = ((down, across) for down, across in pairs)
+    return LayerMaps(name, module, grid, keys, inner, not content, factors, stride, center, padding)
+
+
+def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
+    """Layers of a vision transformer of timm, by timm's own tool; its fused attention is off meanwhile."""
+    size = getattr(getattr(model, "patch_embed", None), "dynamic_feat_size", None)
+    if size is None:
+        return []
+    grid: Pixel = tuple(size(images.shape[2:]))
+    pixels, prefix = grid[0] * grid[1], getattr(model, "num_prefix_tokens", 0)
+    fused = [module for module in model.modules() if getattr(module, "fused_attn", False)]
+    try:
+        for module in fused:
+            module.fused_attn = False  # type: ignore[assignment]  # nn.Module declares Tensor | Module
+        with warnings.catch_warnings(action="ignore"):  # torch.fx notes that training would trace more nodes
+            extracted = AttentionExtract(model)(images)
+    except RuntimeError as error:  # what the tool raises if it finds no softmax
+        raise ValueError(f"model: got {type(model).__name__}, expected one whose attention timm can extract") from error
+    finally:
+        for module in fused:
+            module.fused_attn = True  # type: ignore[assignment]
+    layers = []
+    for node, P in extracted.items():  # (B, N_h, tokens, tokens), class and register tokens first
+        extra = P.shape[-1] - pixels
+        if P.ndim != 4 or P.shape[-2] != P.shape[-1] or not 0 <= extra <= prefix:
+            continue
+        name = node.rpartition(".")[0]
+        module = model.get_submodule(name)
+        kept = P[..., extra:, extra:].float()
+        share = kept.sum(dim=-1, keepdim=True)
+        factors = (kept / share.clamp(min=torch.finfo(torch.float32).tiny),)
+        layers.append(LayerMaps(name, module, grid, grid, grid, False, factors, dropped=1 - share.squeeze(-1)))
+    return layers

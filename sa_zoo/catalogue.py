@@ -1,0 +1,75 @@
+"""Adds finished runs to model_cards/, which has one folder per trained model: what is published, weights included."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors.torch import load_file, save
+
+from sa_zoo.fit import finish_folder
+from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.metrics import read_metrics, write_metrics
+from sa_zoo.model_folder import read_json, write_file, write_json
+from sa_zoo.publishing.card import write_card
+from sa_zoo.publishing.folder import check_complete, check_folder, read_manifest
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.evaluate import evaluate_source
+
+CODE = Path(__file__).parent / "models"
+FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
+
+
+def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
+    """Add metrics.json of a finished run to the results of its model, but not its weights.
+
+    `recipe` is a word, "seed" for another seed of the run that the folder was made from. Returns the file.
+    """
+    check_complete(run)
+    (entry / "results").mkdir(parents=True, exist_ok=True)
+    path = write_json(entry / "results" / f"{recipe}-{seed}.json", read_metrics(run).measured())
+    write_card(entry)
+    return path
+
+
+def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
+    """Make the folder of a trained model from a finished run; the results that the folder had remain.
+
+    Weights of more than 8 MB become bfloat16. The test split is evaluated again, in detail and with the weights as they
+    are stored. check.json gets their sha256 and the logits of two fixed images. The model's code is linked to that of
+    this package. Returns the folder; raises ValueError for a run that is not finished or does not load.
+    """
+    check_complete(run)
+    with TemporaryDirectory(prefix=".", dir=entry.parent) as temporary:
+        new = Path(temporary) / entry.name
+        for name, content in read_manifest(run).items():
+            if not name.endswith(".py"):
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                write_file(new / name, content)
+        if (entry / "results").is_dir():
+            shutil.copytree(entry / "results", new / "results")
+        export_for_transformers(new)
+        if (new / "model.safetensors").stat().st_size > FLOAT32_BYTES:
+            _store_in_bfloat16(new)
+        test = evaluate_source(str(new), data, detail=True).test
+        write_metrics(new, read_metrics(new).model_copy(update={"test": test}))
+        finish_folder(new)
+        manifest = read_manifest(new)
+        sha256 = hashlib.sha256(manifest["model.safetensors"]).hexdigest()
+        write_json(new / "check.json", {"sha256": sha256, "logits": check_folder(new, manifest).tolist()})
+        shutil.rmtree(entry, ignore_errors=True)
+        new.rename(entry)
+    for code in entry.glob("*.py"):
+        code.unlink()
+        code.symlink_to(os.path.relpath(CODE / code.name, entry))
+    return entry
+
+
+def _store_in_bfloat16(folder: Path) -> None:
+    """Halve the file of weights; both libraries compute in float32 with them."""
+    path = folder / "model.safetensors"
+    weights = {key: value.bfloat16() if value.is_floating_point() else value for key, value in load_file(path).items()}
+    write_file(path, save(weights, {"format": "pt"}))
+    # otherwise transformers takes the type of the file
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})

@@ -1,0 +1,79 @@
+"""The convolution that is nearest to any attention layer, and how near it is. Symbols: models/attention.py; K, c below.
+
+The attention maps of a head are compared with those that one value matrix per kernel pixel can make,
+
+    C_h[q, k] = sum_a c_h[a] [k = q + a, moved to the border where it is outside],    a in a K x K window around q.
+
+The layer b + sum_h P_h X W_h then meets the convolution with the kernel slices sum_h c_h[a] W_h and replicate padding:
+one-hot heads without padding equal it exactly (theorem.py). As in certificate.py, for |x| <= M,
+
+    |MHSA(x) - Conv(x)|_o <= M max_q sum_h d_h[q] |W_h[:, o]|_1,    d_h[q] = sum_k |P_h[q, k] - C_h[q, k]|
+
+and d_h[q] = 2 (1 - P_h[q, target]) for the one-hot c_h of Theorem 1.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sa_zoo.models.attention import Attention
+
+
+def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
+    """c_h[a], the mean of P_h[q, q + a] over all queries whose window lies in the image: (N_h, T, T) -> (N_h, K, K)
+
+    Of the sums of absolute values above it is, for maps that depend on displacements only, the smallest.
+    Raises ValueError for an even window, or one that is larger than the image.
+    """
+    if K % 2 == 0 or not 0 < K <= min(grid):
+        raise ValueError(f"window: got {K}, expected an odd number up to {min(grid)}, the smaller side of the image")
+    by_pixel = P.unflatten(2, grid).unflatten(1, grid)  # (N_h, H, W, H, W)
+    down, across = (torch.arange(size - K + 1, device=P.device) for size in grid)  # first pixels of the windows
+    center, found = K // 2, P.new_empty(len(P), K, K)
+    for i in range(K):
+        for j in range(K):
+            row, column = down[:, None], across[None, :]
+            inner = by_pixel[:, row + center, column + center, row + i, column + j]  # (N_h, H - K + 1, W - K + 1)
+            found[:, i, j] = inner.mean(dim=(1, 2))
+    return found
+
+
+def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
+    """C_h, the maps of a convolution with replicate padding: (N_h, K, K) -> (N_h, T, T)"""
+    K, (height, width) = c.shape[-1], grid
+    row, column = torch.arange(height, device=c.device), torch.arange(width, device=c.device)
+    query = torch.arange(height * width, device=c.device)
+    C = c.new_zeros(len(c), height * width, height * width)
+    for i in range(K):
+        for j in range(K):
+            y, x = (row + i - K // 2).clamp(0, height - 1), (column + j - K // 2).clamp(0, width - 1)
+            C[:, query, (y[:, None] * width + x[None, :]).flatten()] += c[:, i, j, None]
+    return C
+
+
+def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
+    """d_h[q], from 0 to 2: (N_h, T, T) -> (N_h, T)"""
+    return (P - maps_of_taps(taps(P, grid, K), grid)).abs().sum(dim=-1)
+
+
+class NearestConvolution(nn.Module):
+    """An attention layer's nearest K x K convolution, in its place: (B, H, W, D) -> (B, H, W, D).
+
+    Args:
+        attention: the layer, which keeps its W_out.
+        P: (N_h, T, T), its maps; their mean over images where they depend on content.
+    """
+
+    def __init__(self, attention: Attention, P: Tensor, grid: tuple[int, int], K: int) -> None:
+        super().__init__()
+        weight, bias = attention.W_val.weight.detach(), attention.W_val.bias.detach()
+        slices = weight.unflatten(1, [len(P), -1])  # (D_out, N_h, D)
+        kernel = torch.einsum("hij,ohd->odij", taps(P, grid, K).to(weight), slices)
+        self.conv = nn.Conv2d(kernel.shape[1], len(kernel), K, padding=K // 2, padding_mode="replicate")
+        self.conv.weight, self.conv.bias = nn.Parameter(kernel), nn.Parameter(bias)
+        self.W_out = attention.W_out
+        outer = self.W_out.weight.detach() if isinstance(self.W_out, nn.Linear) else torch.eye(len(weight)).to(weight)
+        norms = torch.einsum("po,ohd->phd", outer.double(), slices.double()).abs().sum(dim=-1)  # (D_out, N_h)
+        self.bound = float((norms @ distance(P.double(), grid, K)).max())  # of any difference of outputs, for |x| <= 1
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.W_out(self.conv(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))

@@ -1,0 +1,189 @@
+"""python scripts/reproduce.py --out RUNS --data DATA --title 'CIFAR-10 (JPEG q75 copy)' [--tiny] [--jobs 2]
+
+Trains every row of the table of results, in order: one run folder per row and seed, ROW-SEED, in RUNS. Stop it at any
+time (Ctrl-C, SIGTERM or power failure) and run it again: finished runs stay as they are, others resume. DATA is a
+folder or a Hub data set. Each run has one thread unless OMP_NUM_THREADS is set, and its log in RUNS/logs.
+"""
+
+import argparse
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).parents[1]
+EQUAL_WORK = "train.epochs=16 augment.small_epochs=0"  # for models that take images of one size
+ABLATION = "train.epochs=8 augment.small_epochs=0"
+DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
+
+
+class Row(NamedTuple):
+    """`sa-zoo COMMAND --set SETTING ...` for each seed, once the run `after` is finished."""
+
+    name: str
+    command: str
+    settings: str = ""
+    seeds: int = 1
+    after: str = ""
+
+
+TINY = [
+    Row("sa_quadratic_tiny_cifar", "train tiny", seeds=3),
+    Row("resnet_tiny_cifar", "train tiny", "model.name=resnet_tiny_cifar train.epochs=22", seeds=3),
+]
+ROWS = [
+    *TINY,
+    Row("sa_learned_tiny_cifar", "train tiny", f"model.name=sa_learned_tiny_cifar {EQUAL_WORK}", seeds=3),
+    Row("sa_content_tiny_cifar", "train tiny", f"model.name=sa_content_tiny_cifar {EQUAL_WORK}"),
+    # The work of 100 epochs of 32x32 images
+    Row("sa_quadratic_tiny_cifar.long", "train tiny", "train.epochs=144 augment.small_epochs=87"),
+    Row("resnet18_cifar", "train resnet18_cifar", "train.epochs=16 data.validation=0.1"),
+    Row("mhsa_resnet18_cifar", "convert resnet18_cifar-0", after="resnet18_cifar-0"),
+    Row("sa_mixed_tiny_cifar", "train tiny", f"model.name=sa_mixed_tiny_cifar {EQUAL_WORK}"),
+    # Which term costs accuracy?
+    *(
+        Row(f"sa_{terms}_tiny_cifar.8epochs", "train tiny", f"model.name=sa_{terms}_tiny_cifar {ABLATION}")
+        for terms in ("quadratic", "quadratic_gen", "learned", "content", "absolute", "eq8")
+    ),
+    # Fine-tuning on 1,000 images, and training on them from scratch
+    Row(
+        "sa_quadratic_tiny_cifar.digits",
+        "train finetune_folder",
+        f"{DIGITS} model.init=local-dir:sa_quadratic_tiny_cifar-0",
+        seeds=3,
+        after="sa_quadratic_tiny_cifar-0",
+    ),
+    Row(
+        "sa_quadratic_tiny_cifar.digits_scratch",
+        "train finetune_folder",
+        f"{DIGITS} model.init= model.freeze= optim.layer_decay=1.0",
+        seeds=3,
+    ),
+    Row(
+        "mhsa_resnet18_cifar.start",
+        "convert resnet18_cifar-0 --layers layer3.*,layer4.* --alpha 4 --content",
+        after="resnet18_cifar-0",
+    ),
+    Row(
+        "mhsa_resnet18_cifar.content",
+        "train mhsa_resnet_tiny_cifar",
+        "model.name=mhsa_resnet18_cifar model.init=local-dir:mhsa_resnet18_cifar.start-0 train.epochs=2",
+        after="mhsa_resnet18_cifar.start-0",
+    ),
+]
+
+
+def finished(run: Path) -> bool:
+    """A run's card is written last."""
+    return (run / "README.md").is_file() and (run / "metrics.json").is_file()
+
+
+def command_of(row: Row, seed: int, data: str, title: str) -> list[str]:
+    """The command of a run, for the working directory RUNS. Its config names no path of this machine."""
+    command = [*shlex.split(row.command), "--out", f"{row.name}-{seed}"]
+    if command[0] == "convert":
+        return [*command, "--data", data]
+    settings = [f"data.name={data}", f"data.title={title}", *row.settings.split(), f"train.seed={seed}"]
+    settings.append("train.checkpoint_steps=200")
+    return command + [word for setting in settings for word in ("--set", setting)]
+
+
+def start(command: list[str], runs: Path, name: str, lock: int) -> subprocess.Popen[bytes]:
+    if (runs / name / "train.toml").is_file():
+        command = [*command, "--resume"]
+    elif (runs / name).exists():  # a conversion that was interrupted; it takes a minute
+        shutil.rmtree(runs / name)
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with (runs / "logs" / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sa_zoo", *command],
+            cwd=runs,
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths},
+            stdout=log,
+            stderr=log,
+            pass_fds=[lock],  # held by every run, also if this script is killed
+            process_group=0,  # so that Ctrl-C reaches this script alone
+        )
+
+
+def work(waiting: dict[str, tuple[Row, list[str]]], runs: Path, jobs: int, lock: int) -> list[str]:
+    """Run everything that waits, `jobs` at a time; returns the names of the runs that failed or could not start."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    failed = []
+    try:
+        while running or waiting:
+            for name, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    if not finished(runs / name):
+                        failed.append(name)
+                    print(time.strftime("%H:%M:%S"), "failed" if name in failed else "finished", name, flush=True)
+            ready = [name for name, (row, _) in waiting.items() if not row.after or finished(runs / row.after)]
+            if not (ready or running):
+                return [*failed, *waiting]
+            for name in ready[: jobs - len(running)]:
+                print(time.strftime("%H:%M:%S"), "started", name, flush=True)
+                running[name] = start(waiting.pop(name)[1], runs, name, lock)
+            time.sleep(1)
+    finally:
+        for process in running.values():
+            process.terminate()  # it saves a checkpoint
+        for process in running.values():
+            process.wait()
+    return failed
+
+
+def write_digits(folder: Path, n: int = 1000) -> None:
+    """scikit-learn's digits as a folder of PNG files: n to train on, the others to test on."""
+    images, labels = load_digits(return_X_y=True)
+    for i, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
+        place = folder / ("train" if i < n else "test") / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(place / f"{i:04d}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--data", default="uoft-cs/cifar10", help="folder or Hub data set")
+    parser.add_argument("--title", default="", help="what results call the data")
+    parser.add_argument("--tiny", action="store_true", help="the first two models only")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    args = parser.parse_args()
+    runs, data = args.out, args.data
+    (runs / "logs").mkdir(parents=True, exist_ok=True)
+    (runs / "data").mkdir(exist_ok=True)
+    if Path(data).is_dir():
+        link = runs / "data" / "cifar10"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(data).resolve())
+        data = "data/cifar10"
+    rows = TINY if args.tiny else ROWS
+    if not args.tiny:
+        write_digits(runs / "data" / "digits")
+    jobs = [(row, seed) for row in rows for seed in range(row.seeds) if not finished(runs / f"{row.name}-{seed}")]
+    waiting = {f"{row.name}-{seed}": (row, command_of(row, seed, data, args.title)) for row, seed in jobs}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (runs / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            failed = work(waiting, runs, args.jobs, lock.fileno())
+        except BlockingIOError:
+            sys.exit(f"--out: got {runs}, in which runs are still going on; wait for them, or stop them")
+        except KeyboardInterrupt:
+            sys.exit("stopped; the same command continues")
+    if failed:
+        sys.exit(f"failed, see their logs in {runs / 'logs'}: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

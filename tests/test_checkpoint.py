@@ -1,0 +1,133 @@
+"""Checkpoints: what is saved comes back, damage is noticed, and the one before is there to fall back on."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from damage import DAMAGES
+
+from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
+
+FILES = ("state.safetensors", "state.json", "sha256.json")
+
+
+def trained(steps: int, optimizer: type = torch.optim.AdamW) -> tuple:
+    """Modules and optimizer after some steps."""
+    torch.manual_seed(steps)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Flatten())
+    model = model.to(memory_format=torch.channels_last)
+    opt = optimizer(model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
+    for _ in range(steps):
+        model(torch.randn(2, 3, 7, 7)).square().mean().backward()
+        opt.step()
+    return {"model": model}, opt
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A folder with checkpoints of steps 5 and 6."""
+    for step in (5, 6):
+        save_checkpoint(tmp_path, *trained(step), {"epoch": 0, "step": step})
+    return tmp_path, tmp_path / "epoch-00000-step-0000005", tmp_path / "epoch-00000-step-0000006"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
+    (modules, opt), (others, other_opt) = trained(3, optimizer), trained(1, optimizer)
+    counters = {"epoch": 2, "step": 7, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
+    save_checkpoint(tmp_path, modules, opt, counters)
+    assert load_checkpoint(tmp_path, others, other_opt) == counters
+    for key, value in modules["model"].state_dict().items():
+        assert torch.equal(value, others["model"].state_dict()[key])
+    for mine, theirs in zip(opt.state.values(), other_opt.state.values(), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            assert torch.equal(mine[key], theirs[key])
+            assert mine[key].stride() == theirs[key].stride()
+
+
+def test_the_last_two_are_kept_and_nothing_else(two):
+    folder, _, newer = two
+    (folder / ".epoch-00000-step-0000007.incomplete").mkdir()  # left by a process that was killed
+    save_checkpoint(folder, *trained(7), {"epoch": 1, "step": 0})
+    assert names(folder) == [newer.name, "epoch-00001-step-0000000"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(two, damage, file):
+    folder, older, newer = two
+    DAMAGES[damage](newer / file)
+    modules, opt = trained(1)
+    with pytest.warns(UserWarning, match=f"got {newer}, truncated or damaged: .*; resuming from {older.name}"):
+        assert load_checkpoint(folder, modules, opt) == {"epoch": 0, "step": 5}
+    for key, value in trained(5)[0]["model"].state_dict().items():
+        assert torch.equal(value, modules["model"].state_dict()[key])
+    assert names(folder) == [older.name, newer.name], "reading changes nothing"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_two_damaged_checkpoints_are_an_error_that_names_both(two, damage):
+    folder, older, newer = two
+    for checkpoint in (older, newer):
+        DAMAGES[damage](checkpoint / "state.safetensors")
+    with pytest.raises(ValueError, match=rf"(?s)got {newer}, truncated.*state\.safeten.*got {older}, .*a new --out"):
+        load_checkpoint(folder, *trained(1))
+
+
+def test_an_incomplete_copy_next_to_a_good_checkpoint_is_passed_over(two):
+    folder, _, newer = two
+    shutil.copytree(newer, folder / "epoch-00003-step-0000000", ignore=lambda *_: {"sha256.json"})
+    with pytest.warns(UserWarning, match=f"epoch-00003.*sha256.json.*; resuming from {newer.name}"):
+        assert load_checkpoint(folder, *trained(1)) == {"epoch": 0, "step": 6}
+
+
+@pytest.mark.parametrize("step", [6, 7], ids=["replaced", "followed"])
+def test_saving_after_falling_back_leaves_only_good_ones(two, step):
+    folder, older, newer = two
+    DAMAGES["flipped bit"](newer / "state.safetensors")
+    save_checkpoint(folder, *trained(step), {"epoch": 0, "step": step})
+    assert names(folder) == [older.name, f"epoch-00000-step-{step:07d}"]
+    assert load_checkpoint(folder, *trained(1)) == {"epoch": 0, "step": step}
+
+
+def test_a_damaged_checkpoint_of_a_later_step_is_removed_with_the_next_save(two):
+    folder, older, newer = two
+    later = newer.rename(folder / "epoch-00002-step-0000000")
+    DAMAGES["emptied"](later / "state.json")
+    save_checkpoint(folder, *trained(6), {"epoch": 0, "step": 6})
+    assert names(folder) == [older.name, newer.name]
+
+
+@pytest.mark.parametrize("call", range(9))
+def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, call):
+    """Calls 0 to 7 are those of one save: three files, each with its folder, then the folder and its parent."""
+    folder, _, _ = two
+    calls, fsync = [], os.fsync
+
+    def power_cut(descriptor: int) -> None:
+        calls.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if len(calls) > call:
+            raise OSError("power cut")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", power_cut)
+        if call < 8:
+            with pytest.raises(OSError, match="power cut"):
+                save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
+        else:
+            save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
+            synced = [path.name.removesuffix(f".{os.getpid()}.incomplete") for path in calls]
+            assert synced[:6:2] == [".state.safetensors", ".state.json", ".sha256.json"], "the sums are written last"
+            assert calls[1::2][:3] == [calls[6]] * 3, "each entry of the new folder, then the folder as a whole"
+            assert calls[7] == folder, "and the name of the folder"
+            assert len(calls) == 8
+    step = load_checkpoint(folder, *trained(1))["step"]
+    assert step == (6 if call < 7 else 7)

@@ -1,0 +1,112 @@
+"""`sa-zoo heads`, from a folder to the table, the figure and the new model."""
+
+import re
+
+import pytest
+import timm
+import torch
+from planted import convolutional_network
+from typer.testing import CliRunner
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.cli import app
+from sa_zoo.cost import cost_of
+from sa_zoo.metrics import read_metrics
+from sa_zoo.model_folder import load_model, write_timm_files
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.evaluate import evaluate_source
+
+
+def heads(*arguments):
+    result = CliRunner().invoke(app, ["heads", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def cells(output):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in output.splitlines() if line[:1] == "|"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A network of 3x3 convolutions, but for one head of the second layer, which attends everywhere."""
+    network = convolutional_network(num_classes=10)
+    with torch.no_grad():
+        network.blocks[1].attn.terms[0].spread[4] = 1e-3
+    out = tmp_path_factory.mktemp("runs") / "planted"
+    out.mkdir()
+    write_timm_files(out, network, data_config={"input_size": (3, 16, 16)})
+    return out
+
+
+def test_a_network_of_convolutions_keeps_its_accuracy_as_convolutions(tmp_path):
+    network = convolutional_network(num_classes=10)
+    write_timm_files(tmp_path, network, data_config={"input_size": (3, 16, 16)})
+    code, output = heads(tmp_path, "--data", "digits", "--convolve", "3,5", "--out", tmp_path / "study")
+    assert code == 0, output
+    accuracy = evaluate_source(str(tmp_path), DataConfig(name="digits")).test.top1
+    first, second, every = cells(output)[2:]
+    assert [first[0], second[0], every[0]] == ["blocks.0.attn", "blocks.1.attn", "all"]
+    assert [*first[1::2], *second[1::2], *every[1::2]] == [f"{accuracy:.2%}"] * 6
+    assert all(float(bound) < 1e-5 for bound in [*first[2::2], *second[2::2]])
+    assert f"with attention: {accuracy:.2%} (digits, 359 images)" in output
+    assert {path.name for path in (tmp_path / "study").iterdir()} == {
+        *("convolutions.md", "convolutions.png", "convolutions.svg"),
+    }
+
+
+def test_the_table_of_a_folder_needs_no_data(folder, tmp_path):
+    code, output = heads(folder, "--window", "3", "--out", tmp_path / "study")
+    assert code == 0, output
+    rows = cells(output)[2:]
+    assert [row[-1] for row in rows] == ["uniform" if index == 13 else "" for index in range(18)]
+    assert (tmp_path / "study" / "heads.md").read_text().strip() == output.strip()
+    assert (tmp_path / "study" / "head_depth.svg").is_file()
+
+
+@pytest.mark.parametrize(("option", "left"), [("--prune", 17), ("--reset", 18)])
+def test_a_degenerate_head_is_removed_or_reset_in_a_new_folder(folder, tmp_path, option, left):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    code, output = heads(folder, "--data", "digits", option, "--out", tmp_path / "new")
+    assert code == 0, output
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    (_, *old), (_, *new) = cells(output)[2:]
+    networks = [load_model(str(each)) for each in (folder, tmp_path / "new")]
+    for network, (count, parameters, macs, speed, accuracy), source in zip(
+        networks, (old, new), (folder, tmp_path / "new"), strict=True
+    ):
+        cost = cost_of(network, (3, 16, 16))
+        assert (parameters, macs) == (f"{cost.parameters:,}", f"{cost.macs / 1e6:,.2f}")
+        assert accuracy == f"{evaluate_source(str(source), DataConfig(name='digits')).test.top1:.2%}"
+        assert float(speed.replace(",", "")) > 0 and int(count) == (18 if source == folder else left)
+    assert "layer.head 2.5" in output
+    measured = read_metrics(tmp_path / "new")
+    assert f"{measured.baseline.test.top1:.2%}" == old[-1] and f"{measured.test.top1:.2%}" == new[-1]
+    assert "before" in (tmp_path / "new" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prune", "--reset"], "got several of --convolve, --prune and --reset"),
+        (["--prune"], "--out: got nothing"),
+        (["--convolve", "3"], "--data: got nothing, expected a data set"),
+        (["--convolve", "4", "--data", "digits"], "window: got 4, expected an odd number up to 8"),
+        (["--convolve", "x", "--data", "digits"], "window: got 0, expected an odd number up to 8"),
+        (["--prune", "--sharpness", "0", "--data", "digits", "--out", "OUT"], "heads: got none that is degenerate"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(folder, tmp_path, arguments, said):
+    code, output = heads(folder, *(str(tmp_path / "out") if each == "OUT" else each for each in arguments))
+    assert code == 1 and said in output
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_vision_transformer_of_timm_is_described_on_images(tmp_path):
+    torch.manual_seed(0)
+    write_timm_files(tmp_path, timm.create_model("test_vit", num_classes=10, img_size=32, depth=1))
+    code, output = heads(tmp_path, "--data", "digits", "--window", "1")
+    assert code == 0, output
+    rows = cells(output)[2:]
+    assert len(rows) == 2 and all(re.fullmatch(r"\d+%", row[8]) for row in rows)
+    code, output = heads(tmp_path, "--data", "digits", "--convolve", "1")
+    assert code == 1 and "--convolve: got VisionTransformer, expected one of this package's" in output

@@ -1,0 +1,86 @@
+"""scripts/reproduce.py: its rows are valid, and its queue can be stopped at any time."""
+
+import importlib.util
+import signal
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from tiny_runs import signalled_by
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.cost import training_macs
+from sa_zoo.metrics import read_metrics
+from sa_zoo.training.config import Config, load_config
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "reproduce.py"
+SMALL = (
+    "data.name=digits data.title=digits train.epochs=5 train.batch_size=200 data.image_size=8 "
+    "model.args.embed_dim=16 model.args.depth=1 model.args.patch_size=2"
+)
+
+
+@pytest.fixture
+def reproduce(monkeypatch):
+    spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "reproduce", module)
+    spec.loader.exec_module(module)
+    before = signal.getsignal(signal.SIGTERM)
+    yield module
+    signal.signal(signal.SIGTERM, before)
+
+
+def pflop(config: Config) -> float:
+    with torch.device("meta"):
+        model = timm.create_model(config.model.name)
+    small = config.augment.small_epochs
+    macs = (config.train.epochs - small) * training_macs(model, (3, 32, 32))
+    macs += small * training_macs(model, (3, 24, 24)) if small else 0
+    return 6 * macs * 45_000 / 1e15
+
+
+def test_each_row_trains_the_model_of_its_name_by_a_valid_config(reproduce):
+    for row in reproduce.ROWS:
+        command = reproduce.command_of(row, 7, "data/cifar10", "some images")
+        assert command[command.index("--out") + 1] == f"{row.name}-7"
+        if command[0] == "train":
+            config = load_config(command[1], [value for key, value in pairwise(command) if key == "--set"])
+            assert config.train.seed == 7
+            assert config.model.name == row.name.partition(".")[0]
+
+
+def test_rows_that_are_compared_have_equal_work(reproduce):
+    work = {}
+    for row in reproduce.ROWS:
+        if row.command == "train tiny" and "." not in row.name:
+            work[row.name] = pflop(load_config("tiny", row.settings.split()))
+    reference = work["sa_quadratic_tiny_cifar"]
+    for name in ("resnet_tiny_cifar", "sa_learned_tiny_cifar"):
+        assert work[name] == pytest.approx(reference, rel=0.05)
+
+
+def test_the_queue_stops_resumes_and_leaves_what_is_finished(reproduce, tmp_path, monkeypatch):
+    reproduce.TINY[:] = [
+        reproduce.Row("wrong", "train quickstart", f"{SMALL} optim.name=none", after="first-0"),
+        reproduce.Row("first", "train quickstart", SMALL),
+    ]
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--out", str(runs), "--data", str(tmp_path), "--tiny"])
+    with (
+        signalled_by(signal.SIGTERM, runs, "first-0/history.jsonl"),
+        pytest.raises(SystemExit, match="the same command continues"),
+    ):
+        reproduce.main()
+    assert list((runs / "first-0" / "checkpoints").iterdir()) and not (runs / "logs" / "wrong-0.log").exists()
+    with pytest.raises(SystemExit, match=r"failed, see their logs in .*: wrong-0$"):
+        reproduce.main()
+    assert "expected a timm optimizer" in (runs / "logs" / "wrong-0.log").read_text()
+    assert read_metrics(runs / "first-0").test.n == 359
+    written = {path: path.stat().st_mtime_ns for path in runs.glob("first-0/*")}
+    reproduce.TINY.pop(0)
+    reproduce.main()
+    assert {path: path.stat().st_mtime_ns for path in runs.glob("first-0/*")} == written

@@ -1,0 +1,91 @@
+"""Weights by name: in a checkout, in an installation, and, once they are published, from the Hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from transformers import pipeline
+
+from sa_zoo.models import timm_models
+
+ROOT = Path(__file__).parents[1]
+MODEL_CARDS = ROOT / "model_cards"
+TRAINED = sorted(path.parent.name for path in MODEL_CARDS.glob("*/model.safetensors"))
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+LOADS = """
+import json, sys, timm, torch, sa_zoo
+images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+names = timm.list_models(module="timm_models", pretrained=True)
+with torch.inference_mode():
+    logits = {name: timm.create_model(name, pretrained=True).eval()(images).tolist() for name in names}
+print(json.dumps({"from": sa_zoo.__file__, "logits": logits}))
+"""
+
+
+def stored(name: str) -> torch.Tensor:
+    return torch.tensor(json.loads((MODEL_CARDS / name / "check.json").read_text())["logits"])
+
+
+def test_timm_lists_the_models_that_have_weights():
+    own = [name for name in TRAINED if not name.startswith("mhsa_")]  # those convert the weights of their CNN
+    assert timm.list_models(module="timm_models", pretrained=True) == own == sorted(timm_models.TRAINED)
+
+
+def test_an_installation_has_the_weights_of_small_models(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path, "build_py", "-d", tmp_path / "installed"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    packaged = list((tmp_path / "installed" / "sa_zoo" / "weights").rglob("*.*"))
+    assert {path.name for path in packaged} == {"model.safetensors"}
+    assert sum(path.stat().st_size for path in packaged) <= 12e6
+    offline = {**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOADS], cwd=tmp_path, env=offline, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["from"]).is_relative_to(tmp_path)
+    assert found["logits"].keys() == {path.parent.name for path in packaged}
+    for name, logits in found["logits"].items():
+        assert torch.allclose(torch.tensor(logits), stored(name), rtol=1e-4, atol=1e-4)
+
+
+def test_without_weights_the_message_says_where_they_would_be(monkeypatch):
+    with pytest.raises(RuntimeError, match="got True for sa_eq8_cifar, expected False: it is not trained yet"):
+        timm.create_model("sa_eq8_cifar", pretrained=True)
+    monkeypatch.setattr(timm_models, "TRAINED", ("sa_eq8_cifar",))
+    with pytest.raises(RuntimeError, match=r"in a checkout, .*'local-dir:model_cards/sa_eq8_cifar', pretrained=True"):
+        timm.create_model("sa_eq8_cifar", pretrained=True)
+
+
+def test_other_classes_and_channels_take_the_other_weights():
+    model = timm.create_model("sa_quadratic_tiny_cifar", pretrained=True, num_classes=13, in_chans=1)
+    trained = timm.create_model("sa_quadratic_tiny_cifar", pretrained=True)
+    assert model.head.weight.shape == (13, 96)
+    assert torch.equal(model.blocks[3].attn.W_val.weight, trained.blocks[3].attn.W_val.weight)
+
+
+def test_a_converted_cnn_starts_from_the_weights_of_its_cnn():
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        logits = timm.create_model("mhsa_resnet_tiny_cifar", pretrained=True).eval()(images)
+    assert torch.allclose(logits, stored("resnet_tiny_cifar"), rtol=1e-4, atol=1e-4)
+
+
+def test_one_constant_points_every_trained_model_to_its_repository():
+    code = Path(timm_models.__file__).read_text().replace('HUB_OWNER = ""', 'HUB_OWNER = "somebody"')
+    definitions = {"__file__": timm_models.__file__, "__package__": "sa_zoo.models"}
+    exec(code[: code.index("TINY =")], definitions)
+    on_hub = {name: cfg.default.hf_hub_id for name, cfg in definitions["default_cfgs"].items()}
+    assert on_hub == {name: f"somebody/{name}" if name in TRAINED else None for name in on_hub}
+
+
+def test_the_pipeline_classifies_with_a_committed_folder():
+    classify = pipeline("image-classification", model=str(MODEL_CARDS / "sa_quadratic_tiny_cifar"))
+    labels = {each["label"] for each in classify(Image.new("RGB", (32, 32)), top_k=10)}
+    assert labels == set(CLASSES)
