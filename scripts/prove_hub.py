@@ -68,7 +68,7 @@ def main() -> None:
         "main holds the old or the new revision completely, commits of others stay, tags are on complete revisions "
         "only, local files are unchanged; the second attempt finishes the job, or refuses a repository that others "
         "filled first.",
-        f"python scripts/prove_hub.py --runs {runs}",
+        f"python scripts/prove_hub.py --runs {runs} --processes {arguments.processes}",
         [(kinds, count, f"first attempt: {outcome}") for (kinds, outcome), count in sorted(single.items())],
         lost,
         started,
