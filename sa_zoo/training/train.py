@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from sa_zoo.cost import training_macs
-from sa_zoo.metrics import Metrics, Training
+from sa_zoo.metrics import Metrics, Scores, Training
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
@@ -67,18 +67,12 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         data_config = {"input_size": input_format.input_size}
         write_timm_files(out, run.averaged, model_config=model_config, data_config=data_config)
     accelerator.wait_for_everyone()
-    # the test split for the only time, in full precision, with the model as the run folder gives it
-    published, scores = load_model(str(out)).to(device), {}
-    for name in ("test", "validation"):
-        if len(splits[name]):
-            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator)
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         data=source.name,
         data_revision=config.data.revision,
-        **scores,
+        **_scores(out, splits, accelerator),
         train=Training(
             seconds=run.counters.seconds,
             cpu_seconds=run.counters.cpu_seconds,
@@ -94,6 +88,16 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         remove_checkpoints(out)
     accelerator.end_training()
     return metrics
+
+
+def _scores(out: Path, splits: dict[str, Split], accelerator: Accelerator) -> dict[str, Scores]:
+    """Results of the model as the run folder gives it, in full precision; the test split is used for the only time."""
+    published, scores = load_model(str(out)).to(accelerator.device), {}
+    for name in ("test", "validation"):
+        if len(splits[name]):
+            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
+            scores[name] = evaluate(published, loader, input_format_of(published), accelerator)
+    return scores
 
 
 def _accelerator(config: Config, out: Path) -> Accelerator:
