@@ -80,7 +80,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         data=source.name,
         data_revision=config.data.revision,
-        **_scores(out, splits, accelerator),
+        **scores,
         train=Training(
             seconds=run.counters.seconds,
             cpu_seconds=run.counters.cpu_seconds,
