@@ -21,10 +21,10 @@ SETS = {
     "newest": ("", []),
     # what GPU machines have
     "gpu": ("", ["torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "huggingface_hub==1.33.0"]),
-    # the aim
+    # the aim; transformers 5.0 to 5.2 lack transformers.backbone_utils, which modeling_sa.py needs
     "lowest": (
-        "2026-02-01",
-        ["torch==2.9.0", "torchvision==0.24.0", "timm==1.0.22", "transformers==5.0.0", "huggingface_hub==1.3.0"],
+        "2026-04-01",
+        ["torch==2.9.0", "torchvision==0.24.0", "timm==1.0.22", "transformers==5.4.0", "huggingface_hub<2"],
     ),
 }
 
