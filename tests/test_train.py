@@ -154,7 +154,7 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
 
 def test_evaluating_the_folder_gives_the_reported_test_result(plain):
     out, metrics = plain
-    assert evaluate_source(str(out), DataConfig(name="digits")).test == metrics.test
+    assert evaluate_source(str(out), DataConfig(name="digits"), detail=True).test == metrics.test
 
 
 def test_the_effective_config_lies_in_the_folder(plain):
