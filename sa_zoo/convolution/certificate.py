@@ -50,8 +50,7 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises:
-        ValueError: for a layer whose gate is open, as its output depends on the data.
+    Raises ValueError for a layer whose gate is open, as its output depends on the data.
     """
     if isinstance(layer, ContentAttention) and layer.gate.detach().any():
         raise ValueError("layer: got one whose gate is open, expected a layer that does not look at content")

@@ -137,8 +137,7 @@ class ConvolutionalAttention(nn.Module):
     def probabilities(self, x: Tensor) -> Tensor:
         """Attention maps for images x (B, D_in, *image), pixels in row-major order, keys those of the padded image.
 
-        Returns:
-            (N_h, prod Q, prod N), at least float32; (B, N_h, prod Q, prod N) where scores look at pixels.
+        (N_h, prod Q, prod N), at least float32; (B, N_h, prod Q, prod N) where scores look at pixels.
         """
         return probabilities_from(self.scores(self.pad(x)))
 

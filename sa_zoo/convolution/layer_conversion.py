@@ -85,8 +85,7 @@ def attention_from_conv(
         head_dim: D_h. None: D_out, with which Theorem 1 is exact; less: the best W_val_h W_out_h of that rank.
         patch: P, attend among patches of P x P pixels, with fewer heads.
 
-    Raises:
-        ValueError: for a layer that cannot be expressed, with the reason.
+    Raises ValueError for a layer that cannot be expressed, with the reason.
     """
     if reason := why_not(conv, content):
         raise ValueError(f"conv: got {conv}, expected a convolution that attention can express: {reason}")
@@ -149,12 +148,9 @@ def conv_from_attention(attention: nn.Module) -> _ConvNd:
 def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
     """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's.
 
-    Returns:
-        The convolution, and the largest difference to the layer's output away from the border, for |x| <= 1: the part
-        of the layer's kernel that the convolution's does not have. Zero for a layer that runs as a convolution.
-
-    Raises:
-        ValueError: if the output depends on content, or the layer is not an attention layer of this package.
+    With it, the largest difference to the layer's output away from the border, for |x| <= 1: the part of the layer's
+    kernel that the convolution's does not have, zero for a layer that runs as a convolution. Raises ValueError if the
+    output depends on content, or the layer is not an attention layer of this package.
     """
     if isinstance(attention, PatchAttention):
         return _pixel_convolution(attention)

@@ -69,12 +69,9 @@ def pixel_kernel(blocks: Tensor, kernel_size: Sequence[int], dilation: Sequence[
 
 
 class PatchAttention(nn.Module):
-    """A convolution as attention among patches: fold, attend, unfold.
+    """A convolution as attention among patches: fold, attend, unfold. Image sizes have to be multiples of P = `patch`.
 
-    Args:
-        attention: of the patches' convolution.
-        kernel_size, dilation: of the convolution on pixels.
-        patch: P; image sizes have to be multiples of it.
+    attention: of the patches' convolution; kernel_size, dilation: of the convolution on pixels.
     """
 
     def __init__(self, attention: nn.Module, kernel_size: Sequence[int], dilation: Sequence[int], patch: int) -> None:

@@ -47,13 +47,8 @@ def low_rank_slices(kernel: Tensor, groups: int, head_dim: int) -> LowRankSlices
     """The best W_val_h W_out_h of rank `head_dim` for every slice of a kernel (Eckart and Young 1936).
 
     Exact where every slice has that rank, so always for head_dim >= min(D_in, D_out); Lemma 1 takes D_h = D_out. The
-    usual head_dim = D_out / N_h keeps a fraction of a trained slice.
-
-    Args:
-        kernel: (D_out, D_in / groups, *K); groups are written out as zero blocks.
-
-    Raises:
-        ValueError: for a rank that is not between 1 and D_out.
+    usual head_dim = D_out / N_h keeps a fraction of a trained slice. kernel: (D_out, D_in / groups, *K); groups are
+    written out as zero blocks. Raises ValueError for a rank that is not between 1 and D_out.
     """
     if not 0 < head_dim <= kernel.shape[0]:
         raise ValueError(f"head_dim: got {head_dim}, expected 1 to {kernel.shape[0]}")

@@ -49,12 +49,7 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
 
     P_h[q, target] = prod_axes 1 / (1 + sum_{t != 0} exp(-alpha (t^2 - 2 t f))), f the offset from target to Delta_h.
 
-    Args:
-        offset: (N_h, n), Delta_h minus the displacement of the target, in pixels.
-        alpha: (N_h,).
-
-    Returns:
-        (N_h,), float64.
+    offset (N_h, n), Delta_h minus the displacement of the target, in pixels, and alpha (N_h,) -> (N_h,), float64
     """
     offset, alpha = offset.detach().cpu().double(), alpha.detach().cpu().double()
     sharp = alpha.clamp(DULLEST, 1e30)

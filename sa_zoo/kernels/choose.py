@@ -90,11 +90,7 @@ def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
 
 @contextmanager
 def only(route: str) -> Iterator[None]:
-    """Evaluate every layer by this route, for tests and benchmarks.
-
-    Raises:
-        ValueError: for a name that is not in ROUTES.
-    """
+    """Evaluate every layer by this route, for tests and benchmarks. Raises ValueError for a name not in ROUTES."""
     if route not in ROUTES:
         raise ValueError(f"route: got {route!r}, expected one of {', '.join(ROUTES)}")
     _only.append(route)

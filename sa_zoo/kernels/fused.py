@@ -67,10 +67,8 @@ def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_v
 
     (B, H, W, D), (N_h, H, H), (N_h, W, W), (N, N_h D), (N,) -> (B, H, W, N)
 
-    The result for an image is the same, bit for bit, in any batch and on any number of threads.
-
-    Raises:
-        ValueError: for other shapes or types, or if `can_fuse` is false.
+    The result for an image is the same, bit for bit, in any batch and on any number of threads. Raises ValueError for
+    other shapes or types, or if `can_fuse` is false.
     """
     (B, H, W, D), N_h, N = X.shape, P_down.shape[0], W_val.shape[0]
     expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), *([] if b_val is None else [(N,)])]

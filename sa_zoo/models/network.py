@@ -146,14 +146,10 @@ class SANet(nn.Module):
 
     @torch.jit.ignore
     def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The attention probabilities of each block.
+        """The attention probabilities of each block for images (B, C, P H, P W), at least float32.
 
-        Args:
-            x: images (B, C, P H, P W).
-
-        Returns:
-            One tensor per block, (N_h, T, T) where attention depends on positions only, else (B, N_h, T, T), indexed
-            [..., q, k] with pixels in row-major order; at least float32, each row sums to 1.
+        (N_h, T, T) where attention depends on positions only, else (B, N_h, T, T), indexed [..., q, k] with pixels in
+        row-major order.
         """
         x, maps = self.embed(x), []
         for block in cast(Iterable[Block], self.blocks):

@@ -53,13 +53,8 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
 def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, width: int) -> Tensor:
     """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h), S_h S_h^T the inverse covariance (appendix of the paper).
 
+    Delta (N_h, 2), in pixels, spread S (N_h, 2, 2), in 1 / pixels -> (N_h, T, T), [h, q, k], pixels in row-major order.
     Written without a matrix product, so that autocast leaves it in float32.
-
-    Args:
-        Delta: (N_h, 2), centers (row, column), in pixels; spread: (N_h, 2, 2), S_h, in 1 / pixels.
-
-    Returns:
-        (N_h, T, T) with T = height * width, pixels in row-major order, indexed [h, q, k].
     """
     Delta, S = at_least_float32(Delta)[:, :, None, None], at_least_float32(spread)[:, :, :, None, None, None, None]
     dy = (displacements(height, Delta.device) - Delta[:, 0])[:, :, None, :, None]  # (N_h, H, 1, H, 1)
@@ -85,15 +80,8 @@ def outer_sum(rows: Tensor, columns: Tensor) -> Tensor:
 def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tensor) -> Tensor:
     """q . r_delta where r_delta splits by axis: query_x . row[dx] + query_y . col[dy] (second term of Eq. 8).
 
-    Costs O(T (H + W)) products, where a table of r_delta for every pair of pixels would cost O(T^2).
-
-    Args:
-        query_x: (B, N_h, H, W, D_row), query_y: (B, N_h, H, W, D_col).
-        row: (2 W - 1, N_h or 1, D_row), encodings of dx; an axis of size 1 is shared by all heads.
-        col: (2 H - 1, N_h or 1, D_col), encodings of dy.
-
-    Returns:
-        (B, N_h, T, T), indexed [b, h, q, k].
+    (B, N_h, H, W, D_row), (B, N_h, H, W, D_col), row (2 W - 1, N_h or 1, D_row) for dx, col (2 H - 1, N_h or 1, D_col)
+    for dy -> (B, N_h, T, T). Costs O(T (H + W)) products, where r_delta of every pair of pixels would cost O(T^2).
     """
     height, width = query_x.shape[2], query_x.shape[3]
     across = torch.einsum("bhijd,jlhd->bhijl", query_x, table_rows(row, width))

@@ -47,14 +47,8 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
 
 
 def _resnet_cfg(**kwargs: Any) -> dict[str, Any]:
-    return _cfg(
-        pool_size=(4, 4),
-        first_conv="conv1",
-        classifier="fc",
-        paper_ids="arXiv:1512.03385",
-        paper_name="Deep Residual Learning for Image Recognition",
-        **kwargs,
-    )
+    paper = {"paper_ids": "arXiv:1512.03385", "paper_name": "Deep Residual Learning for Image Recognition"}
+    return _cfg(pool_size=(4, 4), first_conv="conv1", classifier="fc", **paper, **kwargs)
 
 
 CFGS: dict[str, Any] = {

@@ -72,15 +72,9 @@ class TimmSANet(SANet):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Features of chosen blocks, as timm's models return them.
+        """Features of chosen blocks for images (B, C, P H, P W), as timm's models return them.
 
-        Args:
-            x: images (B, C, P H, P W).
-            indices: the last n blocks if an int, all if None, else these.
-            norm: no effect: each block ends in its own norm.
-            stop_early: do not run the blocks after the last chosen one.
-            output_fmt: "NCHW" or "NHWC".
-            intermediates_only: return only the chosen features.
+        indices: the last n blocks if an int, all if None, else these. `norm` has no effect: each block ends in its own.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt: got {output_fmt!r}, expected 'NCHW' or 'NHWC'")
