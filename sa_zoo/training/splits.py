@@ -1,8 +1,10 @@
 """Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
+import atexit
+import gc
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ class Split(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         positions = torch.tensor(indices)
         on_device = to_device(positions, self.labels.device)
         return self.images[on_device], self.labels[on_device], positions
@@ -50,8 +52,8 @@ class Split(Dataset[Any]):
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: Sequence[list[int]]) -> DataLoader[Any]:
-        """The images of these indices, batch by batch."""
+    def loader_in_order(self, batches: np.ndarray) -> DataLoader[Any]:
+        """The images of these indices (batches, B), batch by batch."""
         return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 
 
@@ -64,7 +66,7 @@ class StreamedSplit(Split):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         rows = self.rows[indices].tolist()
         images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
         positions = torch.tensor(indices)
@@ -119,6 +121,8 @@ def splits_of(
     decode = Decoder(input_format, source.gray_as_color)
     tables = {table for table, _ in chosen.values()}
     if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
+        gc.freeze()  # a collection writes to every object, and each worker would get a copy of what it shares
+        atexit.register(gc.unfreeze)
         return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in chosen.items()}
     # once and in order: random access to an Arrow table costs more than decoding
     decoded = {table: decode.table(source, table) for table in tables}
