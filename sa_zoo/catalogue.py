@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from sa_zoo.fit import finish_folder
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.metrics import read_metrics, write_metrics
-from sa_zoo.model_folder import read_json, write_file, write_json
+from sa_zoo.model_folder import SUMS, read_json, write_file, write_json
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.folder import check_complete, check_folder, read_manifest
 from sa_zoo.training.config import DataConfig
@@ -57,6 +57,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         finish_folder(new)
         manifest = read_manifest(new)
         sha256 = hashlib.sha256(manifest["model.safetensors"]).hexdigest()
+        (new / SUMS).unlink()
         write_json(new / "check.json", {"sha256": sha256, "logits": check_folder(new, manifest).tolist()})
         shutil.rmtree(entry, ignore_errors=True)
         new.rename(entry)

@@ -27,7 +27,7 @@ def finish_folder(folder: Path) -> None:
     """Add to a folder that timm loads what transformers needs, its figures, explorer and card, and a manifest.
 
     Raises ValueError if the folder has a manifest already and a file is not as it says. The card and metrics.json are
-    not in it: they may be written again.
+    not in it: they may be written again. A folder of model_cards has check.json instead, as its code is linked.
     """
     check_sums(folder)
     with checked(f"local-dir:{folder}"):
@@ -37,6 +37,8 @@ def finish_folder(folder: Path) -> None:
         write_card(folder)
     for leftover in folder.rglob(".*.incomplete"):  # of a process that was killed while it wrote a file
         leftover.unlink()
+    if (folder / "check.json").is_file():
+        return
     files = (path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())
     names = sorted(path.relative_to(folder).as_posix() for path in files)
     write_sums(folder, [name for name in names if name not in ("README.md", "metrics.json", SUMS)])

@@ -87,7 +87,7 @@ def test_another_model_of_a_recipe_goes_to_a_folder_of_its_own(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     args = "{ img_size = 8, patch_size = 2, num_heads = 1, embed_dim = 16, depth = 1 }"
     changes = ["model.name=test_vit", f"model.args={args}"]
-    changes += ["data.name=digits", "train.epochs=1", "train.precision=no", "data.image_size=0"]
+    changes += ["data.name=digits", "train.epochs=1", "train.precision=no", "augment.small_epochs=0"]
     result = sa_zoo("train", "tiny", *(part for change in changes for part in ("--set", change)))
     assert result.exit_code == 0, result.output
     assert (tmp_path / "runs" / "tiny-test_vit" / "metrics.json").exists()
@@ -110,7 +110,7 @@ def test_an_interrupted_run_says_how_to_resume_and_that_works(config, tmp_path):
 
 def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     out, _ = run
-    result = sa_zoo("evaluate", out, "--json", tmp_path / "result.json")
+    result = sa_zoo("evaluate", out, "--detail", "--json", tmp_path / "result.json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found == json.loads((tmp_path / "result.json").read_text())

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from tiny_runs import MUON, TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
 from torch.utils.data import get_worker_info
@@ -378,7 +378,7 @@ def test_what_a_run_cannot_do_is_reported_before_it_makes_a_folder(tmp_path, mon
 
 
 def test_initial_weights_that_are_not_there_are_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"model.init: got local-dir:.*nowhere, expected weights"):
+    with pytest.raises(FileNotFoundError, match=r"got none from local-dir:.*nowhere, which lacks config.json"):
         train(tiny_config(model={"init": f"local-dir:{tmp_path}/nowhere"}), tmp_path / "run")
 
 
@@ -463,17 +463,17 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
 
 
 def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
-    decode, training = Decoder.__call__, {"killed": True}
+    read, training = Decoder.read, {"killed": True}
     folder = parquet_folder(tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)})
     table = {"data": {"name": str(folder), "validation": 0.2}, "train": {"batch_size": 8, "checkpoint_steps": 1}}
 
-    def killed(self: Decoder, image: Image.Image, table: str, row: int) -> torch.Tensor:
+    def killed(self: Decoder, image_of: Any, table: str, row: int) -> torch.Tensor:
         if training["killed"] and row == 30 and get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
-        return decode(self, image, table, row)
+        return read(self, image_of, table, row)
 
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
-    monkeypatch.setattr(Decoder, "__call__", killed)
+    monkeypatch.setattr(Decoder, "read", killed)
     with pytest.raises(
         ConnectionError, match=r"a process that decodes images has ended: .*--resume .*DataLoader worker"
     ):
