@@ -1,6 +1,5 @@
 """Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
-import atexit
 import gc
 import math
 import os
@@ -52,7 +51,7 @@ class Split(Dataset[Any]):
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: np.ndarray) -> DataLoader[Any]:
+    def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
         """The images of these indices (batches, B), batch by batch."""
         return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 
@@ -71,6 +70,13 @@ class StreamedSplit(Split):
         images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
         positions = torch.tensor(indices)
         return images, self.labels[positions], positions
+
+    def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
+        gc.freeze()  # a collection writes to every object, and each worker would get a copy of what it shares
+        try:
+            yield from super().loader_in_order(batches)
+        finally:
+            gc.unfreeze()
 
 
 class Decoder:
@@ -121,8 +127,6 @@ def splits_of(
     decode = Decoder(input_format, source.gray_as_color)
     tables = {table for table, _ in chosen.values()}
     if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
-        gc.freeze()  # a collection writes to every object, and each worker would get a copy of what it shares
-        atexit.register(gc.unfreeze)
         return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in chosen.items()}
     # once and in order: random access to an Arrow table costs more than decoding
     decoded = {table: decode.table(source, table) for table in tables}
