@@ -46,7 +46,7 @@ def peak_bytes(run: Run, device: torch.device) -> int:
 
 
 def _peak_of_thread(run: Run) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         run()
     # The profiler's tables only sum allocations; the peak follows from their order.
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
