@@ -58,10 +58,8 @@ def test_a_trained_model_has_its_weights_and_what_was_measured_with_them(catalog
     assert metrics.test.n == 359 and sum(map(sum, metrics.test.confusion_matrix)) == 359
     assert metrics.train == read_metrics(run).train and read_metrics(run).test.n == TEST["n"]
     assert {path.name for path in (entry / "figures").iterdir()} == {
-        "confusion_matrix.png",
-        "head_positions.png",
-        "learning_curve.png",
-        "reliability.png",
+        f"{name}.png"
+        for name in ("confusion_matrix", "head_positions", "head_maps", "head_depth", "learning_curve", "reliability")
     }
 
 

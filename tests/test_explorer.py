@@ -462,7 +462,7 @@ def data_of(page):
     return json.loads(re.search(r'type="application/json" id="data">(.*?)</script>', page.html)[1])
 
 
-def test_pages_are_small_and_have_as_many_images_as_fit(monkeypatch):
+def test_pages_are_small_and_have_as_many_images_as_fit(monkeypatch, caplog):
     assert len(explore(timm.create_model("sa_quadratic_tiny_cifar")).html) < 1_000_000
     model, images = network("content"), pictures(count=9)
     whole = explore(model, images)
@@ -471,6 +471,7 @@ def test_pages_are_small_and_have_as_many_images_as_fit(monkeypatch):
     fewer = explore(model, images)
     assert 2 < len(data_of(fewer)["images"]) < 9
     assert len(fewer.html) < explorer.LARGEST
+    assert caplog.messages == [f"the page has room for {len(data_of(fewer)['images'])} of the 9 images"]
     monkeypatch.setattr(explorer, "LARGEST", 100_000)
     with pytest.raises(ValueError, match=r"3 layers whose maps of one image take [\d,]+ bytes, expected less"):
         explore(model, images)

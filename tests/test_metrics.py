@@ -26,9 +26,7 @@ def test_what_is_written_reads_back_equal_and_holds_only_what_was_measured(tmp_p
     }
 
 
-@pytest.mark.parametrize(
-    "folder", [*(ROOT / "model_cards").glob("*/metrics.json"), *(ROOT / "tests/earlier_version").glob("*/metrics.json")]
-)
+@pytest.mark.parametrize("folder", list((ROOT / "tests/earlier_version").glob("*/metrics.json")))
 def test_files_from_before_there_was_a_version_still_read_whole(folder):
     written = json.loads(folder.read_text())
     assert "version" not in written

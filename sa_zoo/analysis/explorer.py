@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 from sa_zoo.analysis.explored_layers import described, recorded_epochs, stored
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.model_folder import write_file
+
+_logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("explorer_page")
 SCRIPTS = ("maps.js", "kernels.js", "state.js", "drawing.js", "panels.js", "export.js", "page.js", "events.js")
@@ -94,6 +97,7 @@ def explore(
             taken = f"maps of one image take {len(json.dumps(maps)):,} bytes"
             raise ValueError(f"model: got {len(layers)} layers whose {taken}, expected less than {LARGEST:,}")
         if room < 0:
+            _logger.warning("the page has room for %d of the %d images", number, len(names))
             break
         for (_, page), kept in zip(varying, maps, strict=True):
             page["stored"].append(kept)

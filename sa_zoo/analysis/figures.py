@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from timm.utils import natural_key
 
 from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
@@ -150,4 +150,4 @@ def _text(path: Path) -> str:
 
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:
-    return load_file(path) if path.is_file() else {}
+    return {name: each.float().numpy() for name, each in load_file(path).items()} if path.is_file() else {}
