@@ -313,19 +313,20 @@ def parquet_of_noise(folder: Path, images: int) -> None:
 
 
 def own_memory() -> int:
-    """Bytes that this process and its children hold for themselves: without files that are mapped into memory."""
-    parents, sizes = {}, {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with suppress(OSError):
-            facts = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            parents[int(facts["Pid"])] = int(facts["PPid"])
-            sizes[int(facts["Pid"])] = 1024 * sum(
-                int(facts.get(key, "0").split()[0]) for key in ("RssAnon", "RssShmem")
-            )
+    """Bytes of this process and its children: what they share counts once, files mapped into memory do not count."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
-    return sum(sizes[pid] for pid in ours)
+    total = 0
+    for pid in ours:
+        with suppress(OSError):
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += 1024 * sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", rollup, re.MULTILINE)))
+    return total
 
 
 @app.command()
@@ -341,8 +342,9 @@ def load(images: Annotated[int, typer.Option(help="Number of training images.")]
         config = tiny_config(data=data, train={"epochs": 1, "batch_size": 1000})
 
         def watch() -> None:
-            while not over.wait(1.0):
-                if (Path(folder) / "run" / "checkpoints").exists():
+            run = Path(folder) / "run"
+            while not over.wait(1.0) and not (run / "history.jsonl").exists():  # written after the epoch
+                if (run / "checkpoints").exists():  # written before it
                     memory.append(own_memory())
 
         watcher = threading.Thread(target=watch)
@@ -355,14 +357,14 @@ def load(images: Annotated[int, typer.Option(help="Number of training images.")]
         source = open_source(config.data)
         input_format = input_format_of(create_model(config.model, 3))
         split = splits.splits_of(source, 0.0, input_format, torch.device("cpu"), ["train"])["train"]
-        order = permutation(len(split), ORDER, 0, 0)[: min(len(split), 100_000)].reshape(-1, 1000).tolist()
+        order = permutation(len(split), ORDER, 0, 0)[: min(len(split), 100_000)].reshape(-1, 1000)
         begin = time.perf_counter()
         seen = sum(len(labels) for _, labels, _ in split.loader_in_order(order))
         alone = seen / (time.perf_counter() - begin)
     warm = memory[len(memory) // 10]
     growth = (max(memory[len(memory) // 10 :]) - warm) / 2**20
     trained = metrics["train"]["images_per_second"]
-    outcome = f"own memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most "
+    outcome = f"memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most "
     outcome += f"{growth:.0f} MiB more (bound {BOUND}); {trained:.0f} images/s, decoding alone {alone:.0f} images/s, "
     outcome += f"{split.workers} workers, on a machine shared with other work"
     lost = int(growth > BOUND)

@@ -39,14 +39,14 @@ def peak_bytes(run: Run, device: torch.device) -> int:
         run()
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs each of its starts
-    with profile(activities=[ProfilerActivity.CPU]):
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
         pass  # its first use has to be in the main thread
     with ThreadPoolExecutor(max_workers=1) as executor:
         return executor.submit(_peak_of_thread, run).result()
 
 
 def _peak_of_thread(run: Run) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         run()
     # The profiler's tables only sum allocations; the peak follows from their order.
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]

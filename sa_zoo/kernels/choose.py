@@ -38,7 +38,8 @@ def choose(attention: Attention, X: Tensor) -> str:
     trains = torch.is_grad_enabled()
     if _only:
         return _only[-1]
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+    # in torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag
+    if torch.jit.is_tracing() or torch.compiler._is_exporting_flag:
         return "by axes" if attention.large and factorizes else "definition"  # a graph has to take any batch
     if not all(is_positional(term) for term in attention.terms):
         return "absorbed" if can_absorb(attention) else "definition"  # adapters and hooks expect queries and keys

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -130,12 +131,12 @@ class Run:
                     self.ema.update(self.model, step=self._steps_done() + 1)
                 yield
 
-    def _batches(self) -> list[list[int]]:
-        """Indices of the images in each remaining micro-batch of this process."""
+    def _batches(self) -> np.ndarray:
+        """Indices of the images in each remaining micro-batch of this process (micro-batches, images)."""
         train, counters = self.config.train, self.counters
         order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
         parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
-        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch).tolist()
+        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch)
 
     def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
         inputs, targets = self.augment(images, labels, indices, self.counters.epoch)

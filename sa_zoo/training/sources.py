@@ -1,6 +1,6 @@
 """Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. No pixels are decoded here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,20 @@ from sklearn.datasets import load_digits
 from sa_zoo.training.config import DataConfig
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a table. A column of `datasets` selects itself from the whole table at each access."""
+
+    table: datasets.Dataset
+    column: str
+
+    def __getitem__(self, row: int) -> Any:
+        return self.table[row][self.column]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.table[self.column])
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,8 @@ def open_source(config: DataConfig) -> Source:
         if (largest := numbers.max(initial=0)) >= len(classes):
             raise ValueError(f"data.name: got class {largest} in the {split} split, expected less than {len(classes)}")
     title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
-    return Source(title, {split: data[image] for split, data in splits.items()}, labels, classes)
+    images = {split: Images(data.select_columns([image]), image) for split, data in splits.items()}
+    return Source(title, images, labels, classes)
 
 
 def _digits() -> Source:

@@ -1,8 +1,9 @@
 """Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
+import gc
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Split(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         positions = torch.tensor(indices)
         on_device = to_device(positions, self.labels.device)
         return self.images[on_device], self.labels[on_device], positions
@@ -50,8 +51,8 @@ class Split(Dataset[Any]):
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: Sequence[list[int]]) -> DataLoader[Any]:
-        """The images of these indices, batch by batch."""
+    def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
+        """The images of these indices (batches, B), batch by batch."""
         return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 
 
@@ -64,11 +65,18 @@ class StreamedSplit(Split):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         rows = self.rows[indices].tolist()
         images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
         positions = torch.tensor(indices)
         return images, self.labels[positions], positions
+
+    def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
+        gc.freeze()  # a collection writes to every object, and each worker would get a copy of what it shares
+        try:
+            yield from super().loader_in_order(batches)
+        finally:
+            gc.unfreeze()
 
 
 class Decoder:
