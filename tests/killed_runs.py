@@ -87,9 +87,11 @@ def _keep_state(out: Path) -> None:
     remove = train.remove_checkpoints
 
     def keep(folder: Path) -> None:
-        newest = max((folder / "checkpoints").glob("epoch-*"), default=None)
-        if newest:
-            shutil.copytree(newest, beside(out, "-state"), dirs_exist_ok=True)
+        newest, kept = max((folder / "checkpoints").glob("epoch-*"), default=None), beside(out, "-state")
+        if newest and not kept.exists():  # a run killed while it removes them may leave the older one only
+            partial = beside(out, "-state-partial")
+            shutil.copytree(newest, partial, dirs_exist_ok=True)
+            partial.rename(kept)
         remove(folder)
 
     train.remove_checkpoints = keep
