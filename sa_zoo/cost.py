@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.kernels.choose import only
 
 # Layers whose `weight` (D_out, ..) meets the input once at every output position; attention made of a convolution too.
 WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
+# torch 2.11 has no formula for it.
+FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
             linear_macs += output.numel() // len(layer.weight) * layer.weight.numel()
 
     model.eval()
-    flops, hook = FlopCounterMode(display=False), register_module_forward_hook(count_linear)
-    elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry, _elements_written))
+    flops, hook = FlopCounterMode(display=False, custom_mapping=FUSED), register_module_forward_hook(count_linear)
+    elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry | FUSED, _elements_written))
     with torch.no_grad(), only("definition"), flops, elements, hook:
         model(torch.zeros(1, *input_size))
     return Cost(
@@ -66,7 +68,7 @@ def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds per image (C, H, W) that training executes in the forward pass, measured on two images."""
     model = copy.deepcopy(model).train()
     images = torch.zeros(2, *input_size, device=next(model.parameters()).device)  # batch norm needs more than one
-    with FlopCounterMode(display=False) as flops:
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as flops:
         model(images)
     return flops.get_total_flops() // (2 * len(images))
 
