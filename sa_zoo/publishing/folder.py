@@ -25,7 +25,7 @@ SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-CODE = Path(__file__).parents[1] / "models"  # the folders in model_cards/ link to its files
+CODE = Path(__file__).parents[1] / "models"  # the folders in model_cards/ link to these files of a checkout
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
@@ -57,8 +57,9 @@ def read_manifest(folder: Path, card: str | None = None) -> Manifest:
     """The files to publish, sorted by path; `card` replaces README.md."""
     paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
     for path in paths:
-        target = path.resolve()
-        if not target.is_relative_to(folder.resolve()) and target.parent != CODE:
+        target, own = path.resolve(), CODE / path.name
+        known = own.is_file() and own.read_bytes() == path.read_bytes()
+        if not target.is_relative_to(folder.resolve()) and not known:
             raise ValueError(f"got {path}, a link to {target}, expected files inside of the folder")
     manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     if card is not None:
