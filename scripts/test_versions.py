@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # Name -> (day, "" for today; fixed versions)
 SETS = {
     "newest": ("", []),
-    # what GPU machines have; torch 2.11 counts no FLOPs of fused attention on a CPU: one test of cost.py fails
+    # what GPU machines have, and the lower bounds
     "gpu": ("", ["torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "huggingface_hub==1.33.0"]),
     # the aim; transformers 5.0 to 5.2 lack transformers.backbone_utils, which modeling_sa.py needs
     "lowest": (
