@@ -22,7 +22,7 @@ Layers = Sequence[dict[str, np.ndarray]]
 
 
 def head_colors(heads: int) -> np.ndarray:
-    """Colours that people with color vision deficiencies tell apart, up to ten; more heads share a gradient."""
+    """Colors that people with color vision deficiencies tell apart, up to ten; more heads share a gradient."""
     return np.asarray(color_sequences["petroff10"] if heads <= 10 else colormaps["viridis"](np.linspace(0, 0.9, heads)))
 
 

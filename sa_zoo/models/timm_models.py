@@ -2,7 +2,7 @@
 
 The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1, for CIFAR's 32x32 images; the ResNet18 that they are
 compared with; two more score terms that the paper writes down (Eq. 7 and all of Eq. 8); one network with other terms in
-its late blocks; and tiny models, which a laptop trains in half an hour.
+its late blocks; and tiny models, which a laptop trains in less than an hour.
 """
 
 from pathlib import Path

@@ -57,9 +57,8 @@ def save_checkpoint(
 def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dict[str, Any]:
     """Load the newest undamaged checkpoint of `folder` into modules and optimizer; return its counters, {} for none.
 
-    Files that were saved along go back to where they were, next to
-    `folder`. Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is of another
-    model.
+    Files that were saved along go back to where they were, next to `folder`. Warns of each damaged checkpoint; raises
+    ValueError if all are damaged or the one to load is of another model.
     """
     messages = []
     for checkpoint in checkpoints(folder):

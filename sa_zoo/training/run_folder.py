@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from sa_zoo.kernels.absorbed import is_positional
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
 from sa_zoo.model_folder import SUMS, new_folder, write_file
 from sa_zoo.models.network import SANet
@@ -94,20 +95,19 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
     on positions only, or for another network.
     """
-    if not isinstance(model, SANet) or all(_is_positional(block) for block in model.blocks):
+    if not isinstance(model, SANet):
+        return
+    blocks: Any = model.blocks
+    if all(is_positional(term) for block in blocks for term in block.attn.terms):
         return
     height, width = (size // model.patch_size for size in images.shape[2:])
-    query, means = height // 2 * width + width // 2, [torch.zeros(()) for _ in model.blocks]
+    query, means = height // 2 * width + width // 2, [torch.zeros(()) for _ in blocks]
     for some in images.split(IMAGES_AT_ONCE):
         for index, P in enumerate(model.eval().attention_maps(some)):
             seen = P[..., query, :].unflatten(-1, [height, width]).cpu()  # (B, N_h, H, W)
             means[index] = means[index] + seen.sum(dim=0) / len(images)
     named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
-
-
-def _is_positional(block: nn.Module) -> bool:
-    return all(getattr(term, "positional", False) for term in block.attn.terms)  # type: ignore[union-attr]
 
 
 def end_run(out: Path, metrics: Metrics) -> None:
