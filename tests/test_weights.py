@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from transformers import pipeline
 
 from sa_zoo.models import timm_models
+from sa_zoo.pages import explore_source
 
 ROOT = Path(__file__).parents[1]
 MODEL_CARDS = ROOT / "model_cards"
@@ -89,3 +91,10 @@ def test_the_pipeline_classifies_with_a_committed_folder():
     classify = pipeline("image-classification", model=str(MODEL_CARDS / "sa_quadratic_tiny_cifar"))
     labels = {each["label"] for each in classify(Image.new("RGB", (32, 32)), top_k=10)}
     assert labels == set(CLASSES)
+
+
+@pytest.mark.parametrize("page", sorted(MODEL_CARDS.glob("*/explorer.html")), ids=lambda page: page.parent.name)
+def test_committed_pages_are_those_of_the_weights(page):
+    again = explore_source(str(page.parent), load_from=f"local-dir:{page.parent.name}").html
+    pictures = re.compile(r'"png":"[^"]+"')  # their bytes depend on the version of Pillow
+    assert pictures.sub("", page.read_text(encoding="utf-8")) == pictures.sub("", again)
