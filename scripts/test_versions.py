@@ -16,16 +16,14 @@ from typing import Annotated
 import typer
 
 ROOT = Path(__file__).parents[1]
-# Name -> (day, "" for today; fixed versions)
+# Name -> (day, "" for today; fixed versions, which may be newer)
 SETS = {
     "newest": ("", []),
-    # what GPU machines have, and the lower bounds
+    # what GPU machines have
     "gpu": ("", ["torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "huggingface_hub==1.33.0"]),
-    # the aim; transformers 5.0 to 5.2 lack transformers.backbone_utils, which modeling_sa.py needs
-    "lowest": (
-        "2026-04-01",
-        ["torch==2.9.0", "torchvision==0.24.0", "timm==1.0.22", "transformers==5.4.0", "huggingface_hub<2"],
-    ),
+    # The lower bounds. transformers 5.0 to 5.2 lack transformers.backbone_utils, which modeling_sa.py needs. Only since
+    # 1.0.31 does timm record a model's arguments and input size, with which a folder builds the same model again.
+    "lowest": ("2026-04-01", ["torch==2.9.0", "torchvision==0.24.0", "timm==1.0.31", "transformers==5.4.0"]),
 }
 
 
@@ -52,7 +50,9 @@ def main(
             interpreter = str(environment / "bin" / "python")
             subprocess.run(["uv", "venv", "--python", python, "--allow-existing", str(environment)], check=True)
             install = ["uv", "pip", "install", "--python", interpreter, *fixed, *wanted]
-            subprocess.run([*install, *(["--exclude-newer", day] if day else [])], check=True)
+            newer = [f"{requirement.partition('=')[0]}=9999-01-01" for requirement in fixed]
+            limits = ["--exclude-newer", day, *(word for name in newer for word in ("--exclude-newer-package", name))]
+            subprocess.run([*install, *(limits if day else [])], check=True)
             subprocess.run(["uv", "pip", "list", "--python", interpreter], check=True)
             # sources are used as they are; the compiled library lies beside them where it was built
             variables = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -297,6 +297,7 @@ def test_a_hidden_label_is_reported(tmp_path):
         open_source(DataConfig(name=str(tmp_path / "hidden")))
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # pandas 3.0 under datasets 4.8
 def test_a_data_set_without_images_is_reported(tmp_path):
     (tmp_path / "train.csv").write_text("a,label\n1,0\n2,1\n")
     with pytest.raises(ValueError, match=r"with columns a, label, expected one of images"):

@@ -24,6 +24,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import Attention
 from .configuration_sa import SAConfig
 from .network import Block, checked_size, heads_per_block, new_head, set_grid, terms_of_block
+from .positions import pixels  # noqa: F401  transformers before 5.10 copies remote code that this file imports itself
 from .terms import TERMS
 
 
@@ -190,6 +191,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
     @filter_output_hidden_states
     def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
         """Images (B, C, P H, P W) -> one map (B, D, H, W) per chosen stage."""
+        kwargs["output_hidden_states"] = True  # transformers 5.4 leaves this to us
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
         grid = self.grid(pixel_values)
         feature_maps = tuple(
