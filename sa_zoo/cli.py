@@ -4,6 +4,7 @@ import json
 import runpy
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from sa_zoo.training.progress import Interrupted
 
 class Commands(TyperGroup):
     """One error handler around all verbs: a user's mistake becomes its message and exit code 1, an interrupted run says
-    how to resume it, everything else keeps its traceback."""
+    how to resume it, and what nobody foresaw is one line, too, with the place where it happened."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> Any:
         self.arguments = list(args)
@@ -29,10 +30,16 @@ class Commands(TyperGroup):
             again = self.arguments + ["--resume"] * ("--resume" not in self.arguments)
             typer.echo(f"{interrupted}\nresume with: {shlex.join(['sa-zoo', *again])}", err=True)
             raise typer.Exit(130) from interrupted
-        except (ValueError, OSError, FloatingPointError) as error:
-            if ctx.invoked_subcommand == "run":  # an error of the script
-                raise
-            typer.echo(f"error: {error}", err=True)
+        except Exception as error:
+            ours = ctx.invoked_subcommand != "run"  # otherwise it is an error of the script
+            if not ours or sys.flags.dev_mode or isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
+                raise  # typer's own, such as an unknown option, have an exit code
+            message = str(error)
+            if not isinstance(error, (ValueError, OSError, FloatingPointError)):
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                message = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: {error}"
+                message += f"; python -X dev -m {shlex.join(['sa_zoo', *self.arguments])} shows how it came to that"
+            typer.echo(f"error: {message}", err=True)
             raise typer.Exit(1) from error
 
 

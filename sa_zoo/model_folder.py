@@ -162,10 +162,13 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
         return timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:
         raise ValueError(f"weights: got a truncated or damaged file in {source}: {error}") from error
-    except TypeError as error:
-        raise ValueError(f"model.args: got an argument that {source} does not take: {error}") from error
+    except ValueError:
+        raise
     except (OSError, RuntimeError) as error:
         message = " ".join(str(error).split())
         if isinstance(error, RuntimeError) and ("state_dict" in message or "inconsistent" in message):
             raise ValueError(f"weights: got those of another model in {source}: {message}") from error
         raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
+    except Exception as error:  # whatever a network says to numbers that make no sense
+        message = f"{type(error).__name__}: {error}"
+        raise ValueError(f"model.args: got what {source} cannot be built with: {message}") from error

@@ -5,7 +5,6 @@ code from anywhere else. While it is loaded, the size of what is built is bounde
 """
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,6 +45,9 @@ class Arguments(BaseModel):
     pretrained_cfg_overlay: Nothing = None
     checkpoint_path: Nothing = None
     cache_dir: Nothing = None
+    features_only: Nothing = None
+    device: Nothing = None
+    dtype: Nothing = None
 
 
 class Pretrained(BaseModel):
@@ -132,8 +134,8 @@ def check_weights(path: Path) -> int:
             for name in tensors.keys():  # noqa: SIM118  not a dictionary
                 tensor = tensors.get_tensor(name)
                 elements += tensor.numel()
-                if tensor.is_floating_point() and not math.isfinite(tensor.float().sum()):
-                    raise ValueError(f"weights: got NaN or infinity in {name} of {path}")
+                if tensor.is_complex() or not tensor.float().isfinite().all():
+                    raise ValueError(f"weights: got NaN, infinity or complex numbers in {name} of {path}")
     except SafetensorError as error:
         raise ValueError(f"weights: got a truncated or damaged file in {path}: {error}") from error
     return elements

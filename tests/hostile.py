@@ -130,7 +130,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
     "an unknown interpolation": (change_config(pretrained_cfg__interpolation="evil"), "interpolation"),
     "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim|model.args"),
-    "a negative size": (change_config(model_args__embed_dim=-7), "sa_zoo|negative|local-dir"),
+    "a negative size": (change_config(model_args__embed_dim=-7), "embed_dim.*positive"),
     "a list for a table": (change_config(model_args=[1, 2]), "model_args"),
     "a list for a configuration": (change_config(pretrained_cfg=[1]), "pretrained_cfg"),
     "deep nesting": (config_text('{"a":' * 100_000 + "1" + "}" * 100_000), "nest|recursion"),
@@ -148,6 +148,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         "weights",
     ),
     "NaN weights": (tensors(poison), "head.bias.*NaN|NaN.*head.bias"),
+    "complex weights": (tensors(lambda values: values.update({BIAS: values[BIAS] * (1 + 1j)})), f"complex.* {BIAS}"),
     "overlapping offsets": (weights(lambda _: header(OVERLAP)), "weights"),
     "offsets behind the end": (
         weights(lambda _: header({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 2**60]}})),

@@ -2,7 +2,9 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,13 +140,35 @@ def test_a_mistaken_evaluation_is_reported(arguments, said):
     assert result.stderr.startswith(said)
 
 
-def test_an_error_of_the_program_keeps_its_traceback(run, monkeypatch):
-    def broken(*_: object) -> None:
-        raise KeyError("a mistake of ours")
+def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    (folder / "history.jsonl").write_text('{"epoch": 1}\n')
+    result = sa_zoo("plot", folder)
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: KeyError in run_figures.py, line ")
+    shown = shlex.split(result.stderr[result.stderr.index("python -X dev") :])
+    assert shown[:6] == ["python", "-X", "dev", "-m", "sa_zoo", "plot"]
+    done = subprocess.run([sys.executable, *shown[1:7]], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("KeyError")
 
-    monkeypatch.setattr("sa_zoo.training.evaluate.evaluate_source", broken)
-    result = sa_zoo("evaluate", run[0])
-    assert isinstance(result.exception, KeyError)
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.args={ depth = 0 }", r"in_chans, .*depth, hidden_dim: got \(.*, 0, .*\), expected positive"),
+        (
+            "model.args={ num_heads = 0.5 }",
+            "model.args: got what sa_quadratic_tiny_cifar cannot be built with: .*Error",
+        ),
+        ("model.args={ nosuch = 1 }", "model.args: got what .* cannot be built with: TypeError: .*nosuch"),
+        ("model.args={ source = 'x' }", "model.args.source: got 'x', expected nothing"),
+    ],
+)
+def test_arguments_that_a_network_cannot_be_built_with(change, said, tmp_path):
+    result = sa_zoo("train", "quickstart", "--out", tmp_path / "run", "--set", change)
+    assert result.exit_code == 1 and re.match(f"error: {said}", result.stderr), result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_of_a_script_keeps_its_traceback(tmp_path, monkeypatch):

@@ -38,7 +38,11 @@ def with_key(dotted: str, value: object) -> dict:
         ("train.precision", "bf61", ["train.precision: got 'bf61'", "expected 'no', 'bf16' or 'fp16'", "mean bf16?"]),
         ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
         ("model.args", 3, ["model.args: got 3", "expected a table"]),
-        ("model.args", {"num_classes": 7}, ["model.args.num_classes: got 7", "the data set decides"]),
+        ("model.args", {"num_classes": 7}, ["model.args.num_classes: got 7", "the data set and the other keys"]),
+        ("model.args", {"checkpoint_path": "x.pth"}, ["model.args.checkpoint_path: got 'x.pth'", "other keys"]),
+        ("train.seed", 2**63, ["train.seed: got 9223372036854775808", "expected less than"]),
+        ("optim.lr", 1e300, ["optim.lr: got 1e+300", "expected less than"]),
+        ("data.image_size", 10**20, ["data.image_size: got 100000000000000000000", "expected less than"]),
         ("model.freeze", "(", ["model.freeze: got '('", "expected a regular expression"]),
     ],
 )

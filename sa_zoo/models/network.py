@@ -76,8 +76,8 @@ class SANet(nn.Module):
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for an unknown `global_pool`, an `img_size` that `patch_size` does not divide, or a list of heads
-            that does not fit the blocks.
+        ValueError: for a size below 1, an unknown `global_pool`, an `img_size` that `patch_size` does not divide, or a
+            list of heads that does not fit the blocks.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class SANet(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        if min(given := (in_chans, patch_size, embed_dim, depth, hidden_dim)) < 1:
+            raise ValueError(f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones")
         self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.img_size = checked_size(img_size, patch_size)

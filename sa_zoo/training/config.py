@@ -13,9 +13,13 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sa_zoo.model_folder import did_you_mean
+from sa_zoo.untrusted import LARGEST, Arguments
 
 # Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
 INSTALLED = Path(__file__).parents[1] / "recipes"
+# Arguments of timm's factory, not of a network
+DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {"cnn"}
+DECIDES = "the data set and the other keys of this file decide it"
 RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 
 
@@ -38,7 +42,7 @@ class DataConfig(Section):
     revision: str = ""  # revision of a Hub data set; empty: the newest
     title: str = ""  # what results call the data; empty: its name
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
-    image_size: int = Field(0, ge=0)  # side in pixels; 0: the model's own
+    image_size: int = Field(0, ge=0, le=LARGEST)  # side in pixels; 0: the model's own
     validation: float = Field(0.1, ge=0, lt=1)  # fraction of the training images that is held out
 
 
@@ -46,7 +50,7 @@ class AugmentConfig(Section):
     crop_padding: int = Field(0, ge=0)  # pixels
     flip: bool = False  # left-right, with probability 1/2
     small_epochs: int = Field(0, ge=0)  # first epochs, with images shrunk to small_size
-    small_size: int = Field(24, ge=1)  # side in pixels
+    small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
     random_erasing: float = Field(0.0, ge=0, le=1)  # probability
     mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution
     cutmix: float = Field(0.0, ge=0)
@@ -55,7 +59,7 @@ class AugmentConfig(Section):
 
 class OptimConfig(Section):
     name: str = "sgd"  # any timm optimizer
-    lr: float = Field(0.1, gt=0)  # maximum of the schedule
+    lr: float = Field(0.1, gt=0, le=1e30)  # maximum of the schedule
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)  # except on biases, norms and the model's no_weight_decay()
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
@@ -69,7 +73,7 @@ class TrainConfig(Section):
     batch_size: int = Field(100, ge=1)  # images per optimizer step, over all processes and accumulation
     accumulation: int = Field(1, ge=1)  # micro-batches per step of each process
     precision: Literal["no", "bf16", "fp16"] = "no"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the weight average, which is then published; 0: none
     checkpoint_steps: int = Field(0, ge=0)  # also save after this many steps; 0: after epochs only
     tracker: Literal["", "tensorboard"] = ""
@@ -86,8 +90,8 @@ class Config(Section):
     def _consistent(self) -> "Config":
         freeze, small, epochs = self.model.freeze, self.augment.small_epochs, self.train.epochs
         batch, parts = self.train.batch_size, self.train.accumulation
-        if (classes := self.model.args.get("num_classes")) is not None:
-            raise ValueError(f"model.args.num_classes: got {classes}, expected nothing: the data set decides")
+        for key in DECIDED & self.model.args.keys():
+            raise ValueError(f"model.args.{key}: got {self.model.args[key]!r}, expected nothing: {DECIDES}")
         if batch % parts:
             raise ValueError(f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}")
         try:
