@@ -124,6 +124,9 @@ def splits_of(
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
     rows = _rows(source, validation)
     chosen = {name: rows[name] for name in names}
+    if "test" in chosen and not len(chosen["test"][1]):
+        expected = "a test split, or more images, of which a fifth become one"
+        raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
     decode = Decoder(input_format, source.gray_as_color)
     tables = {table for table, _ in chosen.values()}
     if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
