@@ -1,7 +1,8 @@
-"""Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. No pixels are decoded here."""
+"""Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. Opening one decodes no pixels."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from sa_zoo.training.config import DataConfig
+from sa_zoo.training.pictures import MODES, open_picture
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
@@ -23,12 +25,17 @@ class Images:
 
     table: datasets.Dataset
     column: str
+    mode: str | None  # that the data set asks for
 
-    def __getitem__(self, row: int) -> Any:
-        return self.table[row][self.column]
+    def __getitem__(self, row: int) -> Image.Image:
+        return self._opened(self.table[row][self.column])
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.table[self.column])
+    def __iter__(self) -> Iterator[Image.Image]:
+        return map(self._opened, self.table[self.column])
+
+    def _opened(self, file: dict[str, Any]) -> Image.Image:
+        picture = open_picture(Path(file["path"]) if file["bytes"] is None else BytesIO(file["bytes"]))
+        return picture.convert(self.mode) if self.mode in MODES else picture
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,9 @@ def open_source(config: DataConfig) -> Source:
         if (largest := numbers.max(initial=0)) >= len(classes):
             raise ValueError(f"data.name: got class {largest} in the {split} split, expected less than {len(classes)}")
     title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
-    images = {split: Images(data.select_columns([image]), image) for split, data in splits.items()}
-    return Source(title, images, labels, classes)
+    undecoded, mode = datasets.Image(decode=False), found["train"].features[image].mode
+    tables = {split: data.select_columns([image]).cast_column(image, undecoded) for split, data in splits.items()}
+    return Source(title, {split: Images(table, image, mode) for split, table in tables.items()}, labels, classes)
 
 
 def _digits() -> Source:
