@@ -10,6 +10,7 @@ import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.explorer import Page, explore
 from sa_zoo.model_folder import load_model
 from sa_zoo.training.config import load_config
+from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.sources import open_source
 
 
@@ -43,8 +44,8 @@ def write_explorer(folder: Path) -> Path | None:
 
 def _picture(path: Path) -> Image.Image:
     try:
-        return Image.open(path).copy()
-    except OSError as error:
+        return open_picture(path)
+    except ValueError as error:
         raise ValueError(f"--image: got {path}, expected a picture: {error}") from error
 
 

@@ -25,6 +25,7 @@ from sa_zoo.model_folder import load_model
 from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
+from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.splits import Decoder
 from sa_zoo.untrusted import check_config, check_weights
 
@@ -56,9 +57,7 @@ def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 
 def decode(data: bytes) -> None:
     def image_of(_: int) -> Image.Image:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-        return image
+        return open_picture(io.BytesIO(data))
 
     try:
         image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0), True).read(image_of, "train", 0)

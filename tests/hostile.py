@@ -186,6 +186,7 @@ def encoded(mode: str, kind: str, **options: Any) -> bytes:
 
 BROKEN = encoded("RGB", "PNG")
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n"
+WIDE_TIFF = encoded("RGB", "TIFF").replace(struct.pack("<3H", 8, 8, 8), struct.pack("<3H", 16, 16, 16))
 FRAMES = [Image.new("RGB", (11, 7), color) for color in ("red", "blue")]
 # name -> (file name, content, what the message has to say; empty: read like any other image)
 IMAGES: dict[str, tuple[str, bytes, str]] = {
@@ -196,13 +197,22 @@ IMAGES: dict[str, tuple[str, bytes, str]] = {
     "a truncated JPEG": ("x.jpg", encoded("RGB", "JPEG")[:-40], "image 0 of the train split"),
     "a decompression bomb": ("x.png", png(60_000, 60_000, b"\0" * 1000), "image 0 of the train split.*bomb"),
     "a header that promises too much": ("x.png", png(5000, 5000, b"\0" * 10), "image 0 of the train split"),
-    "a PostScript program": (
-        "x.png",
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EOF\n",
-        "image 0 of the train split",
-    ),
-    "CMYK": ("x.jpg", encoded("CMYK", "JPEG"), r"image 0 of the train split: got 4 channels \(mode CMYK\)"),
+    "a PostScript program": ("x.png", POSTSCRIPT, "image 0 of the train split: cannot identify"),
+    "CMYK": ("x.jpg", encoded("CMYK", "JPEG"), "image 0 of the train split: got mode CMYK"),
+    "LAB": ("x.tiff", encoded("LAB", "TIFF"), "image 0 of the train split: got mode LAB"),
+    "YCbCr": ("x.tiff", encoded("YCbCr", "TIFF"), "image 0 of the train split: .*(mode YCbCr|truncated)"),
     "16 bits": ("x.png", encoded("I;16", "PNG"), "image 0 of the train split: got mode I"),
+    "48 bits": (
+        "x.png",
+        png(11, 7, (b"\0" + b"\1\2" * 33) * 7, depth=16),
+        "image 0 of the train split: got RGB of more than 8 bits",
+    ),
+    "a TIFF of 48 bits": ("x.tiff", WIDE_TIFF, "image 0 of the train split: got RGB of more than 8 bits"),
+    "a PPM of 48 bits": (
+        "x.ppm",
+        b"P6 11 7 65535\n" + bytes(11 * 7 * 6),
+        "image 0 of the train split: got RGB of more than 8 bits",
+    ),
     "32 bits": ("x.tiff", encoded("I", "TIFF"), "image 0 of the train split: got mode I"),
     "floating point": ("x.tiff", encoded("F", "TIFF"), "image 0 of the train split: got mode F"),
     "an alpha channel": ("x.png", encoded("RGBA", "PNG"), "image 0 of the train split: got 4 channels"),

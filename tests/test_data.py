@@ -157,6 +157,17 @@ def test_a_palette_is_read_as_colours(tmp_path):
     assert np.array_equal(read(folder)["test"].images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1))
 
 
+def test_images_are_of_the_mode_that_the_data_set_asks_for(tmp_path):
+    images = noise_images(3, mode="L")
+    features = datasets.Features({"img": datasets.Image(mode="RGB"), "label": datasets.ClassLabel(names=["a"])})
+    rows = datasets.Dataset.from_dict({"img": images, "label": [0] * 3}, features=features)
+    (tmp_path / "gray").mkdir()
+    rows.to_parquet(str(tmp_path / "gray" / "train.parquet"))
+    table = open_source(DataConfig(name=str(tmp_path / "gray"))).images["train"]
+    for each in (table[1], list(table)[1]):
+        assert np.array_equal(np.array(each), np.array(images[1].convert("RGB")))
+
+
 def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
     images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
     source = open_source(DataConfig(name=str(parquet_folder(tmp_path / "tiny", images))))

@@ -158,6 +158,16 @@ def test_tensors_of_another_kind_or_shape_are_refused(state, tmp_path):
         convert_reference(saved(state, tmp_path / "c"), "sa_quadratic_cifar", tmp_path / "out")
 
 
+def test_tensors_without_memory_of_their_own_do_not_ask_for_it(tmp_path):
+    one, path = torch.zeros(1), tmp_path / "c"
+    huge = {"classifier.weight": one.expand(200_000, 400), "classifier.bias": one.expand(200_000)}
+    with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected one of .* more than [\d,]+ parameters"):
+        convert_reference(saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out")
+    huge = {"features_upscale.weight": one.expand(8_000_000_000, 12)}
+    with pytest.raises(ValueError, match=r"(?s)^checkpoint: got .*size mismatch for patch_embed.weight"):
+        convert_reference(saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out")
+
+
 class Bomb:
     def __reduce__(self):
         return print, ("code from a checkpoint ran",)

@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from tiny_runs import MUON, TINY_VIT, noise_images, parquet_folder, signalled_by, tiny_config
+from tiny_runs import MUON, TINY_VIT, image_folder, noise_images, parquet_folder, signalled_by, tiny_config
 from torch.utils.data import get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
@@ -374,6 +374,13 @@ def test_what_a_run_cannot_do_is_reported_before_it_makes_a_folder(tmp_path, mon
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(ValueError, match=said):
         train(tiny_config(**sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_without_test_images_are_reported_before_it_makes_a_folder(tmp_path):
+    folder = image_folder(tmp_path / "data", {"cat": 1, "dog": 1})
+    with pytest.raises(ValueError, match=r"data.name: got data without test images, expected a test split"):
+        train(tiny_config(data={"name": str(folder)}, train={"batch_size": 1}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

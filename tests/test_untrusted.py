@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -14,7 +16,7 @@ import pytest
 import torch
 from hostile import FOLDERS, IMAGES, change_config
 from model_folders import make_run
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from tiny_runs import image_folder, parquet_folder
 from typer.testing import CliRunner
 
@@ -95,14 +97,33 @@ def test_every_command_that_takes_a_folder_refuses_it(folder, tmp_path, monkeypa
     assert state_of(folder) == before and not (tmp_path / "out").exists()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("attack", IMAGES)  # datasets leaves the files of animations open
+def watch_ghostscript(tmp_path, monkeypatch):
+    """Let `gs` be a program that creates the file "executed", as Pillow finds it when nothing has asked for it yet."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+
+
+@pytest.mark.parametrize("attack", ["a PostScript program", "a decompression bomb", "48 bits"])
+def test_the_explorer_refuses_a_strange_picture(folder, tmp_path, monkeypatch, attack):
+    monkeypatch.chdir(tmp_path)
+    watch_ghostscript(tmp_path, monkeypatch)
+    (tmp_path / "a.png").write_bytes(IMAGES[attack][1])
+    result = CliRunner().invoke(app, ["explore", str(folder), "--image", "a.png"])
+    assert result.exit_code == 1 and "error: --image: got a.png, expected a picture: " in result.stderr, result.output
+    assert not (tmp_path / "executed").exists() and not (tmp_path / "explorer.html").exists()
+
+
+@pytest.mark.parametrize("attack", IMAGES)
 def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
     name, content, said = IMAGES[attack]
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "data", {"train/good": 2, "train/zebra": 2})
     (tmp_path / "data" / "train" / "bad").mkdir()  # sorted first: row 0
     (tmp_path / "data" / "train" / "bad" / name).write_bytes(content)
+    watch_ghostscript(tmp_path, monkeypatch)
     before = state_of(tmp_path / "data")
     form = InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)
     # kept on the device, and streamed by workers
@@ -155,12 +176,103 @@ def test_images_outside_of_the_data_folder_are_refused(tmp_path, path):
         open_source(DataConfig(name=str(folder)))
 
 
-def test_data_files_outside_of_the_data_folder_are_refused(tmp_path):
-    image_folder(tmp_path / "secret", {"a": 2, "b": 2})
-    folder = image_folder(tmp_path / "data", {"a": 2, "b": 2})
-    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: ../secret/*/*.png\n---\n")
-    with pytest.raises((ValueError, FileNotFoundError)):
+def refer(folder: Path, **settings: object) -> Path:
+    """Let the metadata of a data folder say where its files are."""
+    text = json.dumps({"configs": [{"config_name": "default", **settings}]})
+    (folder / "README.md").write_text(f"---\n{text}\n---\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data_files": "../secret/*.parquet"},
+        {"data_files": "train/../../secret/*.parquet"},
+        {"data_files": [{"split": "train", "path": ["*.parquet", "TMP/secret/*.parquet"]}]},
+        {"data_files": "file:TMP/secret/*.parquet"},
+        {"data_files": "file://TMP/secret/*.parquet"},
+        {"data_files": "http://127.0.0.1:9/x.parquet"},
+        {"data_files": {"train": "hf://datasets/you/images/*.parquet"}},
+        {"data_dir": "../secret"},
+    ],
+    ids=str,
+)
+def test_data_files_outside_of_the_data_folder_are_refused(tmp_path, settings):
+    parquet_folder(tmp_path / "secret", {"train": [Image.new("RGB", (8, 8))] * 3})
+    folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 3})
+    (folder / "train").mkdir()
+    refer(folder, **json.loads(json.dumps(settings).replace("TMP", str(tmp_path))))
+    with pytest.raises(ValueError, match=r"data\.name: got .*, expected images inside of it"):
         open_source(DataConfig(name=str(folder)))
+    (folder / ".huggingface.yaml").write_bytes((folder / "README.md").read_bytes().strip(b"-\n"))
+    (folder / "README.md").unlink()
+    with pytest.raises(ValueError, match=r"data\.name: got .*, expected images inside of it"):
+        open_source(DataConfig(name=str(folder)))
+
+
+def test_data_files_inside_of_the_data_folder_are_read_also_through_links(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parquet_folder(tmp_path / "elsewhere", {"train": [Image.new("RGB", (8, 8))] * 3})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "also").symlink_to(tmp_path / "data")
+    refer(tmp_path / "data", data_files=[{"split": "train", "path": "link/*.parquet"}])
+    for name in ("data", str(tmp_path / "data"), "also"):
+        assert len(open_source(DataConfig(name=name)).labels["train"]) == 3
+
+
+def unsigned_labels(folder: Path) -> None:
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("uint64")})
+    folder.mkdir()
+    path = folder / "train.parquet"
+    datasets.Dataset.from_dict({"img": [Image.new("RGB", (8, 8))], "label": [0]}, features=features).to_parquet(path)
+    table = pyarrow.parquet.read_table(path)
+    large = pyarrow.array([2**63], pyarrow.uint64())
+    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), large), path)
+
+
+def images_with(name: str, content: bytes) -> Callable[[Path], object]:
+    """A folder of images and one more file."""
+    return lambda folder: (image_folder(folder, {"train": 2}) / name).write_bytes(content)
+
+
+def only(name: str, content: bytes = b"no such file") -> Callable[[Path], object]:
+    return lambda folder: folder.mkdir() or (folder / name).write_bytes(content)
+
+
+BIG_LABEL = b'{"file_name": "0.png", "label": 50000000}\n{"file_name": "1.png", "label": 0}\n'
+DATA: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a program": (images_with("data.py", b"open('executed', 'w')"), "RuntimeError: Dataset scripts"),
+    "broken YAML": (images_with("README.md", b"---\na: [1\n---\n"), "ParserError"),
+    "no text": (images_with("README.md", b"---\n\xff\n---\n"), "UnicodeDecodeError"),
+    "empty metadata": (images_with("train/metadata.jsonl", b""), "IndexError"),
+    "a broken tar": (only("train.tar"), "ReadError"),
+    "a broken zip": (only("train.zip"), "BadZipFile"),
+    "a broken eval": (only("train.eval"), "BadZipFile"),
+    "HDF5": (only("train.h5"), ""),
+    "lance": (only("train.lance"), ""),
+    "a class number of 64 bits": (unsigned_labels, "less than 65536"),
+    "a class number that asks for memory": (images_with("train/metadata.jsonl", BIG_LABEL), "less than 65536"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", DATA)  # datasets leaves broken files open
+def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    write, cause = DATA[kind]
+    write(tmp_path / "data")
+    with pytest.raises(ValueError, match=rf"(?s)^data\.name: got .*, expected .*{cause}"):
+        open_source(DataConfig(name="data"))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_program_as_data_set_is_reported_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.py").write_text("open('executed', 'w')")
+    with pytest.raises(ValueError, match=r"data\.name: got data\.py, expected .*scripts are no longer supported"):
+        open_source(DataConfig(name="data.py"))
+    assert not (tmp_path / "executed").exists()
 
 
 def test_names_that_leave_the_data_folder_are_refused(tmp_path):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sa_zoo.model_folder import check_new, new_folder, write_timm_files
+from sa_zoo.untrusted import PARAMETERS, at_most
 
 CONVERTIBLE = ("sa_quadratic_cifar", "sa_quadratic_h16_cifar", "sa_quadratic_gen_cifar", "sa_learned_cifar")
 
@@ -56,9 +57,10 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
         raise ValueError(f"checkpoint: got {checkpoint}, expected {expected}") from error
     try:
         reference = content["model_state_dict"]
-        net: Any = timm.create_model(model, num_classes=len(reference["classifier.weight"]))
+        with at_most(PARAMETERS):
+            net: Any = timm.create_model(model, num_classes=len(reference["classifier.weight"]))
         net.load_state_dict(_state_dict(reference, net.patch_size))
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # other names, types or shapes
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"checkpoint: got {checkpoint}, expected one of {model}: {reason}") from error
     with new_folder(out) as folder:
@@ -74,4 +76,4 @@ def _state_dict(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tens
                 name = name.replace(theirs, ours)
             state[name] = value
     kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
-    return state | {"patch_embed.weight": kernel.permute(0, 3, 1, 2).contiguous()}
+    return state | {"patch_embed.weight": kernel.permute(0, 3, 1, 2)}

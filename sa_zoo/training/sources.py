@@ -1,20 +1,30 @@
-"""Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. No pixels are decoded here."""
+"""Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. Opening one decodes no pixels."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 from datasets.data_files import EmptyDatasetError
-from datasets.exceptions import DataFilesNotFoundError, DatasetGenerationError
+from datasets.exceptions import DataFilesNotFoundError
+from huggingface_hub import DatasetCard
+from huggingface_hub.utils import yaml_dump
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from sa_zoo.training.config import DataConfig
+from sa_zoo.training.pictures import MODES, open_picture
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
+MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
+
+
+class Elsewhere(ValueError):
+    """For a data folder that names files outside of it, or addresses in a network."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,17 @@ class Images:
 
     table: datasets.Dataset
     column: str
+    mode: str | None  # that the data set asks for
 
-    def __getitem__(self, row: int) -> Any:
-        return self.table[row][self.column]
+    def __getitem__(self, row: int) -> Image.Image:
+        return self._opened(self.table[row][self.column])
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.table[self.column])
+    def __iter__(self) -> Iterator[Image.Image]:
+        return map(self._opened, self.table[self.column])
+
+    def _opened(self, file: dict[str, Any]) -> Image.Image:
+        picture = open_picture(Path(file["path"]) if file["bytes"] is None else BytesIO(file["bytes"]))
+        return picture.convert(self.mode) if self.mode in MODES else picture
 
 
 @dataclass(frozen=True)
@@ -52,21 +67,23 @@ def open_source(config: DataConfig) -> Source:
     test = next((found[name] for name in TEST_SPLITS if name in found), None)
     splits = {"train": found["train"]} | ({} if test is None else {"test": test})
     image, label = _columns(found["train"].features, config)
-    labels = {}
+    names = getattr(found["train"].features[label], "names", None)
+    labels, bound = {}, len(names) if names else MOST_CLASSES
     for split, data in splits.items():
-        _check_inside(Path(config.name), data.data.column(image))
+        for chunk in data.data.column(image).chunks:
+            paths = chunk.field("path").filter(chunk.field("bytes").is_null()).to_pylist()
+            _check_inside(Path(config.name), paths, f"{datasets.config.DOWNLOADED_DATASETS_PATH}/")
         values = data[label][:]
         if not all(isinstance(value, int) and value >= 0 for value in values):
             raise ValueError(f"data.name: got {config.name}, whose {split} split has images without a class number")
+        if (largest := max(values, default=0)) >= bound:
+            raise ValueError(f"data.name: got class {largest} in the {split} split, expected less than {bound}")
         labels[split] = np.array(values, np.int64)
-    classes = getattr(found["train"].features[label], "names", None)
-    classes = tuple(classes or map(str, range(max(values.max() for values in labels.values()) + 1)))
-    for split, numbers in labels.items():
-        if (largest := numbers.max(initial=0)) >= len(classes):
-            raise ValueError(f"data.name: got class {largest} in the {split} split, expected less than {len(classes)}")
+    classes = tuple(names or map(str, range(max(values.max(initial=0) for values in labels.values()) + 1)))
     title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
-    images = {split: Images(data.select_columns([image]), image) for split, data in splits.items()}
-    return Source(title, images, labels, classes)
+    undecoded, mode = datasets.Image(decode=False), found["train"].features[image].mode
+    tables = {split: data.select_columns([image]).cast_column(image, undecoded) for split, data in splits.items()}
+    return Source(title, {split: Images(table, image, mode) for split, table in tables.items()}, labels, classes)
 
 
 def _digits() -> Source:
@@ -78,17 +95,25 @@ def _digits() -> Source:
 
 
 def _load(config: DataConfig) -> Any:
-    name = config.name
+    name, folder = config.name, Path(config.name)
     # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder
-    if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise FileNotFoundError(f"data.name: got {name}, expected a folder of images or of parquet files")
     try:
-        return datasets.load_dataset(name, revision=config.revision or None)
+        _check_card(folder)
+        builder = datasets.load_dataset_builder(name, revision=config.revision or None)
+        _check_inside(folder, chain.from_iterable((builder.config.data_files or {}).values()))
+        builder.download_and_prepare()
+        return builder.as_dataset()
+    except Elsewhere:
+        raise
     except (EmptyDatasetError, DataFilesNotFoundError) as error:
         raise FileNotFoundError(f"data.name: got {name}, expected images or parquet files in it: {error}") from error
-    except DatasetGenerationError as error:
-        raise ValueError(f"data.name: {name} cannot be read: {error.__cause__ or error}") from error
-    except OSError as error:
+    except Exception as error:  # what a file of somebody can lead to has no bounds
+        if folder.exists() or not isinstance(error, OSError):
+            cause = error.__cause__ or error
+            expected = f"images or parquet files that can be read: {type(cause).__name__}: {cause}"
+            raise ValueError(f"data.name: got {name}, expected {expected}") from error
         raise FileNotFoundError(
             f"data.name: {name} is not cached here and could not be downloaded from the Hub ({error}). With a network, "
             f"run once to fill {datasets.config.HF_DATASETS_CACHE}. Without one, download the parquet files of "
@@ -97,13 +122,20 @@ def _load(config: DataConfig) -> Any:
         ) from error
 
 
-def _check_inside(folder: Path, images: Any) -> None:
-    """Raise ValueError if a data set in a folder names image files elsewhere, or addresses in a network."""
-    inside = (f"{folder.absolute()}/", f"{folder.resolve()}/", f"{datasets.config.DOWNLOADED_DATASETS_PATH}/")
-    for chunk in images.chunks if folder.is_dir() else []:
-        for path in chunk.field("path").filter(chunk.field("bytes").is_null()).to_pylist():
-            if path is not None and (not path.startswith(inside) or "/../" in path):
-                raise ValueError(f"data.name: got {folder}, which refers to {path}, expected images inside of it")
+def _check_card(folder: Path) -> None:
+    """Raise Elsewhere if the metadata of a folder name addresses: `datasets` would look for files there at once."""
+    card = folder / "README.md"
+    configs = yaml_dump(DatasetCard.load(card).data.get("configs")) if card.is_file() else ""
+    if "://" in configs or (folder / ".huggingface.yaml").exists():
+        raise Elsewhere(f"data.name: got {folder}, whose metadata has addresses, expected images inside of it")
+
+
+def _check_inside(folder: Path, paths: Iterable[str | None], *more: str) -> None:
+    """Raise Elsewhere if one of the files of a data set in a folder is neither in it nor below one of `more`."""
+    inside = (f"{folder.absolute()}/", f"{folder.resolve()}/", *more)
+    for path in paths if folder.is_dir() else ():
+        if path is not None and (not path.startswith(inside) or "/../" in path):
+            raise Elsewhere(f"data.name: got {folder}, which refers to {path}, expected images inside of it")
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:

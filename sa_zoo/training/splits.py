@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import EpsImagePlugin, Image
+from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -21,7 +21,6 @@ from sa_zoo.training.sources import Source
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
-EpsImagePlugin.gs_binary = False  # PostScript is a program: Pillow would run it with Ghostscript
 
 
 class UnreadableImage(ValueError):
@@ -88,8 +87,6 @@ class Decoder:
 
     def __call__(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
-        if image.mode.startswith(("I", "F")):
-            raise ValueError(f"got mode {image.mode}, expected 8 bits per channel: convert the images")
         if image.mode == "1":
             image = image.convert("L")
         # palette images hold RGB colors
@@ -103,7 +100,7 @@ class Decoder:
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
     def read(self, image_of: Callable[[int], Image.Image], table: str, row: int) -> Tensor:
-        """Decode one image. Raises UnreadableImage: Pillow has errors of any kind for a file that is none."""
+        """Decode one image. Raises UnreadableImage."""
         try:
             return self(image_of(row))
         except Exception as error:
@@ -124,6 +121,9 @@ def splits_of(
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
     rows = _rows(source, validation)
     chosen = {name: rows[name] for name in names}
+    if "test" in chosen and not len(chosen["test"][1]):
+        expected = "a test split, or more images, of which a fifth become one"
+        raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
     decode = Decoder(input_format, source.gray_as_color)
     tables = {table for table, _ in chosen.values()}
     if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:

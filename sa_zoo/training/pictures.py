@@ -1,0 +1,33 @@
+"""Opens image files, which may come from anybody: data sets and the explorer open every one here."""
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from PIL import Image, ImageOps
+
+# Of what Pillow knows: not PostScript, which is a program, nor formats whose bit depth Pillow does not report.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+BITS_PER_SAMPLE = 258  # tag of TIFF
+
+
+def open_picture(file: Path | BinaryIO) -> Image.Image:
+    """The first frame of an image file, upright as its EXIF data say. Raises ValueError for any that cannot be used."""
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            if image.mode not in MODES:
+                expected = f"one of {', '.join(MODES)}, with 8 bits per channel"
+                raise ValueError(f"got mode {image.mode}, expected {expected}: convert the images")
+            if _is_deep(image):
+                raise ValueError(f"got {image.mode} of more than 8 bits per channel, expected 8: convert the images")
+            return ImageOps.exif_transpose(image)
+    except Exception as error:  # Pillow has errors of any kind for a file that is none
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _is_deep(image: Any) -> bool:
+    """Whether Pillow would drop bits of an image that is not decoded yet: PNG, TIFF or PPM of 16 bits per channel."""
+    if image.format == "PPM":
+        arguments = image.tile[0][3]  # of the decoder: (mode, largest value), unless that is 255
+        return isinstance(arguments, tuple) and arguments[1] > 255
+    return ";16B" in str(image.tile) or max(getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (8,))) > 8

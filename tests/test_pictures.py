@@ -1,0 +1,39 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_runs import noise_images
+
+from sa_zoo.training.pictures import FORMATS, open_picture
+
+LOSSLESS = {"BMP": {}, "PNG": {}, "PPM": {}, "TIFF": {}, "WEBP": {"lossless": True}}
+
+
+def stored(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    content.seek(0)
+    return content
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_pictures_of_usual_formats_are_read(kind):
+    picture = noise_images(1, (13, 7))[0]
+    found = open_picture(stored(picture, kind, **LOSSLESS.get(kind, {})))
+    assert found.size == (13, 7)
+    if kind in LOSSLESS:
+        assert np.array_equal(np.array(found), np.array(picture))
+
+
+def test_pictures_are_turned_upright(tmp_path):
+    picture, exif = noise_images(1, (13, 7))[0], Image.Exif()
+    exif[0x0112] = 6  # orientation: shown after a quarter turn clockwise
+    picture.save(tmp_path / "x.png", exif=exif)
+    assert np.array_equal(np.array(open_picture(tmp_path / "x.png")), np.rot90(np.array(picture), -1))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TGA", "JPEG2000"])
+def test_other_formats_are_refused(kind):
+    with pytest.raises(ValueError, match="cannot identify"):
+        open_picture(stored(noise_images(1)[0], kind))
