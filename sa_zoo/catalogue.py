@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from sa_zoo.fit import finish_folder
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.metrics import read_metrics, write_metrics
 from sa_zoo.model_folder import SUMS, read_json, write_file, write_json
-from sa_zoo.publishing.card import write_card
+from sa_zoo.publishing.card import architecture, render_card, write_card
 from sa_zoo.publishing.folder import check_complete, check_folder, read_manifest
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_source
@@ -24,9 +25,14 @@ FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
 def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     """Add metrics.json of a finished run to the results of its model, but not its weights.
 
-    `recipe` is a word, "seed" for another seed of the run that the folder was made from. Returns the file.
+    `recipe` is a word, "seed" for another seed of the run that the folder was made from. Returns the file. Raises
+    ValueError, before anything is written, if it is no word, for a run that is not finished, or an `entry` of another
+    model.
     """
-    check_complete(run)
+    if not re.fullmatch(r"\w+", recipe):
+        raise ValueError(f"--recipe: got {recipe!r}, expected a word")
+    _check(run, entry)
+    render_card(entry)  # raises what would keep the new one from being written
     (entry / "results").mkdir(parents=True, exist_ok=True)
     path = write_json(entry / "results" / f"{recipe}-{seed}.json", read_metrics(run).measured())
     write_card(entry)
@@ -38,9 +44,10 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
 
     Weights of more than 8 MB become bfloat16. The test split is evaluated again, in detail and with the weights as they
     are stored. check.json gets their sha256 and the logits of two fixed images. The model's code is linked to that of
-    this package. Returns the folder; raises ValueError for a run that is not finished or does not load.
+    this package. Returns the folder; raises ValueError for a run that is not finished or does not load, or an `entry`
+    of another model or of something else.
     """
-    check_complete(run)
+    _check(run, entry)
     with TemporaryDirectory(prefix=".", dir=entry.parent) as temporary:
         new = Path(temporary) / entry.name
         for name, content in read_manifest(run).items():
@@ -65,6 +72,15 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         code.unlink()
         code.symlink_to(os.path.relpath(CODE / code.name, entry))
     return entry
+
+
+def _check(run: Path, entry: Path) -> None:
+    """Raise ValueError unless the run is finished, and `entry` empty, new or the folder of its model in a catalogue."""
+    check_complete(run)
+    names = {path.name for path in entry.iterdir()} if entry.exists() else set()
+    in_catalogue = "check.json" in names or names <= {"README.md", "results"}
+    if names and not (in_catalogue and architecture(entry) == architecture(run)):
+        raise ValueError(f"--out: got {entry}, expected a new folder or that of {architecture(run)} in model_cards")
 
 
 def _store_in_bfloat16(folder: Path) -> None:

@@ -92,9 +92,9 @@ def evaluate(
     config = DataConfig(name=data, revision=revision, label_column=label_column) if data else data_of(model)
     measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
     if PartialState().is_main_process:
+        typer.echo(json.dumps(measured, indent=2))
         if json_:
             write_json(json_, measured)
-        typer.echo(json.dumps(measured, indent=2))
 
 
 @app.command("convert-reference")
@@ -124,20 +124,23 @@ def convert(
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
     from sa_zoo.metrics import Metrics, read_metrics, write_metrics
+    from sa_zoo.model_folder import new_folder
     from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
-    report = convert_to_folder(source, out, layers, alpha, content)
-    typer.echo(report.table())
-    if data:
-        run, config = Path(source) / "train.toml", DataConfig(name=data)
-        if run.is_file() and (trained_on := load_config(run).data).name == data:
-            config = trained_on  # with its title
-        before, after = (evaluate_source(model, config).measured() for model in (source, str(out)))
-        baseline = {"model": source, "test": before["test"]}
-        measured = read_metrics(out).measured() | {key: after[key] for key in ("data", "test")}
-        write_metrics(out, Metrics.model_validate(measured | {"baseline": baseline}))
-        typer.echo("test accuracy {:.4f} before, {:.4f} after".format(before["test"]["top1"], after["test"]["top1"]))
+    with new_folder(out) as new:
+        typer.echo(convert_to_folder(source, new, layers, alpha, content).table())
+        if data:
+            run, config = Path(source) / "train.toml", DataConfig(name=data)
+            if run.is_file() and (trained_on := load_config(run).data).name == data:
+                config = trained_on  # with its title
+            before, after = (evaluate_source(model, config).measured() for model in (source, str(new)))
+            baseline = {"model": source, "test": before["test"]}
+            measured = read_metrics(new).measured() | {key: after[key] for key in ("data", "test")}
+            write_metrics(new, Metrics.model_validate(measured | {"baseline": baseline}))
+            typer.echo(
+                "test accuracy {:.4f} before, {:.4f} after".format(before["test"]["top1"], after["test"]["top1"])
+            )
     finish_folder(out)
 
 

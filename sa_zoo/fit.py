@@ -36,7 +36,8 @@ def finish_folder(folder: Path) -> None:
         write_explorer(folder)
         write_card(folder)
     for leftover in folder.rglob(".*.incomplete"):  # of a process that was killed while it wrote a file
-        leftover.unlink()
+        if leftover.is_file():
+            leftover.unlink()
     if (folder / "check.json").is_file():
         return
     files = (path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())

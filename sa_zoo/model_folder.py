@@ -55,12 +55,17 @@ def write_json(path: Path, value: Any) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ValueError for a file that holds anything else."""
+    return json_object(path.read_bytes(), str(path))
+
+
+def json_object(text: bytes, source: str) -> dict[str, Any]:
+    """The JSON object in `text`; `source` is named in the ValueError for anything else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: got a file that is not JSON: {error}") from error
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
+        raise ValueError(f"{source}: got what is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: got a {type(value).__name__}, expected a JSON object")
+        raise ValueError(f"{source}: got a {type(value).__name__}, expected a JSON object")
     return value
 
 
@@ -100,10 +105,18 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
     write_json(folder / SUMS, {name: sha256((folder / name).read_bytes()).hexdigest() for name in names})
 
 
-def damage(folder: Path) -> str:
-    """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing."""
+def damage(folder: Path, *required: str) -> str:
+    """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing.
+
+    The manifest has to name the files `required`, and may name files inside of the folder only.
+    """
     try:
-        for name, expected in read_json(folder / SUMS).items():
+        sums = read_json(folder / SUMS)
+        if missing := [name for name in required if name not in sums]:
+            return f"{folder / SUMS} lacks {', '.join(missing)}"
+        for name, expected in sums.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{folder / SUMS} names {name}, which is not in the folder"
             if not (folder / name).is_file():  # a folder of somebody else may name a device
                 return f"{folder / name} is not there"
             if sha256((folder / name).read_bytes()).hexdigest() != expected:
@@ -117,6 +130,12 @@ def check_sums(folder: Path) -> None:
     """Raise ValueError if the folder has a manifest and a file in it is damaged."""
     if (folder / SUMS).exists() and (found := damage(folder)):
         raise ValueError(f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}")
+
+
+def check_inside(folder: Path, name: str) -> None:
+    """Raise ValueError if folder/name is a link that leads out of the folder: nothing is written through it."""
+    if not (target := (folder / name).resolve()).is_relative_to(folder.resolve()):
+        raise ValueError(f"got {folder / name}, a link to {target}, expected a folder inside of {folder}")
 
 
 def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "name": "sa_quadratic_tiny_cifar",
         "args": {**MUON["model"]["args"], "drop_rate": 0.1},
     },
+    "data": {"image_size": 6},  # not the network's own
     "augment": {"crop_padding": 1, "flip": True, "random_erasing": 0.5, "mixup": 0.3, "label_smoothing": 0.1},
     "optim": {"name": "adamw", "clip": 1.0},
     "train": {"epochs": 2, "batch_size": 400, "ema": 0.9, "checkpoint_steps": 2},
@@ -185,7 +186,7 @@ def state_of(out: Path) -> dict[str, Any]:
         "history": [{k: v for k, v in line.items() if k not in times} for line in history],
         "published": (out / "model.safetensors").read_bytes(),
         "heads": (out / "heads.safetensors").read_bytes() if (out / "heads.safetensors").exists() else b"",
-        "config": (out / "config.json").read_bytes(),
+        "config": [path.read_bytes() for path in sorted(out.glob("*config.json"))],
         "results": [metrics[key] for key in ("test", "validation", "parameters", "data")],
         "files": sorted(path.relative_to(out).as_posix() for path in out.rglob("*")),
     }

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,27 @@ def test_large_weights_are_stored_in_half_the_space_and_both_libraries_compute_a
     config = (entry / "config.json").read_bytes()
     export_for_transformers(entry)
     assert (entry / "config.json").read_bytes() == config
+
+
+@pytest.mark.parametrize("place", ["", "sa_learned_tiny_cifar", "diary", "../run"])
+def test_what_is_not_the_folder_of_the_model_is_never_touched(catalogue, tmp_path, place):
+    run = shutil.copytree(catalogue[1], tmp_path / "run")
+    model_cards = shutil.copytree(catalogue[0], tmp_path / "model_cards")
+    (model_cards / "diary").mkdir()
+    (model_cards / "diary" / "README.md").write_text("Dear diary")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for add in (lambda entry: add_run(run, entry, DIGITS), lambda entry: add_result(run, entry, "short", 0)):
+        with pytest.raises(ValueError, match=r"expected (a new folder or that of sa_quadratic|a name that timm lists)"):
+            add(model_cards / place)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("recipe", ["../../zz", "/zz", "two words", ".hidden"])
+def test_a_recipe_is_a_word(catalogue, tmp_path, recipe):
+    entry = tmp_path / "model_cards" / "sa_quadratic_tiny_cifar"
+    with pytest.raises(ValueError, match=f"^--recipe: got '{recipe}', expected a word"):
+        add_result(catalogue[1], entry, recipe, 0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unfinished_run_does_not_enter(tmp_path):

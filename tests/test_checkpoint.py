@@ -2,13 +2,17 @@
 
 import os
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 from damage import DAMAGES
+from pydantic import TypeAdapter
 
+from sa_zoo.model_folder import read_json, write_json, write_sums
 from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
+from sa_zoo.training.loop import Counters
 
 FILES = ("state.safetensors", "state.json", "sha256.json")
 
@@ -131,3 +135,73 @@ def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, cal
             assert len(calls) == 8
     step = load_checkpoint(folder, *trained(1))["step"]
     assert step == (6 if call < 7 else 7)
+
+
+def test_what_somebody_else_left_there_is_neither_read_nor_removed(two, tmp_path_factory):
+    folder, _, _ = two
+    precious = tmp_path_factory.mktemp("precious")
+    (precious / "thesis.tex").write_text("years of work")
+    for name in (".DS_Store", "epoch-notes", "epoch-00009-step-0000000"):
+        (folder / name).write_text("a file")
+    for name in ("best-so-far", "epoch-00000-step-0000006-copy"):
+        shutil.copytree(precious, folder / name)
+    for name, target in (("epoch-00000-step-0000001", precious), ("epoch-00000-step-0000002", folder / "nowhere")):
+        (folder / name).symlink_to(target)
+    before = {path for path in names(folder) if path not in (two[1].name, two[2].name)}
+    save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
+    assert load_checkpoint(folder, *trained(1))["step"] == 7
+    assert set(names(folder)) == before | {two[2].name, "epoch-00000-step-0000007"}
+    assert [path.read_text() for path in (*precious.iterdir(), folder / "best-so-far" / "thesis.tex")] == [
+        "years of work"
+    ] * 2
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "figures/inside"])
+def test_files_are_restored_next_to_the_checkpoints_and_nowhere_else(tmp_path, name):
+    name = name.replace("/outside", f"{tmp_path}/outside") if name.startswith("/") else name
+    folder = tmp_path / "runs" / "run" / "checkpoints"
+    for step in (5, 6):
+        save_checkpoint(folder, *trained(step), {"epoch": 0, "step": step})
+    newer = folder / "epoch-00000-step-0000006"
+    (newer / "figures").mkdir()
+    (newer / name).write_text("evil")
+    write_json(newer / "sha256.json", read_json(newer / "sha256.json") | {name: sha256(b"evil").hexdigest()})
+    before = set(tmp_path.rglob("*"))
+    if name == "figures/inside":
+        assert load_checkpoint(folder, *trained(1))["step"] == 6
+    else:
+        with pytest.warns(UserWarning, match="sha256.json names .*outside, which is not in the folder; resuming"):
+            assert load_checkpoint(folder, *trained(1))["step"] == 5
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[" * 100_000])
+def test_a_manifest_without_the_files_is_passed_over_for_the_one_before(two, manifest):
+    folder, older, newer = two
+    (newer / "sha256.json").write_text(manifest)
+    (newer / "state.safetensors").unlink()
+    with pytest.warns(UserWarning, match=rf"sha256.json(?s:.*); resuming from {older.name}"):
+        assert load_checkpoint(folder, *trained(1))["step"] == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("scalars"),
+        lambda state: state.pop("groups"),
+        lambda state: state.pop("counters"),
+        lambda state: state.update(scalars=[]),
+        lambda state: state.update(scalars={"optimizer.first.step": 1}),
+        lambda state: state.update(groups=7),
+        lambda state: state.update(counters=[1]),
+        lambda state: state["counters"].update(epoch="first"),
+    ],
+)
+def test_a_state_that_no_run_wrote_is_an_error_that_names_the_file(two, change):
+    folder, _, newer = two
+    state = read_json(newer / "state.json")
+    change(state)
+    write_json(newer / "state.json", state)
+    write_sums(newer, FILES[:2])
+    with pytest.raises(ValueError, match=rf"^checkpoint: got {newer / 'state.json'}, which no run wrote: .+$"):
+        load_checkpoint(folder, *trained(1), TypeAdapter(Counters).validate_python)

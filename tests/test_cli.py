@@ -120,6 +120,12 @@ def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     assert found["test"] == json.loads((out / "metrics.json").read_text())["test"]
 
 
+def test_a_result_that_cannot_be_written_is_printed(run):
+    result = sa_zoo("evaluate", run[0], "--json", "no/such/result.json")
+    assert result.exit_code == 1 and "no/such/result.json" in result.stderr
+    assert json.loads(result.stdout)["test"]["n"] == 359
+
+
 def test_evaluating_in_detail_on_named_data(run):
     found = json.loads(sa_zoo("evaluate", run[0], "--data", "digits", "--detail").stdout)["test"]
     assert len(found["per_class"]) == len(found["confusion_matrix"]) == 10
@@ -231,6 +237,15 @@ def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
     assert (metrics["data"], metrics["test"]["n"]) == ("noise", 7)
 
 
+def test_a_conversion_that_cannot_be_measured_leaves_nothing(tmp_path):
+    source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
+    (source / "train.toml").unlink()
+    for data, said in ("./nowhere", "got ./nowhere"), ("digits", "got 10 classes"), ("./nowhere", "got ./nowhere"):
+        result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
+        assert result.exit_code == 1 and said in result.stderr, result.output
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_converting_an_unknown_model_is_reported(tmp_path):
     result = sa_zoo("convert", "resnet18_cifra", "--out", tmp_path / "out")
     assert result.exit_code == 1
@@ -262,7 +277,10 @@ def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):
     out, _ = run
     assert sa_zoo("card", out).exit_code == 0
     first = (out / "README.md").read_bytes()
-    assert sa_zoo("card", out).exit_code == 0
+    (out / "figures" / ".x.incomplete").mkdir()
+    result = sa_zoo("card", out)
+    (out / "figures" / ".x.incomplete").rmdir()
+    assert result.exit_code == 0, result.output
     assert (out / "README.md").read_bytes() == first
 
 

@@ -228,3 +228,19 @@ def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a
     }
     (layer,) = gaussian_layers(weights)
     assert layer["spread"].tolist() == [2.0] * 9
+
+
+def test_nothing_is_drawn_through_a_link_out_of_the_folder(run, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (run / "figures").symlink_to("../outside")
+    for verb in ("card", "plot"):
+        result = CliRunner().invoke(app, [verb, str(run)])
+        assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
+    assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "7", "{"])
+def test_a_history_that_is_not_json_is_reported(run, line):
+    (run / "history.jsonl").write_text(f"{line}\n")
+    result = CliRunner().invoke(app, ["plot", str(run)])
+    assert result.exit_code == 1 and f"error: {run}/history.jsonl: got" in result.stderr, result.exception

@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
 from sa_zoo.fit import fit
-from sa_zoo.training.config import dump_config
+from sa_zoo.metrics import read_metrics
+from sa_zoo.training.config import DataConfig, dump_config
+from sa_zoo.training.evaluate import evaluate_source
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3, "img_size": 16}
+SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 TIMES = re.compile(rb'("?(?:train\.)?(?:seconds|images_per_second)"?(?:: | \| ))[\d.e+-]+')
 
 
@@ -58,7 +60,17 @@ def test_a_finished_run_is_left_alone(run):
     config, out = run
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     fit(config, out, resume=True)
+    for verb in (["card", str(out)], ["publish", str(out), "--repo-id", "you/tiny", "--dry-run"]):
+        result = CliRunner().invoke(app, verb)
+        assert result.exit_code == 0, result.output
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_run_is_evaluated_as_it_was_trained_with_and_without_its_config(run):
+    config, out = run
+    reported = read_metrics(out).test
+    for data in (config.data, DataConfig(name="digits")):
+        assert evaluate_source(str(out), data, detail=True).test == reported
 
 
 def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_path):

@@ -6,10 +6,15 @@ import shutil
 
 import pytest
 import torch
+from damage import flip
 from model_folders import make_run
 
+from sa_zoo.catalogue import add_result, add_run
+from sa_zoo.model_folder import write_sums
 from sa_zoo.publishing.card import published_card, write_card
 from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, read_manifest
+from sa_zoo.publishing.hub import publish
+from sa_zoo.training.config import DataConfig
 
 
 def check(run):
@@ -103,3 +108,19 @@ def test_only_listed_files_are_published(run):
     manifest = read_manifest(run)
     assert {"figures/learning_curve.png", "heads.safetensors", "explorer.html"} <= manifest.keys()
     assert "optimizer.pt" not in manifest
+
+
+@pytest.mark.parametrize("name", ["heads.safetensors", "explorer.html", "history.jsonl", "modeling_sa.py"])
+def test_a_damaged_file_is_neither_published_nor_added_to_the_catalogue(run, tmp_path, name):
+    (run / name).write_text("content")
+    write_sums(run, [name])
+    publish(run, "you/test-vit", dry_run=True)
+    flip(run / name)
+    for use in (
+        lambda: publish(run, "you/test-vit", dry_run=True),
+        lambda: add_run(run, tmp_path / "entry", DataConfig(name="digits")),
+        lambda: add_result(run, tmp_path / "entry", "seed", 1),
+    ):
+        with pytest.raises(ValueError, match=rf"got a damaged folder: .*{name} does not match its sha256"):
+            use()
+    assert not (tmp_path / "entry").exists()

@@ -48,7 +48,7 @@ def change(changes: list[str], pattern: str) -> int:
         (signal.SIGTERM, SAVING, 0.0, 2),
         (signal.SIGTERM, r"open .*/\.config\.json", 0.0, 1),
         (signal.SIGINT, SAVED, 0.0, 1),
-        (signal.SIGINT, r"rmtree .*/checkpoints$", 0.0, 2),
+        (signal.SIGINT, r"rmdir .*/checkpoints$", 0.0, 2),
     ],
 )
 def test_a_run_killed_anywhere_resumes_to_the_same_bits(whole, tmp_path, number, pattern, after, processes):

@@ -44,7 +44,7 @@ def test_a_folder_without_metrics_has_measured_nothing(tmp_path):
         ('{"test": {"top1": 0.5}}', r"test.top5: got .*; test.loss"),
         ('{"accuracy": 0.5}', r"accuracy: got 0.5: Extra inputs are not permitted"),
         ("[]", r"metrics.json: got a list, expected a JSON object"),
-        ("{", r"metrics.json: got a file that is not JSON"),
+        ("{", r"metrics.json: got what is not JSON"),
     ],
 )
 def test_another_schema_is_refused(tmp_path, text, said):

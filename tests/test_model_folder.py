@@ -2,13 +2,14 @@
 
 import os
 import stat
+from hashlib import sha256
 
 import pytest
 import timm
 import torch
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.model_folder import new_folder, write_file, write_timm_files
+from sa_zoo.model_folder import SUMS, damage, new_folder, read_json, write_file, write_json, write_timm_files
 
 
 def power_cut(*_: object) -> None:
@@ -77,3 +78,18 @@ def test_timms_two_files_load_by_timm_and_by_transformers(tmp_path):
         assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x))
         assert torch.equal(AutoModelForImageClassification.from_pretrained(tmp_path)(x).logits, model(x))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["../outside", "/dev/null", "figures/../../outside"])
+def test_a_manifest_that_names_files_outside_of_the_folder_is_refused(tmp_path, name):
+    (tmp_path / "run" / "figures").mkdir(parents=True)
+    (tmp_path / "outside").touch()
+    write_json(tmp_path / "run" / SUMS, {name: sha256(b"").hexdigest()})
+    assert damage(tmp_path / "run") == f"{tmp_path}/run/{SUMS} names {name}, which is not in the folder"
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", "\udcff"])
+def test_what_is_no_json_object_is_an_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"a\.json: got "):
+        read_json(tmp_path / "a.json")

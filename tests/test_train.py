@@ -238,6 +238,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(plain, tmp_path):
     assert_same_run(plain[0], tmp_path)
 
 
+def test_checkpoints_that_are_a_link_to_elsewhere_are_refused(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "train.toml").write_text(dump_config(tiny_config()))
+    (tmp_path / "run" / "checkpoints").symlink_to("../precious")
+    with pytest.raises(ValueError, match=r"got .*/run/checkpoints, a link to .*/precious, expected a folder inside"):
+        train(tiny_config(), tmp_path / "run", resume=True)
+    assert (tmp_path / "precious" / "thesis.tex").exists()
+
+
 def test_a_finished_run_is_left_alone(plain):
     out, metrics = plain
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}

@@ -306,6 +306,8 @@ def test_an_archive_of_images_writes_nothing_outside(tmp_path, monkeypatch):
         ("train.toml", "model = 7\n"),
         ("train.toml", "a = " + "[" * 100_000),
         ("metrics.json", '{"test": {"top1": "high"}}'),
+        ("metrics.json", "[" * 100_000),
+        ("sha256.json", "[" * 100_000),
         ("history.jsonl", '{"epoch": "one"}\n'),
         ("history.jsonl", "[" * 100_000),
     ],

@@ -1,6 +1,5 @@
 """Figures of run folders, drawn from their files alone: what a card shows, and what `sa-zoo plot` writes."""
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import accuracy_against_work, confusion, learning_curves, reliability
 from sa_zoo.metrics import read_metrics
-from sa_zoo.model_folder import load_model, read_json, write_file
+from sa_zoo.model_folder import check_inside, json_object, load_model, read_json, write_file
 
 WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # that a figure with one panel per layer shows
@@ -67,7 +66,8 @@ def save_figure(figure: Figure, path: Path, kinds: Sequence[str]) -> list[Path]:
 
 
 def figures_of(folder: Path) -> dict[str, Figure]:
-    """The figures of one run, by name."""
+    """The figures of one run, by name. Raises ValueError if its `figures` is a link that leads out of the run."""
+    check_inside(folder, "figures")
     figures, test = {}, read_metrics(folder).test
     if history := _history(folder):
         figures["learning_curve"] = learning_curves({"": [history]})
@@ -142,7 +142,8 @@ def comparisons(runs: Sequence[Path]) -> dict[str, Figure]:
 
 def _history(folder: Path) -> list[dict[str, Any]]:
     """The lines of history.jsonl; none if there is no such file."""
-    return [json.loads(line) for line in _text(folder / "history.jsonl").splitlines()]
+    path = folder / "history.jsonl"
+    return [json_object(line, str(path)) for line in path.read_bytes().splitlines()] if path.is_file() else []
 
 
 def _text(path: Path) -> str:

@@ -48,7 +48,8 @@ def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
-    block, (height, width), depth = network.blocks[0], network.img_size, len(network.blocks)
+    block, depth = network.blocks[0], len(network.blocks)
+    height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
     heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
     built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
     kinds: Any = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])

@@ -12,7 +12,7 @@ from huggingface_hub import get_token
 from huggingface_hub.utils.sha import git_hash
 from pydantic import TypeAdapter, ValidationError
 
-from sa_zoo.model_folder import read_json
+from sa_zoo.model_folder import check_sums, read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
@@ -68,12 +68,13 @@ def read_manifest(folder: Path, card: str | None = None) -> Manifest:
 
 
 def check_complete(folder: Path) -> None:
-    """Raise ValueError if the folder lacks a file that only training or conversion can write."""
+    """Raise ValueError if the folder is damaged, or lacks a file that only training or conversion can write."""
     if not folder.is_dir():
         raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
         measure = f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
         raise ValueError(f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; {measure}")
+    check_sums(folder)
 
 
 def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:

@@ -4,13 +4,15 @@ A checkpoint is a folder, which gets its name when it is complete. The last two 
 the run resumes from the older. No pickle.
 """
 
+import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,13 +20,15 @@ from torch.optim import Optimizer
 from sa_zoo.model_folder import SUMS, damage, new_folder, read_json, write_file, write_json, write_sums
 
 Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
-TENSORS, COUNTERS = "state.safetensors", "state.json"
+FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
 KEPT = 2
+OWN = r"epoch-\d{5,}-step-\d{7,}"  # names of checkpoints; nothing else is read or removed
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, the newest first."""
-    return sorted(folder.glob("epoch-*"), reverse=True)
+def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:
+    """All checkpoints of a folder, the newest first: folders with a name of ours, and no links."""
+    named = (path for path in folder.glob("*") if re.fullmatch(pattern, path.name))
+    return sorted((path for path in named if path.is_dir() and not path.is_symlink()), reverse=True)
 
 
 def save_checkpoint(
@@ -40,7 +44,7 @@ def save_checkpoint(
     tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in values.items() if key not in tensors}
     final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
-    if final.exists():  # a damaged one, which this run did not resume from
+    if final in checkpoints(folder):  # a damaged one, which this run did not resume from
         shutil.rmtree(final)
     with new_folder(final) as new:
         write_file(new / TENSORS, save(tensors, {"format": "pt"}))
@@ -49,48 +53,61 @@ def save_checkpoint(
             write_file(new / path.name, path.read_bytes())
         write_sums(new, [path.name for path in new.iterdir()])
     # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
-    kept = [path for path in checkpoints(folder) if path <= final and not damage(path)][:KEPT]
-    for other in set(folder.iterdir()).difference(kept):
+    kept = [path for path in checkpoints(folder) if path <= final and not damage(path, *FILES)][:KEPT]
+    remove_all_but(kept, folder)
+
+
+def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
+    """Remove the checkpoints of a folder, complete or not; what somebody else left there stays."""
+    for other in {*checkpoints(folder), *checkpoints(folder, rf"\.{OWN}\.incomplete")}.difference(kept):
         shutil.rmtree(other)
 
 
-def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> dict[str, Any]:
-    """Load the newest undamaged checkpoint of `folder` into modules and optimizer; return its counters, {} for none.
+def load_checkpoint(
+    folder: Path, modules: Modules, optimizer: Optimizer, read: Callable[[dict[str, Any]], Any] = dict
+) -> Any:
+    """Load the newest undamaged checkpoint of `folder` into modules and optimizer; return `read` of its counters.
 
-    Files that were saved along go back to where they were, next to `folder`. Warns of each damaged checkpoint; raises
-    ValueError if all are damaged or the one to load is of another model.
+    These are {} if there is no checkpoint. Files that were saved along go back to where they were, next to `folder`.
+    Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is not of this run.
     """
     messages = []
     for checkpoint in checkpoints(folder):
-        if not (found := damage(checkpoint)):
+        if not (found := damage(checkpoint, *FILES)):
             break
         messages.append(f"checkpoint: got {checkpoint}, truncated or damaged: {found}")
     else:
         if messages:
             raise ValueError("\n".join([*messages, "no other checkpoint is left: start again with a new --out"]))
-        return {}
+        return read({})
     for message in messages:
         warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=2)
-    for name in read_json(checkpoint / SUMS).keys() - {TENSORS, COUNTERS}:
-        write_file(folder.parent / name, (checkpoint / name).read_bytes())
-    tensors, rest = load_file(checkpoint / TENSORS), read_json(checkpoint / COUNTERS)
     try:
+        tensors, rest = load_file(checkpoint / TENSORS), read_json(checkpoint / COUNTERS)
         for name, module in modules.items():
             module.load_state_dict(_under(name, tensors))
-    except RuntimeError as error:
+    except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"checkpoint: got {checkpoint}, which is of another model: {reason}") from error
     state: dict[int, dict[str, Any]] = {}
-    for key, value in _under("optimizer", tensors | rest["scalars"]).items():
-        number, _, name = key.partition(".")
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+    try:
+        for key, value in _under("optimizer", tensors | rest["scalars"]).items():
+            number, _, name = key.partition(".")
+            state.setdefault(int(number), {})[name] = value
+        optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+        counters = read(rest["counters"])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = " ".join(repr(error).split())
+        raise ValueError(f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}") from error
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-    return rest["counters"]
+    for name in read_json(checkpoint / SUMS).keys() - set(FILES):
+        if name == Path(name).name:
+            write_file(folder.parent / name, (checkpoint / name).read_bytes())
+    return counters
 
 
 def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from pydantic import TypeAdapter
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
@@ -76,7 +77,8 @@ class Run:
 
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
-        self.counters = Counters(**load_checkpoint(self.folder, self.modules, self.optimizer))
+        read = TypeAdapter(Counters).validate_python
+        self.counters = load_checkpoint(self.folder, self.modules, self.optimizer, read)
         if self.counters.scaler and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(self.counters.scaler)
 

@@ -11,7 +11,7 @@
 
 import json
 import re
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from sa_zoo.kernels.absorbed import is_positional
 from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import SUMS, new_folder, write_file
+from sa_zoo.model_folder import SUMS, check_inside, new_folder, write_file
 from sa_zoo.models.network import SANet
+from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
@@ -37,7 +38,7 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
     """The metrics of the run in the folder if it is finished, None if it has to start or to resume.
 
     Raises FileExistsError if the folder is not empty and `resume` is off, FileNotFoundError if there is nothing to
-    resume, ValueError if the folder holds a run of another config.
+    resume, ValueError if the folder holds a run of another config, or its checkpoints are a link to elsewhere.
     """
     if not resume:
         if out.exists() and any(out.iterdir()):
@@ -45,6 +46,7 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
         return None
     if not (out / "train.toml").is_file():
         raise FileNotFoundError(f"run folder: got {out} without train.toml, expected one with a run to resume")
+    check_inside(out, CHECKPOINTS)
     finished = (out / "metrics.json").is_file()
     if (out / SUMS).is_file() and not finished:
         again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
@@ -115,4 +117,6 @@ def end_run(out: Path, metrics: Metrics) -> None:
 
 
 def remove_checkpoints(out: Path) -> None:
-    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+    with suppress(OSError):  # such as for a folder in which somebody left something
+        remove_all_but([], out / CHECKPOINTS)
+        (out / CHECKPOINTS).rmdir()
