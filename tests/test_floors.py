@@ -34,12 +34,12 @@ BUDGET = {
     "kernels": 530,
     "convolution": 1_550,
     "interchange": 350,
-    "training": 1_500,
+    "training": 1_590,
     "publishing": 590,
     "analysis": 1_360,
-    "": 1_230,
+    "": 1_270,
 }
-TOTAL = 8_450
+TOTAL = 8_540
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CHAIN = 250, 60, 6
 REMOTE_CODE = 1_100  # lines that somebody who loads a published model with trust_remote_code has to read
 
