@@ -150,7 +150,7 @@ def at_most(limit: int) -> Iterator[None]:
         nonlocal elements
         elements += 0 if tensor is None else max(tensor.numel(), SMALLEST)
         if elements > limit:
-            raise ValueError(f"config.json: got a network of more than {limit:,} parameters, not those of its weights")
+            raise ValueError(f"got a network of more than {limit:,} parameters, not those of its weights")
 
     with ExitStack() as hooks:
         hooks.enter_context(registration.register_module_parameter_registration_hook(count))

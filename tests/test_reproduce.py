@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 from tiny_runs import signalled_by
 
 import sa_zoo  # noqa: F401  registers the names
@@ -51,6 +52,15 @@ def test_each_row_trains_the_model_of_its_name_by_a_valid_config(reproduce):
             config = load_config(command[1], [value for key, value in pairwise(command) if key == "--set"])
             assert config.train.seed == 7
             assert config.model.name == row.name.partition(".")[0]
+
+
+def test_digits_are_images_that_the_network_takes(reproduce, tmp_path):
+    reproduce.write_digits(tmp_path, n=1000)
+    pictures = list(tmp_path.rglob("*.png"))
+    assert len(pictures) == 1797 and len(list((tmp_path / "train").rglob("*.png"))) == 1000
+    assert {(picture.parent.name, Image.open(picture).mode) for picture in pictures} == {
+        (str(k), "RGB") for k in range(10)
+    }
 
 
 def test_rows_that_are_compared_have_equal_work(reproduce):
