@@ -56,11 +56,12 @@ def test_each_row_trains_the_model_of_its_name_by_a_valid_config(reproduce):
 
 def test_digits_are_images_that_the_network_takes(reproduce, tmp_path):
     reproduce.write_digits(tmp_path, n=1000)
-    pictures = list(tmp_path.rglob("*.png"))
+    pictures, found = list(tmp_path.rglob("*.png")), set()
     assert len(pictures) == 1797 and len(list((tmp_path / "train").rglob("*.png"))) == 1000
-    assert {(picture.parent.name, Image.open(picture).mode) for picture in pictures} == {
-        (str(k), "RGB") for k in range(10)
-    }
+    for picture in pictures:
+        with Image.open(picture) as image:
+            found.add((picture.parent.name, image.mode))
+    assert found == {(str(digit), "RGB") for digit in range(10)}
 
 
 def test_rows_that_are_compared_have_equal_work(reproduce):
