@@ -31,9 +31,9 @@ class Commands(TyperGroup):
             typer.echo(f"{interrupted}\nresume with: {shlex.join(['sa-zoo', *again])}", err=True)
             raise typer.Exit(130) from interrupted
         except Exception as error:
-            ours = ctx.invoked_subcommand != "run"  # otherwise it is an error of the script
-            if not ours or sys.flags.dev_mode or isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
-                raise  # typer's own, such as an unknown option, have an exit code
+            of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")  # such as an unknown option
+            if of_typer or sys.flags.dev_mode or ctx.invoked_subcommand == "run":  # an error of the script
+                raise
             message = str(error)
             if not isinstance(error, (ValueError, OSError, FloatingPointError)):
                 place = traceback.extract_tb(error.__traceback__)[-1]

@@ -50,8 +50,9 @@ def main(
             interpreter = str(environment / "bin" / "python")
             subprocess.run(["uv", "venv", "--python", python, "--allow-existing", str(environment)], check=True)
             install = ["uv", "pip", "install", "--python", interpreter, *fixed, *wanted]
-            newer = [f"{requirement.partition('=')[0]}=9999-01-01" for requirement in fixed]
-            limits = ["--exclude-newer", day, *(word for name in newer for word in ("--exclude-newer-package", name))]
+            limits = ["--exclude-newer", day]
+            for package in names(fixed):
+                limits += ["--exclude-newer-package", f"{package}=9999-01-01"]
             subprocess.run([*install, *(limits if day else [])], check=True)
             subprocess.run(["uv", "pip", "list", "--python", interpreter], check=True)
             # sources are used as they are; the compiled library lies beside them where it was built

@@ -17,10 +17,9 @@ from sa_zoo.untrusted import LARGEST, Arguments
 
 # Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
 INSTALLED = Path(__file__).parents[1] / "recipes"
+RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 # Arguments of timm's factory, not of a network
 DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {"cnn"}
-DECIDES = "the data set and the other keys of this file decide it"
-RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 class Section(BaseModel):
@@ -90,8 +89,9 @@ class Config(Section):
     def _consistent(self) -> "Config":
         freeze, small, epochs = self.model.freeze, self.augment.small_epochs, self.train.epochs
         batch, parts = self.train.batch_size, self.train.accumulation
-        for key in DECIDED & self.model.args.keys():
-            raise ValueError(f"model.args.{key}: got {self.model.args[key]!r}, expected nothing: {DECIDES}")
+        if taken := sorted(DECIDED & self.model.args.keys()):
+            got, decides = self.model.args[taken[0]], "the data set and the other keys of this file decide it"
+            raise ValueError(f"model.args.{taken[0]}: got {got!r}, expected nothing: {decides}")
         if batch % parts:
             raise ValueError(f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}")
         try:
