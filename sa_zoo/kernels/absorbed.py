@@ -82,7 +82,8 @@ def absorbed_absolute(term: Absolute) -> Scores:
 
     def scores(X: Tensor) -> Tensor:
         X = X + term.P
-        return products_with_pixels(linear(X, *content), X) + linear(X, *all_keys).flatten(1, 2)[..., None]
+        rows = linear(X, *content).unflatten(-1, [-1, X.shape[-1]])
+        return products_with_pixels(rows, X) + linear(X, *all_keys).flatten(1, 2)[..., None]
 
     return scores
 
@@ -109,32 +110,30 @@ def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Te
 
 
 def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor]) -> Scores:
-    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy."""
+    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy.
+
+    A position is one more product: each pixel gets the one-hot vectors of its column and row as channels, and what a
+    query is multiplied with, its scores of each column and row. No sum over all pairs of pixels is left.
+    """
 
     def scores(X: Tensor) -> Tensor:
-        sizes = [2 * X.shape[2] - 1, 2 * X.shape[1] - 1]
+        height, width, D = X.shape[1:]
+        sizes = [2 * width - 1, 2 * height - 1]
         across, down = linear(X, *position).unflatten(-1, [-1, sum(sizes)]).split(sizes, dim=-1)  # (B, H, W, N_h, ..)
-        return add_by_displacement(products_with_pixels(linear(X, *content), X), across, down)
+        across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
+        down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
+        rows = torch.cat([linear(X, *content).unflatten(-1, [-1, D]), across, down], dim=-1)  # (.., N_h, D + W + H)
+        column = torch.eye(width, dtype=X.dtype, device=X.device).expand(len(X), height, -1, -1)  # (B, H, W, W)
+        row = torch.eye(height, dtype=X.dtype, device=X.device)[:, None].expand(len(X), -1, width, -1)  # (B, H, W, H)
+        return products_with_pixels(rows, torch.cat([X, column, row], dim=-1))
 
     return scores
 
 
 def products_with_pixels(rows: Tensor, X: Tensor) -> Tensor:
-    """rows_q . X_k of every head, for all pairs of pixels: (B, H, W, N_h D), (B, H, W, D) -> (B, T, N_h, T)"""
-    rows = rows.flatten(1, 2).unflatten(2, [-1, X.shape[3]])  # (B, T, N_h, D)
+    """rows_q . X_k of every head, for all pairs of pixels: (B, H, W, N_h, D), (B, H, W, D) -> (B, T, N_h, T)"""
+    rows = rows.flatten(1, 2)  # (B, T, N_h, D)
     return (rows.flatten(1, 2) @ X.flatten(1, 2).transpose(1, 2)).unflatten(1, rows.shape[1:3])
-
-
-def add_by_displacement(scores: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """scores[b, q, h, k] + across[.., dx] + down[.., dy], where each query has a score per displacement.
-
-    (B, T, N_h, T), (B, H, W, N_h, 2 W - 1) from dx = -(W - 1) to W - 1, (B, H, W, N_h, 2 H - 1) -> (B, T, N_h, T)
-    """
-    across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
-    down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
-    by_axis = scores.unflatten(3, [down.shape[-1], -1])
-    total = by_axis + down.flatten(1, 2)[..., :, None] + across.flatten(1, 2)[..., None, :]
-    return total.flatten(3)
 
 
 def keys_of_axis(scores: Tensor) -> Tensor:
