@@ -8,6 +8,7 @@ import pytest
 import torch
 from damage import flip
 from model_folders import make_run
+from safetensors.torch import save
 
 from sa_zoo.catalogue import add_result, add_run
 from sa_zoo.model_folder import write_sums
@@ -49,6 +50,18 @@ def test_an_unfinished_run_is_refused(run, name):
 def test_something_that_is_no_folder_is_refused(run):
     with pytest.raises(ValueError, match=r"which is not a folder, expected the folder of a finished run"):
         check_complete(run / "config.json")
+
+
+def test_a_header_whose_size_reads_like_a_pickle_is_none(run):
+    # the first two bytes of a header of 640 bytes are those of a pickle of protocol 2
+    sizes = {len(save({"Delta": torch.ones(3)}, {"x": "y" * n})): n for n in range(700)}
+    content = save({"Delta": torch.ones(3)}, {"x": "y" * sizes[8 + 640 + 12]})
+    assert content.startswith(b"\x80\x02")
+    (run / "heads.safetensors").write_bytes(content)
+    check_folder(run, read_manifest(run))
+    (run / "heads.safetensors").write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=r"got a pickle or an archive in heads\.safetensors"):
+        check_folder(run, read_manifest(run))
 
 
 @pytest.mark.parametrize("content", [b"\x80\x04\x95", b"PK\x03\x04archive/data.pkl"])
