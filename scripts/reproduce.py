@@ -21,7 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parents[1]
-EQUAL_WORK = "train.epochs=16 augment.small_epochs=0"  # for models that take images of one size
+ONE_SIZE = "train.epochs=16 augment.small_epochs=0"  # of images; without content, the work of the recipe
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
 # One thread per run; and glibc keeps the memory of a step for the next one: fetching it anew takes a tenth of the time
@@ -62,8 +62,8 @@ ROWS = [
         f"{DIGITS} model.init= model.freeze= optim.layer_decay=1.0",
         seeds=3,
     ),
-    Row("sa_learned_tiny_cifar", "train tiny", f"model.name=sa_learned_tiny_cifar {EQUAL_WORK}", seeds=3),
-    Row("sa_content_tiny_cifar", "train tiny", f"model.name=sa_content_tiny_cifar {EQUAL_WORK}"),
+    Row("sa_learned_tiny_cifar", "train tiny", f"model.name=sa_learned_tiny_cifar {ONE_SIZE}", seeds=3),
+    Row("sa_content_tiny_cifar", "train tiny", f"model.name=sa_content_tiny_cifar {ONE_SIZE}"),
     # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)
     Row(
         "sa_quadratic_tiny_cifar.long",
@@ -72,7 +72,7 @@ ROWS = [
     ),
     Row("resnet18_cifar", "train resnet18_cifar", "train.epochs=16 data.validation=0.1"),
     Row("mhsa_resnet18_cifar", "convert resnet18_cifar-0", after="resnet18_cifar-0"),
-    Row("sa_mixed_tiny_cifar", "train tiny", f"model.name=sa_mixed_tiny_cifar {EQUAL_WORK}"),
+    Row("sa_mixed_tiny_cifar", "train tiny", f"model.name=sa_mixed_tiny_cifar {ONE_SIZE}"),
     # Which term costs accuracy?
     *(
         Row(f"sa_{terms}_tiny_cifar.8epochs", "train tiny", f"model.name=sa_{terms}_tiny_cifar {ABLATION}")
