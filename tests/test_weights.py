@@ -36,7 +36,9 @@ def stored(name: str) -> torch.Tensor:
 
 def test_timm_lists_the_models_that_have_weights():
     own = [name for name in TRAINED if not name.startswith("mhsa_")]  # those convert the weights of their CNN
-    assert timm.list_models(module="timm_models", pretrained=True) == own == sorted(timm_models.TRAINED)
+    assert own == sorted(timm_models.TRAINED)
+    here = [name for name in own if (timm_models.WEIGHTS / name).is_dir()]  # an installation has the smaller ones
+    assert timm.list_models(module="timm_models", pretrained=True) == here != []
 
 
 def test_an_installation_has_the_weights_of_small_models(tmp_path):
