@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from huggingface_hub import get_token
 from huggingface_hub.utils.sha import git_hash
 from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, deserialize
 
 from sa_zoo.model_folder import check_sums, read_json
 
@@ -81,8 +83,10 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
     """Check a complete folder and return the logits of `check_loads`. Raises ValueError that says what to do."""
     token = re.escape((get_token() or "").encode())
     for name, content in manifest.items():
-        has_header = name.endswith(".safetensors") and content[8:9] == b"{"  # after its size, which may be anything
-        if PICKLE.match(content) and not has_header:
+        is_tensors = False  # they begin with the size of their header, which may look like a pickle's first bytes
+        with suppress(SafetensorError):
+            is_tensors = name.endswith(".safetensors") and bool(deserialize(content))
+        if PICKLE.match(content) and not is_tensors:
             raise ValueError(f"got a pickle or an archive in {name}, expected none: weights are safetensors only")
         if found := SECRET.search(content) or (token and re.search(token, content)):
             raise ValueError(f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it")
