@@ -7,11 +7,13 @@ import pytest
 import timm
 import torch
 from timm.utils import reparameterize_model
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from sa_zoo.kernels import choose, portions, remembered
 from sa_zoo.kernels.choose import ROUTES, only
 from sa_zoo.models import attention as attention_file
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.network import Block
 from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
 # Images large enough to be evaluated by axes, small enough that P is remembered.
@@ -181,17 +183,96 @@ def test_hooks_of_a_projection_are_called(term, path, mode):
         assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
 
 
+@every_term
+@pytest.mark.parametrize("grid", [(H, W), (19, 17)])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mode):
+    block = Block(D, HEADS, 13, terms, grid)
+    X, seen = torch.randn(B, *grid, D), []
+    watched = [module for path, module in block.named_modules() if not list(module.children()) and "drop" not in path]
+    with mode():
+        expected = block(X)
+        for module in watched:
+            module.register_forward_hook(lambda module, given, made: seen.append((module, given, made, made.clone())))
+        assert (block(X) - expected).abs().max() < 1e-5
+        block(X + 1.0)
+    of_terms = [module for module in watched if any(module in term.modules() for term in block.attn.terms)]
+    assert [module for module, *_ in seen[: len(watched)] if module not in of_terms] == [
+        module for module in watched if module not in of_terms
+    ]
+    for module, given, made, copied in seen:
+        assert torch.equal(made, copied)
+        assert module in of_terms or len(given[0]) == len(made) == B
+
+
+def test_a_hook_of_a_term_changes_its_scores():
+    for terms in TERMS:
+        layer, explicit = layers(terms)
+        for twin in (layer, explicit):
+            twin.terms[0].register_forward_hook(lambda module, given, scores: 0.0 * scores)
+        with torch.no_grad():
+            assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
+
+
+def test_backward_hooks_of_projections_are_called():
+    layer, gradients = layers((Content,))[0], []
+    layer.terms[0].W_qry.register_full_backward_hook(lambda module, given, of_output: gradients.append(of_output[0]))
+    layer(pixels().requires_grad_()).sum().backward()
+    assert len(gradients[0]) == B
+
+
+def test_a_forward_that_was_replaced_is_called():
+    layer, calls = layers((Content,))[0], []
+    projection = layer.terms[0].W_qry
+    original = projection.forward
+    projection.forward = lambda X: calls.append(X.shape) or original(X)
+    with torch.no_grad():
+        layer(pixels())
+    assert len(calls) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which jvp itself calls
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_function_transforms_of_torch_work(mode):
-    if mode is torch.enable_grad and torch.__version__ < "2.15":
-        pytest.skip("torch.utils.checkpoint does not work under vmap in torch 2.11; 2.15 is the first known to do it")
     layer = layers((Quadratic,))[0].eval()
     X = torch.stack([pixels(), 2.0 * pixels()])
     with mode():
         assert (torch.func.vmap(layer)(X) - torch.stack([layer(some) for some in X])).abs().max() < 1e-10
         y, slope = torch.func.jvp(layer, (X[0],), (X[1],))
         assert (slope - (layer(X[0] + X[1]) - y)).abs().max() < 1e-10  # the layer is affine
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@every_term
+def test_derivatives_forward_need_no_grad_mode(terms):
+    layer = Attention(16, HEADS, terms, (13, 11), dtype=torch.float64).eval()
+    X, parameters = torch.randn(B, 13, 11, 16, dtype=torch.float64), dict(layer.named_parameters())
+    along = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+
+    def tangent(mode):
+        with mode():
+            return torch.func.jvp(lambda p: torch.func.functional_call(layer, p, (X,)), (parameters,), (along,))[1]
+
+    expected = tangent(torch.enable_grad)
+    for _ in range(3):
+        assert (tangent(torch.no_grad) - expected).abs().max() < 1e-10
+    layer, X = layer.float(), X.float()  # float32 is what compiled code takes
+    with only("definition"), dual_level():
+        expected = unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent
+    with torch.no_grad(), dual_level():
+        assert (unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent - expected).abs().max() < 1e-4
+
+
+def test_layers_can_be_stacked():
+    twins = [layers((GeneralizedQuadratic,))[0].eval() for _ in range(3)]
+    for number, twin in enumerate(twins):
+        torch.nn.init.constant_(twin.terms[0].Delta, float(number))
+    X = pixels()
+    with torch.no_grad():
+        expected = torch.stack([twin(X) for twin in twins])
+        stacked = torch.func.stack_module_state(twins)
+        y = torch.vmap(lambda p, b: torch.func.functional_call(twins[0], (p, b), (X,)))(*stacked)
+    assert (y - expected).abs().max() < 1e-10
 
 
 @every_term
@@ -275,6 +356,26 @@ def test_what_is_remembered_follows_its_parameters(change, mode):
     with torch.no_grad():
         CHANGES[change](layer)
     same(layer, pixels())
+
+
+class Scaled(GeneralizedQuadratic):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64), persistent=False)
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(X)
+
+
+def test_what_is_remembered_follows_buffers():
+    layer = layers((Scaled,))[0].eval()
+    with torch.no_grad():
+        before = layer(pixels())
+        layer.terms[0].scale.fill_(5.0)
+        assert (layer(pixels()) - before).abs().max() > 0.1
+        with only("definition"):
+            expected = layer(pixels())
+        assert (layer(pixels()) - expected).abs().max() < 1e-10
 
 
 def test_what_is_remembered_follows_types_and_copies():

@@ -35,9 +35,9 @@ def absorbed(attention: Attention, X: Tensor) -> Tensor:
 
 
 def can_absorb(attention: Attention) -> bool:
-    """Whether all content terms are known here, with projections that are a weight and a bias and nothing more."""
+    """Whether all content terms are known here, with projections that are a weight and a bias: no adapters."""
     return all(
-        type(term) in ABSORBED and all(is_plain(layer) for layer in term.children())
+        type(term) in ABSORBED and all(type(layer) is nn.Linear for layer in term.children())
         for term in attention.terms
         if not is_positional(term)
     )
@@ -46,11 +46,6 @@ def can_absorb(attention: Attention) -> bool:
 def is_positional(term: nn.Module) -> bool:
     """Whether scores depend on the size of the image only (terms.py)."""
     return getattr(term, "positional", False)
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is nn.Linear itself, without hooks: no adapter, no quantized layer."""
-    return type(layer) is nn.Linear and not layer._forward_pre_hooks and not layer._forward_hooks
 
 
 def absorbed_content(term: Content) -> Scores:

@@ -4,15 +4,15 @@ Importing models/ gives the definition; `install` puts the routes of this folder
 the same numbers up to rounding. docs/benchmarks.md has what each gains.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sa_zoo.kernels.absorbed import absorbed, can_absorb, is_plain, is_positional
+from sa_zoo.kernels.absorbed import absorbed, can_absorb, is_positional
 from sa_zoo.kernels.fused import can_fuse, fused
-from sa_zoo.kernels.portions import has_storage, in_portions, is_recomputed, portions
+from sa_zoo.kernels.portions import in_portions, is_ordinary, is_recomputed, portions
 from sa_zoo.kernels.remembered import remembered
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
@@ -41,24 +41,34 @@ def choose(attention: Attention, X: Tensor) -> str:
     # in torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag
     if torch.jit.is_tracing() or torch.compiler._is_exporting_flag:
         return "by axes" if attention.large and factorizes else "definition"  # a graph has to take any batch
+    if is_watched(attention.children()):
+        return "definition"  # it calls every module, once and with the whole batch
+    axes_or_definition = "by axes" if large and factorizes else "definition"
+    if not (torch.compiler.is_compiling() or is_ordinary(X, *attention.parameters())):
+        return axes_or_definition  # nothing is remembered, or computed in memory of ours
     if not all(is_positional(term) for term in attention.terms):
-        return "absorbed" if can_absorb(attention) else "definition"  # adapters and hooks expect queries and keys
-    if factorizes and not trains and is_pure(X) and is_plain(attention.W_val) and can_fuse(X, attention.W_val.weight):
+        return "absorbed" if can_absorb(attention) else "definition"  # adapters expect queries and keys
+    plain = type(attention.W_val) is nn.Linear and not torch.is_autocast_enabled("cpu")
+    if factorizes and not trains and plain and can_fuse(X, attention.W_val.weight):
         return "fused"  # the tensor of all heads is never built
     if torch.compiler.is_compiling() or not X.is_cpu:
-        return "by axes" if large and factorizes else "definition"  # compilers and accelerators schedule by themselves
+        return axes_or_definition  # compilers and accelerators schedule by themselves
     if trains and is_recomputed(X):
         return "portions"  # saves most of the memory and costs some time
     if trains:
-        return "by axes" if large and factorizes else "definition"
+        return axes_or_definition
     if not large and not (attention.large and factorizes) and not attention.drops():
         return "remembered"  # building P is a good part of the work for one image
     return "portions"
 
 
-def is_pure(X: Tensor) -> bool:
-    """Whether X has numbers in memory that are used as they are; graphs being compiled have no memory yet."""
-    return not torch.is_autocast_enabled("cpu") and (torch.compiler.is_compiling() or has_storage(X))
+def is_watched(modules: Iterable[nn.Module]) -> bool:
+    """Whether somebody expects modules, or modules in them, to be called: by hooks, or by replacing `forward`."""
+    return any(
+        m._forward_pre_hooks or m._forward_hooks or m._backward_pre_hooks or m._backward_hooks or "forward" in vars(m)
+        for module in modules
+        for m in module.modules()
+    )
 
 
 # `self` has no type in these two: TorchScript would compile its class instead of the module.
@@ -85,7 +95,7 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignor
 
 @torch.jit.ignore
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    whole = torch.jit.is_tracing() or bool(_only)
+    whole = torch.jit.is_tracing() or bool(_only) or is_watched(m for m in block.children() if m is not block.attn)
     return block.rest(x, attended) if whole else in_portions(block.rest, x, attended)
 
 

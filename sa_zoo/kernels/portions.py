@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils.checkpoint import checkpoint
 
 from sa_zoo.models.attention import Attention, attend_by_axes
@@ -84,7 +85,7 @@ def portions(attention: Attention, X: Tensor) -> Tensor:
         P = attention.attn_drop(attention.probabilities(X))
         return in_portions(partial(attention.values, P), X)
     factors = attention.axis_probabilities(X)
-    if torch.is_grad_enabled() or not has_storage(X) or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or not is_ordinary(X) or torch.is_autocast_enabled("cpu"):
         return in_portions(lambda some: attention.W_val(attend_by_axes(factors, some)), X)
     down, across = (P.to(X.dtype) for P in factors)
     # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
@@ -104,10 +105,11 @@ def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
     return heads.flatten(3)
 
 
-def has_storage(X: Tensor) -> bool:
-    """Whether X has numbers in memory, unlike the stand-ins of torch.func's transforms and tensor subclasses."""
+def is_ordinary(*tensors: Tensor) -> bool:
+    """Whether tensors are numbers in memory: no stand-ins of torch.func's transforms, subclasses or tangents."""
     try:
-        X.untyped_storage()
+        for tensor in tensors:
+            tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return False
-    return type(X) in (Tensor, nn.Parameter)
+    return all(type(tensor) in (Tensor, nn.Parameter) and unpack_dual(tensor).tangent is None for tensor in tensors)

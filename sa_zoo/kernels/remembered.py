@@ -33,7 +33,7 @@ def recall(attention: Attention, name: str, X: Tensor) -> Any:
     """The method `name` of X, as in the call before if neither the layer's terms nor the size of X have changed."""
     if torch.compiler.is_compiling():  # a graph cannot remember
         return getattr(attention, name)(X)
-    parameters, occasion = list(attention.terms.parameters()), (name, X.shape[1:3])
+    parameters, occasion = [*attention.terms.parameters(), *attention.terms.buffers()], (name, X.shape[1:3])
     last = _LAST.get(attention)
     if last is None or last.occasion != occasion or not _equal(last.parameters, parameters):
         copies = [parameter.detach().clone() for parameter in parameters]

@@ -41,7 +41,8 @@ def probabilities_from(scores: Tensor) -> Tensor:
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X]: (N_h, Q, N) or (B, N_h, Q, N), and (B, N, D) -> (B, Q, N_h D)"""
     P = P.to(X.dtype).transpose(-3, -2)  # (.., Q, N_h, N)
-    heads = P.flatten(-3, -2) @ X  # (B, Q N_h, D): the heads of a query come out next to each other
+    shared = P.flatten(-3, -2).expand(X.shape[0], -1, -1)  # else training folds images into columns, and copies twice
+    heads = shared @ X  # (B, Q N_h, D): the heads of a query come out next to each other
     return heads.unflatten(1, [P.shape[-3], P.shape[-2]]).flatten(2)  # (B, Q, N_h D)
 
 
@@ -51,7 +52,7 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
     Exact, and O(T (H + W)) in two dimensions, where `attend` is O(T^2).
     """
     first = factors[0].to(X.dtype).transpose(0, 1)  # (Q, N_h, N)
-    heads = first.flatten(0, 1) @ X.flatten(2)  # (B, Q N_h, the other axes and D)
+    heads = first.flatten(0, 1).expand(X.shape[0], -1, -1) @ X.flatten(2)  # (B, Q N_h, the other axes and D)
     heads = heads.unflatten(1, [first.shape[0], first.shape[1]])  # (B, Q, N_h, ..)
     for P in factors[1:]:
         keys = heads.unflatten(-1, [P.shape[2], -1])  # (B, *Q so far, N_h, N, ..)
