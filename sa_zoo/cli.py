@@ -89,7 +89,8 @@ def evaluate(
     from sa_zoo.training.config import DataConfig, data_of
     from sa_zoo.training.evaluate import evaluate_source
 
-    config = DataConfig(name=data, revision=revision, label_column=label_column) if data else data_of(model)
+    given = {key: value for key, value in {"revision": revision, "label_column": label_column}.items() if value}
+    config = (DataConfig(name=data) if data else data_of(model)).model_copy(update=given)
     measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
     if PartialState().is_main_process:
         typer.echo(json.dumps(measured, indent=2))

@@ -70,9 +70,9 @@ def json_object(text: bytes, source: str) -> dict[str, Any]:
 
 
 def check_new(folder: Path) -> None:
-    """Raise FileExistsError if `folder` exists and is not an empty folder."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"out: got {folder}, which is not empty, expected a new folder")
+    """Raise FileExistsError if `folder` exists and is not an empty folder, or has no name."""
+    if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise FileExistsError(f"out: got {folder}, expected the name of a new or an empty folder")
 
 
 @contextmanager

@@ -127,13 +127,13 @@ def check_config(path: Path) -> None:
 
 
 def check_weights(path: Path) -> int:
-    """Number of elements in a file of weights. Raises ValueError if it is damaged, or has NaN or infinity."""
+    """Elements in a file of weights as `at_most` counts. Raises ValueError if it is damaged, or has NaN or infinity."""
     elements = 0
     try:
         with safe_open(path, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a dictionary
                 tensor = tensors.get_tensor(name)
-                elements += tensor.numel()
+                elements += max(tensor.numel(), SMALLEST)
                 if tensor.is_complex() or not tensor.float().isfinite().all():
                     raise ValueError(f"weights: got NaN, infinity or complex numbers in {name} of {path}")
     except SafetensorError as error:

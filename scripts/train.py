@@ -4,4 +4,5 @@ import sys
 
 from sa_zoo.cli import app
 
-app(["train", *sys.argv[1:]], prog_name="sa-zoo")
+if __name__ == "__main__":  # processes that load images import this file
+    app(["train", *sys.argv[1:]], prog_name="sa-zoo")

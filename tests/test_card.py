@@ -169,6 +169,26 @@ def test_only_a_folder_with_its_own_code_is_offered_as_remote_code(run):
     assert "trust_remote_code=True" in render_card(run)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_code_for_timm_runs_for_any_number_of_channels(tmp_path, channels):
+    folder = make_run(tmp_path / "run", NAME, in_chans=channels)
+    card = render_card(folder)
+    (code,) = re.findall(r"```python\n(import timm.*?)```", card, re.DOTALL)
+    found = {}
+    exec(code.replace("hf-hub:you/sa_quadratic_tiny_cifar", f"local-dir:{folder}"), found)
+    assert found["probabilities"].shape == (1, 10)
+    assert ("With transformers" in card) == (channels == 3)  # its pipeline makes three channels of any image
+
+
+def test_the_licence_of_weights_of_others_is_theirs(run):
+    change(run / "config.json", architecture="test_resnet", model_args={"num_classes": 10})
+    assert ModelCard(render_card(run)).data.license == "apache-2.0"
+    config = json.loads((run / "config.json").read_text())
+    config["pretrained_cfg"].pop("license", None)
+    change(run / "config.json", architecture="resnet10t", pretrained_cfg={**config["pretrained_cfg"], "license": None})
+    assert ModelCard(render_card(run)).data.license == "unknown"
+
+
 def test_a_folder_of_an_unknown_model_is_refused(run):
     change(run / "config.json", architecture="hf-hub:somebody/elses")
     with pytest.raises(ValueError, match="got 'hf-hub:somebody/elses' as the model"):

@@ -105,3 +105,8 @@ def test_an_open_gate_has_no_bound():
     nn.init.ones_(layer.gate)
     with pytest.raises(ValueError, match="gate is open"):
         certificate(layer, [7, 7])
+
+
+def test_only_attention_has_a_bound():
+    with pytest.raises(ValueError, match="layer: got Conv2d, expected a result of attention_from_conv"):
+        certificate(nn.Conv2d(3, 5, 3), [7, 7])

@@ -9,6 +9,8 @@ import pytest
 import torch
 from damage import DAMAGES
 from pydantic import TypeAdapter
+from timm.optim import Lamb
+from timm.optim.kron import Kron
 
 from sa_zoo.model_folder import read_json, write_json, write_sums
 from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
@@ -41,7 +43,7 @@ def two(tmp_path):
     return tmp_path, tmp_path / "epoch-00000-step-0000005", tmp_path / "epoch-00000-step-0000006"
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, Lamb])
 def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
     (modules, opt), (others, other_opt) = trained(3, optimizer), trained(1, optimizer)
     counters = {"epoch": 2, "step": 7, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
@@ -54,6 +56,27 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
         for key in mine:
             assert torch.equal(mine[key], theirs[key])
             assert mine[key].stride() == theirs[key].stride()
+
+
+def test_lamb_goes_on_to_the_same_bits(tmp_path):
+    (modules, opt), (others, other_opt) = trained(3, Lamb), trained(1, Lamb)
+    save_checkpoint(tmp_path, modules, opt, {"epoch": 0, "step": 3})
+    load_checkpoint(tmp_path, others, other_opt)
+    for model, optimizer in ((modules["model"], opt), (others["model"], other_opt)):
+        torch.manual_seed(7)
+        optimizer.zero_grad()
+        model(torch.randn(2, 3, 7, 7)).square().mean().backward()
+        optimizer.step()
+    for key, value in modules["model"].state_dict().items():
+        assert torch.equal(value, others["model"].state_dict()[key])
+
+
+@pytest.mark.filterwarnings("ignore:.*opt_einsum")
+def test_a_state_that_no_file_can_hold_is_refused(tmp_path):
+    modules, opt = trained(3, Kron)
+    with pytest.raises(ValueError, match=r"optim.name: got an optimizer whose state cannot be saved"):
+        save_checkpoint(tmp_path, modules, opt, {"epoch": 0, "step": 3})
+    assert not names(tmp_path)
 
 
 def test_the_last_two_are_kept_and_nothing_else(two):

@@ -132,6 +132,15 @@ def test_evaluating_in_detail_on_named_data(run):
     assert 0 <= found["calibration_error"] <= 1
 
 
+def test_a_label_column_counts_for_the_data_of_the_run_too(run, tmp_path):
+    images = parquet_folder(tmp_path / "images", {split: noise_images(10) for split in ("train", "test")}, classes=10)
+    for name in ("config.json", "model.safetensors", "train.toml"):
+        text = (run[0] / name).read_bytes().replace(b'name = "digits"', f'name = "{images}"'.encode())
+        (tmp_path / name).write_bytes(text)
+    result = sa_zoo("evaluate", tmp_path, "--label-column", "nonsense")
+    assert result.exit_code == 1 and "data.label_column: got nonsense, expected one of" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -137,6 +137,15 @@ with torch.no_grad():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
 assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
+from pathlib import Path
+from sa_zoo.fit import finish_folder
+from sa_zoo.model_folder import load_model, write_timm_files
+folder = Path(__file__).with_name("folder")
+folder.mkdir()
+write_timm_files(folder, net)
+finish_folder(folder)
+with torch.no_grad():
+    assert torch.allclose(load_model(str(folder)).eval()(x), expected, atol=1e-5)
 """
 
 

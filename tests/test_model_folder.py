@@ -3,6 +3,7 @@
 import os
 import stat
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import timm
@@ -61,11 +62,13 @@ def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
 
 def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="which is not empty"), new_folder(tmp_path):
+    with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"), new_folder(tmp_path):
         pass
-    with pytest.raises(FileExistsError, match="which is not empty"), new_folder(tmp_path / "mine.txt"):
+    with pytest.raises(FileExistsError, match="expected the name of"), new_folder(tmp_path / "mine.txt"):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
+    with pytest.raises(FileExistsError, match=r"out: got \., expected the name of"), new_folder(Path()):
+        pass
 
 
 def test_timms_two_files_load_by_timm_and_by_transformers(tmp_path):

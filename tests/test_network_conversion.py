@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 
 import pytest
 import timm
@@ -141,7 +142,15 @@ def test_positions_are_kept_from_weight_decay():
         if name.endswith(("W_val.weight", "W_qry", "W_key")):
             assert name not in undecayed
     twin = copy.deepcopy(network)
-    assert twin.no_weight_decay.__self__ is twin and twin.no_weight_decay() == network.no_weight_decay()
+    twin.own = torch.nn.Module()
+    twin.own.Delta = torch.nn.Parameter(torch.zeros(3))
+    assert twin.no_weight_decay() == {*network.no_weight_decay(), "own.Delta"}
+
+
+def test_a_converted_network_reaches_another_process_as_it_is():
+    network, x = timm.create_model("mhsa_resnet_tiny_cifar").eval(), torch.randn(2, 3, 32, 32)
+    other = pickle.loads(pickle.dumps(network))  # as multiprocessing sends it
+    assert torch.equal(other(x), network(x)) and other.no_weight_decay() == network.no_weight_decay()
 
 
 def test_what_cannot_be_converted_is_said():

@@ -89,6 +89,13 @@ def test_a_pruned_model_is_written_loaded_by_every_library_and_trained_further(t
     assert [block.attn.W_val.in_features // D for block in tuned.blocks] == [3, 5, 4]
 
 
+def test_a_model_whose_size_and_classes_were_changed_is_pruned_as_it_is():
+    model = network("learned", classes=10)
+    model.set_input_size((16, 12))
+    model.reset_classifier(7)
+    assert prune_heads(model, CHOSEN)(torch.randn(3, 3, 16, 12)).shape == (3, 7)
+
+
 @pytest.mark.parametrize(
     ("model", "heads", "said"),
     [

@@ -226,6 +226,22 @@ def test_a_checkpoint_for_another_size_is_interpolated_and_says_so(name, tmp_pat
     assert torch.allclose(larger(x), model(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sa_learned_tiny_cifar", "sa_absolute_cifar", "sa_quadratic_tiny_cifar"])
+def test_another_size_is_saved_with_the_model(name, tmp_path, caplog):
+    model = timm.create_model(name, **SMALL).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.set_input_size((48, 40))
+    model.set_input_size()  # as in timm: stays as it is
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    caplog.clear()
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(2, 3, 48, 40)
+    assert again.img_size == (48, 40) and torch.allclose(again(x), model(x), atol=1e-6)
+    assert "interpolated" not in caplog.text
+
+
 def test_a_checkpoint_of_another_width_is_refused(tmp_path):
     model = timm.create_model("sa_learned_tiny_cifar", **SMALL)
     timm.models.save_for_hf(model, tmp_path, model_args=SMALL, safe_serialization=True)

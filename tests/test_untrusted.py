@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
+import timm
 import torch
 from hostile import FOLDERS, IMAGES, change_config
 from model_folders import make_run
@@ -22,11 +23,12 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
-from sa_zoo.model_folder import load_model
+from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.config import DataConfig, ModelConfig
 from sa_zoo.training.model import InputFormat, create_model
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import splits_of
+from sa_zoo.untrusted import checked
 
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
 
@@ -62,6 +64,14 @@ def test_a_hostile_folder_is_refused_with_a_clear_error(folder, monkeypatch, att
     with pytest.raises((ValueError, OSError)):
         create_model(ModelConfig(name="sa_quadratic_cifar", init=f"local-dir:{folder}"), 10)
     assert state_of(folder.parent) == before
+
+
+def test_a_network_of_many_small_tensors_is_within_the_bounds(tmp_path):
+    """More than 8 times its elements, as each tensor counts as at least 8,192, in three networks."""
+    write_timm_files(tmp_path, timm.create_model("ghostnetv3_050", num_classes=10))
+    with checked(f"local-dir:{tmp_path}"):
+        for _ in range(3):
+            timm.create_model(f"local-dir:{tmp_path}")
 
 
 def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):

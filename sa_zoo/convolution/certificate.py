@@ -50,8 +50,10 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises ValueError for a layer whose gate is open, as its output depends on the data.
+    Raises ValueError for a layer whose gate is open, as its output depends on the data, and for other layers.
     """
+    if not isinstance(layer, ConvolutionalAttention):
+        raise ValueError(f"layer: got {type(layer).__name__}, expected a result of attention_from_conv without `patch`")
     if isinstance(layer, ContentAttention) and layer.gate.detach().any():
         raise ValueError("layer: got one whose gate is open, expected a layer that does not look at content")
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -133,7 +132,7 @@ def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
         for name, child in list(module._modules.items()):  # named_children would name a layer used twice once
             if child is conv:
                 setattr(module, name, attention)
-    network.no_weight_decay = MethodType(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
+    network.no_weight_decay = partial(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
 
 
 def undecayed(network: nn.Module) -> set[str]:

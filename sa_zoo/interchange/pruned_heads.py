@@ -81,7 +81,7 @@ def _counts(network: nn.Module, heads: Heads) -> list[int]:
 
 def _like(network: Any, num_heads: list[int], **more: Any) -> Any:
     """An untrained network that differs in its numbers of heads only."""
-    arguments = {"num_classes": network.num_classes} | network._model_args | more
+    arguments = network._model_args | {"num_classes": network.num_classes} | more
     arguments["num_heads"] = num_heads[0] if len(set(num_heads)) == 1 else num_heads
     cfg = PretrainedCfg(**network.pretrained_cfg)
     return timm.create_model(str(cfg.architecture), pretrained_cfg=cfg, **arguments).eval()

@@ -28,10 +28,10 @@ def export_for_transformers(folder: Path) -> None:
     """
     written = read_json(folder / "config.json")
     network: Any = timm.create_model(f"local-dir:{folder}")
-    if not isinstance(network, SANet):
+    if not isinstance(network, SANet) or not (kind := _kind(network)):
         return
     again = written.get("model_type") == SAConfig.model_type
-    config = SAConfig.from_pretrained(folder) if again else _config(network, written["pretrained_cfg"])
+    config = SAConfig.from_pretrained(folder) if again else _config(network, kind, written["pretrained_cfg"])
     with TemporaryDirectory() as new:
         custom_object_save(SAForImageClassification, new)
         _image_processor(network).save_pretrained(new)
@@ -41,20 +41,25 @@ def export_for_transformers(folder: Path) -> None:
             write_file(folder / path.name, path.read_bytes())
 
 
-def _config(network: Any, pretrained_cfg: dict[str, Any]) -> SAConfig:
+def _kind(network: Any) -> str:
+    """The name in TERMS of a network's score terms; empty for terms of somebody's own."""
+    built, depth = [tuple(type(term) for term in block.attn.terms) for block in network.blocks], len(network.blocks)
+    kinds = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])
+    return next(kinds, "")
+
+
+def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
     """The configuration of a SANet that timm has built; `pretrained_cfg` is the one in its config.json."""
     if network.global_pool != "avg":
         raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do")
     names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
     if len(names) != network.num_classes:
         raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
-    block, depth = network.blocks[0], len(network.blocks)
+    block = network.blocks[0]
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
     heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
-    built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
-    kinds: Any = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])
     return SAConfig(
-        attention_type=next(kinds),
+        attention_type=kind,  # type: ignore[arg-type]  # one of them
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
         num_attention_heads=heads[0] if len(set(heads)) == 1 else heads,

@@ -41,8 +41,7 @@ def probabilities_from(scores: Tensor) -> Tensor:
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X]: (N_h, Q, N) or (B, N_h, Q, N), and (B, N, D) -> (B, Q, N_h D)"""
     P = P.to(X.dtype).transpose(-3, -2)  # (.., Q, N_h, N)
-    shared = P.flatten(-3, -2).expand(X.shape[0], -1, -1)  # else training folds images into columns, and copies twice
-    heads = shared @ X  # (B, Q N_h, D): the heads of a query come out next to each other
+    heads = P.flatten(-3, -2).expand(X.shape[0], -1, -1) @ X  # (B, Q N_h, D); unexpanded, training would copy it
     return heads.unflatten(1, [P.shape[-3], P.shape[-2]]).flatten(2)  # (B, Q, N_h D)
 
 

@@ -30,7 +30,7 @@ DERIVED = {
 
 @strict
 class SAConfig(BackboneConfigMixin, PreTrainedConfig):
-    """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); the defaults are SA-quadratic for CIFAR.
+    """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); by default SA-quadratic with two classes.
 
     Args:
         attention_type: the score terms (TERMS in terms.py); the part of a timm name between `sa_` and `_cifar`.

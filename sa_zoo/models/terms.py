@@ -95,8 +95,8 @@ class RelativeTables(nn.Module):
     @torch.jit.ignore
     def set_grid(self, grid: Grid) -> None:
         """Interpolate the tables to a grid of (H, W) pixels."""
-        self.row = nn.Parameter(resized_table(self.row.detach(), grid[1]))
-        self.col = nn.Parameter(resized_table(self.col.detach(), grid[0]))
+        self.row = nn.Parameter(resized_table(self.row.detach(), grid[1]), self.row.requires_grad)
+        self.col = nn.Parameter(resized_table(self.col.detach(), grid[0]), self.col.requires_grad)
 
 
 class Learned(RelativeTables):
@@ -207,7 +207,7 @@ class Absolute(nn.Module):
     @torch.jit.ignore
     def set_grid(self, grid: Grid) -> None:
         """Interpolate the encoding to a grid of (H, W) pixels."""
-        self.P = nn.Parameter(resized_grid(self.P.detach(), *grid))
+        self.P = nn.Parameter(resized_grid(self.P.detach(), *grid), self.P.requires_grad)
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""

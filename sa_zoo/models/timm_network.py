@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from timm.models import checkpoint, checkpoint_seq, register_notrace_module
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.types import Device
@@ -47,6 +48,12 @@ class TimmSANet(SANet):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {"stem": r"^patch_embed", "blocks": r"^blocks\.(\d+)"}
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+        """Accept images of another size, which is saved with the model."""
+        super().set_input_size(img_size or self.img_size)
+        update_model_input_size(self, self.img_size)
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -106,18 +106,19 @@ def _facts(folder: Path) -> dict[str, Any]:
     entry = timm.models.model_entrypoint(name)
     model: Any = timm.create_model(f"local-dir:{folder}" if config else name)
     cfg: dict[str, Any] = model.pretrained_cfg
+    ours = entry.__module__.startswith("sa_zoo.")
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else ""
     return {
         "name": name,
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
         "attention": cfg.get("paper_ids") == PAPER,
-        "ours": entry.__module__.startswith("sa_zoo."),
+        "ours": ours,
         "remote_code": "auto_map" in config,
         "weights_sha256": sha256,
         "metrics": metrics,
         "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
-        "licence": cfg.get("license") or "apache-2.0",
+        "licence": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(model, tuple(cfg["input_size"])),
         "recipe": recipe.strip(),
         "base": init.partition(":")[2] or init,

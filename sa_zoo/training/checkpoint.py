@@ -43,12 +43,16 @@ def save_checkpoint(
     values = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
     tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
     scalars = {key: value for key, value in values.items() if key not in tensors}
+    groups = [{key: v.item() if isinstance(v, Tensor) else v for key, v in g.items()} for g in saved["param_groups"]]
     final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
     if final in checkpoints(folder):  # a damaged one, which this run did not resume from
         shutil.rmtree(final)
     with new_folder(final) as new:
         write_file(new / TENSORS, save(tensors, {"format": "pt"}))
-        write_json(new / COUNTERS, {"counters": counters, "scalars": scalars, "groups": saved["param_groups"]})
+        try:
+            write_json(new / COUNTERS, {"counters": counters, "scalars": scalars, "groups": groups})
+        except TypeError as error:
+            raise ValueError(f"optim.name: got an optimizer whose state cannot be saved: {error}") from error
         for path in files:
             write_file(new / path.name, path.read_bytes())
         write_sums(new, [path.name for path in new.iterdir()])

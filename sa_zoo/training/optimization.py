@@ -32,5 +32,5 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
         raise ValueError(f"optim.args: got {', '.join(repeated)}, expected as optim.{repeated[0]}")
     try:
         return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
-    except TypeError as error:
+    except (AssertionError, TypeError) as error:
         raise ValueError(f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}") from error
