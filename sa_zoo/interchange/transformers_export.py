@@ -44,8 +44,7 @@ def export_for_transformers(folder: Path) -> None:
 def _kind(network: Any) -> str:
     """The name in TERMS of a network's score terms; empty for terms of somebody's own."""
     built, depth = [tuple(type(term) for term in block.attn.terms) for block in network.blocks], len(network.blocks)
-    kinds = (n for n, terms in TERMS.items() if built == [terms_of_block(terms, i, depth) for i in range(depth)])
-    return next(kinds, "")
+    return next((n for n, t in TERMS.items() if built == [terms_of_block(t, i, depth) for i in range(depth)]), "")
 
 
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
