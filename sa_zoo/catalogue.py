@@ -17,6 +17,7 @@ from sa_zoo.publishing.card import architecture, render_card, write_card
 from sa_zoo.publishing.folder import check_complete, check_folder, read_manifest
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.untrusted import check_weights
 
 CODE = Path(__file__).parent / "models"
 FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
@@ -77,6 +78,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
 def _check(run: Path, entry: Path) -> None:
     """Raise ValueError unless the run is finished, and `entry` empty, new or the folder of its model in a catalogue."""
     check_complete(run)
+    check_weights(run / "model.safetensors")
     names = {path.name for path in entry.iterdir()} if entry.exists() else set()
     in_catalogue = "check.json" in names or names <= {"README.md", "results"}
     if names and not (in_catalogue and architecture(entry) == architecture(run)):

@@ -92,7 +92,9 @@ def _convolutions(network: Any, layers: list[Layer], test: TestImages, sizes: st
     """Accuracy with each layer as its nearest K x K convolution, and with all of them, and certificate of each."""
     if not isinstance(network, SANet):
         raise ValueError(f"--convolve: got {type(network).__name__}, expected one of this package's attention networks")
-    windows = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+    if not all(size.strip().isdecimal() for size in sizes.split(",")):
+        raise ValueError(f"--convolve: got {sizes}, expected odd numbers, such as 3,5,7")
+    windows = [int(size) for size in sizes.split(",")]
     replaced = {K: [_nearest(network, layer, K) for layer in layers] for K in windows}
     accuracy, one, every = test.scores(network).top1, {}, {}
     for K, convolutions in replaced.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sa_zoo.model_folder import read_json, write_json
 
@@ -26,10 +26,10 @@ class Section(BaseModel):
 class Scores(Section):
     """Result on a split: top1 and top5 as fractions, loss (mean cross-entropy) in nats, n images."""
 
-    top1: float
-    top5: float
+    top1: float = Field(ge=0, le=1)
+    top5: float = Field(ge=0, le=1)
     loss: float
-    n: int
+    n: int = Field(ge=1)
     # on the test split of a run, and by `sa-zoo evaluate --detail`
     per_class: list[float | None] | None = None
     calibration_error: float | None = None

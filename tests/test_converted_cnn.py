@@ -5,6 +5,7 @@ import json
 import pytest
 import timm
 import torch
+from model_folders import make_run
 from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 
@@ -66,10 +67,13 @@ def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
 
 def test_what_cannot_be_written_is_refused_before_anything_is(run, tmp_path):
     _, source = run("resnet_tiny_cifar")
-    with pytest.raises(FileExistsError, match="is not empty"):
+    with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"):
         convert_to_folder(str(source), source)
     with pytest.raises(ValueError, match="alpha: got inf"):
         convert_to_folder(str(source), tmp_path / "converted", alpha=float("inf"))
     with pytest.raises(ValueError, match="layers: got 'nothing'"):
         convert_to_folder(str(source), tmp_path / "converted", layers="nothing")
-    assert [path.name for path in tmp_path.iterdir()] == ["resnet_tiny_cifar"]
+    attention = make_run(tmp_path / "attention", "sa_quadratic_tiny_cifar", depth=1)
+    with pytest.raises(ValueError, match="which is a network of attention, expected a CNN"):
+        convert_to_folder(str(attention), tmp_path / "converted")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attention", "resnet_tiny_cifar"]

@@ -315,9 +315,13 @@ def test_a_data_set_without_images_is_reported(tmp_path):
         open_source(DataConfig(name=str(tmp_path)))
 
 
-def test_a_data_set_without_training_images_is_reported(tmp_path):
+def test_a_data_set_without_training_images_can_be_tested_on(tmp_path):
     folder = parquet_folder(tmp_path / "tiny", {"test": noise_images(5)})
-    with pytest.raises(ValueError, match=r"with splits test, expected one called train"):
+    found = read(folder)
+    assert [len(found[name]) for name in ("train", "validation", "test")] == [0, 0, 5]
+    files = "- config_name: default\n  data_files:\n  - split: extra\n    path: test-*.parquet"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{files}\n---\n")
+    with pytest.raises(ValueError, match=r"with splits extra, expected train or test"):
         open_source(DataConfig(name=str(folder)))
 
 
@@ -332,7 +336,10 @@ def test_an_image_of_the_wrong_channel_count_is_reported(tmp_path, mode, channel
 def test_a_damaged_image_is_reported(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"image 1 of the train split: cannot identify image file"):
+    with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: cannot identify image file"):
+        read(folder)
+    noise_images(1, mode="RGBA")[0].save(folder / "train" / "cat" / "1.png")
+    with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: got 4 channels"):
         read(folder)
 
 

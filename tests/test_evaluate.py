@@ -157,6 +157,15 @@ def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folde
     assert config["model_args"]["patch_size"] == TINY_VIT["patch_size"]
 
 
+def test_other_names_of_classes_are_said(run_folder, tmp_path, caplog):
+    evaluate_source(str(run_folder), DataConfig(name="digits"))
+    assert not caplog.text
+    images = {split: noise_images(10) for split in ("train", "test")}
+    folder = parquet_folder(tmp_path / "ten", images, classes=10)
+    evaluate_source(str(run_folder), DataConfig(name=str(folder)))
+    assert "classes count by number, and 0 of the model is label 0 in ten" in caplog.text
+
+
 def test_another_number_of_classes_is_reported(run_folder, tmp_path):
     folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
     with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.figures import comparisons, draw_figures, gaussian_layers
+from sa_zoo.analysis.figures import comparisons, draw_figures, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.run_figures import accuracy_against_work, confusion, convolved, learning_curves, reliability
@@ -99,6 +99,24 @@ def test_folders_that_are_no_runs_or_have_one_name_are_refused(tmp_path, runs, s
     folders = [str(tmp_path / name) for name in runs]
     result = CliRunner().invoke(app, ["plot", *folders, "--out", str(tmp_path / "out")])
     assert result.exit_code == 1 and said in result.output and not (tmp_path / "out").exists()
+
+
+def test_the_figures_of_one_layer_and_one_epoch_are_whole():
+    figure = head_positions([{"Delta": np.zeros((3, 2)), "spread": np.ones(3)}])
+    figure.canvas.draw()
+    for label in (figure._supxlabel, figure._supylabel):
+        extent = label.get_window_extent()
+        assert 0 <= extent.x0 <= extent.x1 <= figure.bbox.width and 0 <= extent.y0 <= extent.y1 <= figure.bbox.height
+    line = {"epoch": 1, "loss": 0.5, "top1": 0.75}
+    for axes in learning_curves({"": [[line]]}).axes:
+        assert all(float(tick).is_integer() for tick in axes.xaxis.get_major_locator()())
+
+
+def test_a_truncated_file_is_named(run):
+    weights = run / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"model\.safetensors: got a truncated or damaged file"):
+        figures_of(run)
 
 
 def test_the_curves_hold_the_history():

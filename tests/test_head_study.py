@@ -91,7 +91,7 @@ def test_a_degenerate_head_is_removed_or_reset_in_a_new_folder(folder, tmp_path,
         (["--prune"], "--out: got nothing"),
         (["--convolve", "3"], "--data: got nothing, expected a data set"),
         (["--convolve", "4", "--data", "digits"], "window: got 4, expected an odd number up to 8"),
-        (["--convolve", "x", "--data", "digits"], "window: got 0, expected an odd number up to 8"),
+        (["--convolve", "x", "--data", "digits"], "--convolve: got x, expected odd numbers, such as 3,5,7"),
         (["--prune", "--sharpness", "0", "--data", "digits", "--out", "OUT"], "heads: got none that is degenerate"),
     ],
 )

@@ -42,6 +42,10 @@ def test_a_folder_without_metrics_has_measured_nothing(tmp_path):
     [
         ('{"version": 2}', r"expected version 1 of its schema, but version: got 2"),
         ('{"test": {"top1": 0.5}}', r"test.top5: got .*; test.loss"),
+        (
+            '{"test": {"top1": 1.7, "top5": 1, "loss": 1, "n": 1}}',
+            r"test.top1: got 1.7: Input should be less than or equal",
+        ),
         ('{"accuracy": 0.5}', r"accuracy: got 0.5: Extra inputs are not permitted"),
         ("[]", r"metrics.json: got a list, expected a JSON object"),
         ("{", r"metrics.json: got what is not JSON"),

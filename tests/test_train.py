@@ -373,7 +373,11 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         ({"optim": {"args": {"adjust_lr": 1}}}, r"optim.args: got {'adjust_lr': 1}, which timm's adamw does not"),
         ({"optim": {"args": {"lr": 1}}}, r"optim.args: got lr, expected as optim.lr"),
         ({"augment": {"small_epochs": 1}}, r"augment.small_epochs: got 1, expected 0: test_vit takes one size of imag"),
-        ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 images"),
+        (
+            {"model": {"name": "sa_quadratic_tiny_cifar", "args": {}}, "data": {"image_size": 15}},
+            r"image_size: got 15x15: im",
+        ),
+        ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 to train on"),
         (
             {"augment": {"mixup": 0.2}},
             r"train.batch_size: got 211, which is 211 images per micro-batch, expected an even number",
@@ -485,10 +489,10 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
     folder = parquet_folder(tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)})
     table = {"data": {"name": str(folder), "validation": 0.2}, "train": {"batch_size": 8, "checkpoint_steps": 1}}
 
-    def killed(self: Decoder, image_of: Any, table: str, row: int) -> torch.Tensor:
+    def killed(self: Decoder, image_of: Any, images: Any, table: str, row: int) -> torch.Tensor:
         if training["killed"] and row == 30 and get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, image_of, table, row)
+        return read(self, image_of, images, table, row)
 
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
     monkeypatch.setattr(Decoder, "read", killed)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.utils import natural_key
 
@@ -151,4 +152,8 @@ def _text(path: Path) -> str:
 
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:
-    return {name: each.float().numpy() for name, each in load_file(path).items()} if path.is_file() else {}
+    """The tensors of a file; none if it is not there."""
+    try:
+        return {name: each.float().numpy() for name, each in load_file(path).items()} if path.is_file() else {}
+    except SafetensorError as error:
+        raise ValueError(f"{path}: got a truncated or damaged file: {error}") from error

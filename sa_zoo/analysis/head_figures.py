@@ -67,7 +67,7 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     """One square of displacements per layer, from -reach to reach, rows downwards."""
     columns = min(layers, 3)
     rows = math.ceil(layers / columns)
-    figure = Figure(figsize=(2.5 * columns + 0.3, 2.6 * rows + 0.2), layout="constrained")
+    figure = Figure(figsize=(max(2.5 * columns + 0.3, 3.6), max(2.6 * rows + 0.2, 3.6)), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for index, axes in enumerate(panels[:layers]):
         axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1))  # the query
@@ -121,7 +121,7 @@ def head_depth(heads: Sequence[Head], window: int) -> Figure:
         )
         axes.set(title=title, xlabel="layer")
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
     figure.axes[0].legend(frameon=False)
     return figure

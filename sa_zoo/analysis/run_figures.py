@@ -38,7 +38,7 @@ def learning_curves(groups: Mapping[str, Sequence[History]]) -> Figure:
             if all(held_out):
                 _band(axes, held_out, color=color, linestyle="-", label=f"{start}held out")
         axes.set(title=title, xlabel="epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if len(groups) > 1:
@@ -122,7 +122,7 @@ def convolved(accuracy: float, by_size: Mapping[int, Sequence[float]], all_layer
         one.plot(range(1, len(values) + 1), [100 * each for each in values], style, color=COLORS[index], label=label)
         every.plot([str(K)], [100 * all_layers[K]], MARKERS[index], color=COLORS[index], markersize=8)
     one.set(title="one layer replaced", xlabel="layer", ylabel="test accuracy, %")
-    one.xaxis.get_major_locator().set_params(integer=True)
+    one.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     one.legend(frameon=False, fontsize="small")
     every.set(title="all layers replaced", xlabel="K")
     return figure

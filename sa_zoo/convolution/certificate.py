@@ -54,6 +54,8 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
     """
     if not isinstance(layer, ConvolutionalAttention):
         raise ValueError(f"layer: got {type(layer).__name__}, expected a result of attention_from_conv without `patch`")
+    if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
+        raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
     if isinstance(layer, ContentAttention) and layer.gate.detach().any():
         raise ValueError("layer: got one whose gate is open, expected a layer that does not look at content")
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)

@@ -11,6 +11,7 @@ from sa_zoo.convolution.network_conversion import Report, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.metrics import Conversion, Metrics, write_metrics
 from sa_zoo.model_folder import check_new, load_model, new_folder, write_file, write_timm_files
+from sa_zoo.models.network import SANet
 
 
 def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 46.0, content: bool = False) -> Report:
@@ -23,6 +24,8 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     if math.isinf(alpha):
         raise ValueError("alpha: got inf, which JSON cannot hold, expected a number; 46 gives the same function")
     network: Any = load_model(source).eval()
+    if isinstance(network, SANet):
+        raise ValueError(f"source: got {source}, which is a network of attention, expected a CNN")
     converted, report = convert(network, layers, alpha, content)
     # the registered network that equals the converted one: config.json can name it
     cnn, arguments = network.pretrained_cfg["architecture"], getattr(network, "_model_args", {})

@@ -1,5 +1,6 @@
 """One function computes every accuracy that is reported."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import InputFormat, input_format_of
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
+
+_logger = logging.getLogger(__name__)
 
 CALIBRATION_BINS = 15
 MOST_CLASSES = 100  # of a confusion matrix; a larger one is neither stored nor read
@@ -89,5 +92,8 @@ def open_test_split(network: nn.Module, data: DataConfig, accelerator: Accelerat
     source = open_source(data)
     if network.num_classes != len(source.classes):
         raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has")
+    named = getattr(network, "pretrained_cfg", {}).get("label_names") or source.classes
+    for mine, given in [pair for pair in zip(named, source.classes, strict=False) if pair[0] != pair[1]][:1]:
+        _logger.warning("data: classes count by number, and %s of the model is %s in %s", mine, given, source.name)
     input_format = input_format_of(network, data.image_size)
     return source.name, splits_of(source, 0, input_format, accelerator.device, ["test"])["test"], input_format

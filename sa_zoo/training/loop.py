@@ -60,7 +60,7 @@ class Run:
         if rest:
             raise ValueError(f"{got}, expected a multiple of {parts[0]} processes x {parts[1]} micro-batches")
         if not self.steps:
-            raise ValueError(f"{got}, expected at most the {len(split)} images")
+            raise ValueError(f"{got}, expected at most the {len(split)} to train on")
         if augment.mixup and self.micro_batch % 2:
             raise ValueError(f"{got}, which is {self.micro_batch} images per micro-batch, expected an even number")
         self.total = train.epochs * self.steps * train.batch_size

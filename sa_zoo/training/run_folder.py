@@ -41,7 +41,7 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
     resume, ValueError if the folder holds a run of another config, or its checkpoints are a link to elsewhere.
     """
     if not resume:
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new --out, or --resume")
         return None
     if not (out / "train.toml").is_file():

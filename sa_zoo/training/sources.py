@@ -41,6 +41,11 @@ class Images:
     def __iter__(self) -> Iterator[Image.Image]:
         return map(self._opened, self.table[self.column])
 
+    def path(self, row: int) -> str:
+        """The file of an image, if it has one to itself."""
+        file = self.table[row][self.column]
+        return file["path"] if file["bytes"] is None else ""
+
     def _opened(self, file: dict[str, Any]) -> Image.Image:
         picture = open_picture(Path(file["path"]) if file["bytes"] is None else BytesIO(file["bytes"]))
         return picture.convert(self.mode) if self.mode in MODES else picture
@@ -62,12 +67,13 @@ def open_source(config: DataConfig) -> Source:
     if config.name == "digits":
         return _digits()
     found = _load(config)
-    if "train" not in found:
-        raise ValueError(f"data.name: got {config.name} with splits {', '.join(found)}, expected one called train")
     test = next((found[name] for name in TEST_SPLITS if name in found), None)
-    splits = {"train": found["train"]} | ({} if test is None else {"test": test})
-    image, label = _columns(found["train"].features, config)
-    names = getattr(found["train"].features[label], "names", None)
+    if "train" not in found and test is None:
+        raise ValueError(f"data.name: got {config.name} with splits {', '.join(found)}, expected train or test")
+    train: Any = found["train"] if "train" in found else test and test.select([])  # to evaluate only
+    splits = {"train": train} | ({} if test is None else {"test": test})
+    image, label = _columns(train.features, config)
+    names = getattr(train.features[label], "names", None)
     labels, bound = {}, len(names) if names else MOST_CLASSES
     for split, data in splits.items():
         for chunk in data.data.column(image).chunks:
@@ -81,7 +87,7 @@ def open_source(config: DataConfig) -> Source:
         labels[split] = np.array(values, np.int64)
     classes = tuple(names or map(str, range(max(values.max(initial=0) for values in labels.values()) + 1)))
     title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
-    undecoded, mode = datasets.Image(decode=False), found["train"].features[image].mode
+    undecoded, mode = datasets.Image(decode=False), train.features[image].mode
     tables = {split: data.select_columns([image]).cast_column(image, undecoded) for split, data in splits.items()}
     return Source(title, {split: Images(table, image, mode) for split, table in tables.items()}, labels, classes)
 
@@ -152,5 +158,5 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     if config.label_column and not labels:
         raise ValueError(f"data.label_column: got {config.label_column}, expected one of {names}")
     if not labels:
-        raise ValueError(f"{got} {names}, expected labels: a folder per class, or data.label_column")
+        raise ValueError(f"{got} {names}, expected labels: a folder per class, two at least, or data.label_column")
     return images[0], labels[0]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from sa_zoo.training.augment import HOLD_OUT, permutation
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import Source
+from sa_zoo.training.sources import Images, Source
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -65,10 +65,9 @@ class StreamedSplit(Split):
         self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        rows = self.rows[indices].tolist()
-        images = torch.stack([self.decode.read(self.encoded.__getitem__, self.table, row) for row in rows])
-        positions = torch.tensor(indices)
-        return images, self.labels[positions], positions
+        images, positions = self.encoded, torch.tensor(indices)
+        decoded = [self.decode.read(images.__getitem__, images, self.table, int(row)) for row in self.rows[indices]]
+        return torch.stack(decoded), self.labels[positions], positions
 
     def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
         gc.freeze()  # a collection writes to every object, and each worker would get a copy of what it shares
@@ -99,19 +98,21 @@ class Decoder:
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
-    def read(self, image_of: Callable[[int], Image.Image], table: str, row: int) -> Tensor:
-        """Decode one image. Raises UnreadableImage."""
+    def read(self, image_of: Callable[[int], Image.Image], images: Any, table: str, row: int) -> Tensor:
+        """Decode one of the images. Raises UnreadableImage."""
         try:
             return self(image_of(row))
         except Exception as error:
-            raise UnreadableImage(f"image {row} of the {table} split: {error or type(error).__name__}") from error
+            file = f"{path}, " if isinstance(images, Images) and (path := images.path(row)) else ""
+            where = f"{file}image {row} of the {table} split"
+            raise UnreadableImage(f"{where}: {error or type(error).__name__}") from error
 
     def table(self, source: Source, table: str) -> Tensor:
         """All images of a table, uint8 (N, C, H, W)."""
         decoded = torch.empty((len(source.labels[table]), *self.input_size), dtype=torch.uint8)
         images = iter(source.images[table])
         for row in range(len(decoded)):
-            decoded[row] = self.read(lambda _: next(images), table, row)
+            decoded[row] = self.read(lambda _: next(images), source.images[table], table, row)
         return decoded
 
 

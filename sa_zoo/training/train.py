@@ -129,9 +129,13 @@ def _pflop(model: nn.Module, config: Config, input_format: InputFormat, steps: i
     small, size = config.augment.small_epochs, config.augment.small_size
     if small and getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
         raise ValueError(f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes one size of images")
-    macs = (config.train.epochs - small) * training_macs(model, input_format.input_size)
-    if small:
-        macs += small * training_macs(model, (input_format.input_size[0], size, size))
+    whole = input_format.input_size
+    try:
+        macs = (config.train.epochs - small) * training_macs(model, whole)
+        macs += small * training_macs(model, (whole[0], size, size)) if small else 0
+    except AssertionError as error:
+        small_images = f" and {size}x{size}, augment.small_size" if small else ""
+        raise ValueError(f"data.image_size: got {whole[1]}x{whole[2]}{small_images}: {error}") from error
     return 3 * 2 * macs * steps * config.train.batch_size / 1e15
 
 
