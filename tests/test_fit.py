@@ -56,6 +56,14 @@ def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, t
     } <= set(ours)
 
 
+@pytest.mark.parametrize("kind", ["quadratic_gen", "learned", "content", "absolute", "eq8", "mixed"])
+def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, kind):
+    model = {"name": f"sa_{kind}_tiny_cifar", "args": SMALL}
+    fit(tiny_config(model=model, data={"image_size": 16}, train={"epochs": 1}), tmp_path / "run")
+    left = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")}
+    assert {"README.md", "explorer.html", "figures/head_maps.png", "modeling_sa.py", "sha256.json"} <= left
+
+
 def test_a_finished_run_is_left_alone(run):
     config, out = run
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}

@@ -106,8 +106,8 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     query, means = height // 2 * width + width // 2, [torch.zeros(()) for _ in blocks]
     for some in images.split(IMAGES_AT_ONCE):
         for index, P in enumerate(model.eval().attention_maps(some)):
-            seen = P[..., query, :].unflatten(-1, [height, width]).cpu()  # (B, N_h, H, W)
-            means[index] = means[index] + seen.sum(dim=0) / len(images)
+            seen = P[..., query, :].unflatten(-1, [height, width]).cpu()
+            means[index] = means[index] + seen.expand(len(some), -1, -1, -1).sum(dim=0) / len(images)  # (N_h, H, W)
     named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
 
