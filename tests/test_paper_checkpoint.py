@@ -187,5 +187,5 @@ def test_other_names_and_folders_in_the_way_are_refused(tmp_path):
         convert_reference(path, "sa_content_cifar", tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").touch()
-    with pytest.raises(FileExistsError, match="expected a new folder"):
+    with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"):
         convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
