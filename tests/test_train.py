@@ -24,7 +24,7 @@ from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config,
 from sa_zoo.training.evaluate import evaluate_source
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.progress import Interrupted
+from sa_zoo.training.progress import Interrupted, Progress
 from sa_zoo.training.splits import Decoder
 from sa_zoo.training.train import train
 
@@ -198,6 +198,15 @@ def test_an_interrupted_run_saves_and_resumes_to_the_same_weights(whole, tmp_pat
     assert signal.getsignal(number) == handler
     train(tiny_config(**table), tmp_path / "run", resume=True)
     assert_same_run(whole, tmp_path / "run")
+
+
+def test_the_time_left_is_that_of_this_process(monkeypatch, capsys):
+    now = iter([1000.0, 1010.0])
+    monkeypatch.setattr("sa_zoo.training.progress.time.monotonic", lambda: next(now))
+    progress = Progress(images=1000, done=700, epochs=10, main=True)  # resumed; the first 700 images took an hour
+    record = {"epoch": 8, "loss": 1.0, "top1": 0.5, "seconds": 3600.0}
+    progress.end_epoch(record, done=800, images_per_second=7.0)  # 100 in 10 seconds
+    assert capsys.readouterr().out.endswith("7 images/s, 00:20 left\n")
 
 
 @pytest.mark.parametrize("once", ["checkpoints/epoch-00000-step-*", "checkpoints/epoch-00002-*"])

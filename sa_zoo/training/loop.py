@@ -202,7 +202,7 @@ class Run:
             write_history(self.out, counters.history)
             record_heads(self.out, self.averaged, counters.epoch)
         self.save()
-        self.progress.end_epoch(record, self.images_per_second())
+        self.progress.end_epoch(record, self.images_done(), self.images_per_second())
         return record
 
     def images_per_second(self) -> float:

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,8 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
     """Images done, their rate and the time left: `show` after steps, `end_epoch` after each epoch."""
 
     def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:
-        self.epochs, self.main = epochs, main
+        self.images, self.epochs, self.main = images, epochs, main
+        self.start = time.monotonic(), done  # of this process, as a resumed run may be on another machine
         hidden = not (main and sys.stderr.isatty())
         super().__init__(total=images, initial=done, unit=" images", unit_scale=True, disable=hidden)
 
@@ -27,14 +29,14 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
         self.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.3f}", refresh=False)
         self.update(done - self.n)
 
-    def end_epoch(self, record: dict[str, Any], images_per_second: float) -> None:
+    def end_epoch(self, record: dict[str, Any], done: int, images_per_second: float) -> None:
         """Print a line of the history."""
         if self.main:
-            seconds_left = record["seconds"] / record["epoch"] * (self.epochs - record["epoch"])
+            seconds = (time.monotonic() - self.start[0]) / max(done - self.start[1], 1) * (self.images - done)
             held_out = f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
             self.write(
                 f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
-                f"{held_out}, {images_per_second:.0f} images/s, {self.format_interval(seconds_left)} left"
+                f"{held_out}, {images_per_second:.0f} images/s, {self.format_interval(seconds)} left"
             )
             sys.stdout.flush()
 
