@@ -118,7 +118,7 @@ def convert(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     layers: Annotated[str, typer.Option(help="Names of layers, with wildcards, separated by commas.")] = "*",
     alpha: Annotated[float, typer.Option(help="Sharpness of the heads; above 38 they equal convolutions.")] = 46.0,
-    content: Annotated[bool, typer.Option("--content", help="Add gated content; for small alpha, late layers")] = False,
+    content: Annotated[bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")] = False,
     data: Annotated[str, typer.Option(help="Data set on whose test split to measure accuracy before and after.")] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""

@@ -163,7 +163,7 @@ def test_other_names_of_classes_are_said(run_folder, tmp_path, caplog):
     images = {split: noise_images(10) for split in ("train", "test")}
     folder = parquet_folder(tmp_path / "ten", images, classes=10)
     evaluate_source(str(run_folder), DataConfig(name=str(folder)))
-    assert "classes count by number, and 0 of the model is label 0 in ten" in caplog.text
+    assert "classes are matched by number: the model's 0 is label 0 in ten" in caplog.text
 
 
 def test_another_number_of_classes_is_reported(run_folder, tmp_path):

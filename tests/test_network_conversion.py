@@ -156,5 +156,7 @@ def test_a_converted_network_reaches_another_process_as_it_is():
 def test_what_cannot_be_converted_is_said():
     with pytest.raises(ValueError, match=r"layers: got 'stem\.1x', expected names of convolutions, such as stem\.0"):
         convert(Tiny(), layers="stem.1x", example=torch.randn(1, 3, 19, 17))
+    with pytest.raises(ValueError, match="expected names of convolutions, of which it has none"):
+        convert(torch.nn.Linear(3, 5), example=torch.randn(1, 3))
     with pytest.raises(ValueError, match="its weight is another layer's too"):
         convert(Tiny(), layers="tied.*", example=torch.randn(1, 3, 19, 17))

@@ -77,7 +77,7 @@ def test_a_network_of_many_small_tensors_is_within_the_bounds(tmp_path):
 def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
     change_config(pretrained_cfg__hf_hub_id="evil/model")(folder)  # where it came from; the weights are the folder's
     assert load_model(str(folder)).num_classes == 10
-    model = create_model(ModelConfig(name="sa_quadratic_cifar", init=f"local-dir:{folder}"), 7)
+    model = create_model(ModelConfig(name="sa_quadratic_cifar", init=str(folder)), 7)  # as every command takes it
     assert model.num_classes == 7 and torch.equal(
         model.blocks[1].fc2.weight, load_model(str(folder)).blocks[1].fc2.weight
     )

@@ -50,7 +50,7 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises ValueError for a layer whose gate is open, as its output depends on the data, and for other layers.
+    Raises ValueError for a layer whose gate is open, or that is none of these, and for other sizes.
     """
     if not isinstance(layer, ConvolutionalAttention):
         raise ValueError(f"layer: got {type(layer).__name__}, expected a result of attention_from_conv without `patch`")

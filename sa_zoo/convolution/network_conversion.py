@@ -116,8 +116,9 @@ def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, _
     named = {name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)}
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))]
     if not chosen:
-        near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3] or ["none here"]
-        raise ValueError(f"layers: got {layers!r}, expected names of convolutions, such as {', '.join(near)}")
+        near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
+        such = f"such as {', '.join(near)}" if near else "of which it has none"
+        raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
     skipped = {name: reason for name in chosen if (reason := why_not(named[name], content))}
     skipped |= {name: "its weight is another layer's too" for name in chosen if uses[id(named[name].weight)] > 1}
     if len(skipped) == len(chosen):

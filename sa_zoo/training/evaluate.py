@@ -94,6 +94,6 @@ def open_test_split(network: nn.Module, data: DataConfig, accelerator: Accelerat
         raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has")
     named = getattr(network, "pretrained_cfg", {}).get("label_names") or source.classes
     for mine, given in [pair for pair in zip(named, source.classes, strict=False) if pair[0] != pair[1]][:1]:
-        _logger.warning("data: classes count by number, and %s of the model is %s in %s", mine, given, source.name)
+        _logger.warning("data: classes are matched by number: the model's %s is %s in %s", mine, given, source.name)
     input_format = input_format_of(network, data.image_size)
     return source.name, splits_of(source, 0, input_format, accelerator.device, ["test"])["test"], input_format

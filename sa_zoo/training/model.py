@@ -46,7 +46,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     Raises ValueError for a name, an argument or a regular expression that does not fit, and what `build_model` raises.
     """
     check_name(config.name)
-    source = f"local-dir:{config.init}" if Path(config.init or "no folder").is_dir() else config.init or config.name
+    source = f"local-dir:{config.init}" if config.init and Path(config.init).is_dir() else config.init or config.name
     with checked(source):
         try:
             sizes = {"img_size": image_size or None}

@@ -67,10 +67,10 @@ def open_source(config: DataConfig) -> Source:
     if config.name == "digits":
         return _digits()
     found = _load(config)
-    test = next((found[name] for name in TEST_SPLITS if name in found), None)
+    test: Any = next((found[name] for name in TEST_SPLITS if name in found), None)
     if "train" not in found and test is None:
         raise ValueError(f"data.name: got {config.name} with splits {', '.join(found)}, expected train or test")
-    train: Any = found["train"] if "train" in found else test and test.select([])  # to evaluate only
+    train = found["train"] if "train" in found else test.select([])  # no image, if there is only a test split
     splits = {"train": train} | ({} if test is None else {"test": test})
     image, label = _columns(train.features, config)
     names = getattr(train.features[label], "names", None)
