@@ -60,9 +60,7 @@ def decode(data: bytes) -> None:
         return open_picture(io.BytesIO(data))
 
     try:
-        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0), True).read(
-            image_of, [], "train", 0
-        )
+        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)).read(image_of, [], "train", 0)
     except REFUSED:
         return
     assert image.shape == (3, 8, 8) and image.dtype == torch.uint8

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from timm.data import ImageDataset
 from timm.data.random_erasing import RandomErasing
 from tiny_runs import image_folder, noise_images, parquet_folder
 
@@ -325,12 +326,28 @@ def test_a_data_set_without_training_images_can_be_tested_on(tmp_path):
         open_source(DataConfig(name=str(folder)))
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGBA", 4)])
-def test_an_image_of_the_wrong_channel_count_is_reported(tmp_path, mode, channels):
-    images = [*noise_images(3), *noise_images(1, mode=mode)]
-    folder = parquet_folder(tmp_path / "mixed", {"train": images, "test": noise_images(1)})
-    with pytest.raises(ValueError, match=rf"image 3 of the train split: got {channels} channels .* expected 3"):
-        read(folder)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm leaves closing to the interpreter
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_images_get_the_color_of_the_model_as_in_timm(tmp_path, channels, mode):
+    """Images of every mode in one folder, compared with timm's data set."""
+    folder = tmp_path / "mixed" / "test"
+    for i, found in enumerate(["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"]):
+        (folder / f"class{i % 2}").mkdir(parents=True, exist_ok=True)
+        kind = "jpg" if found == "CMYK" else "png"
+        noise_images(1, seed=i)[0].convert(found).save(folder / f"class{i % 2}" / f"{i}.{kind}")
+    input_format = InputFormat((channels, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
+    test = splits_of(open_source(DataConfig(name=str(folder.parent))), 0.0, input_format, CPU, ["test"])["test"]
+    expected = ImageDataset(str(folder), input_img_mode=mode)
+    assert len(test) == len(expected) == 7
+    for got, label, (image, target) in zip(test.images, test.labels, expected, strict=True):
+        assert np.array_equal(got.numpy(), np.array(image).reshape(8, 8, channels).transpose(2, 0, 1))
+        assert int(label) == target
+
+
+def test_a_model_for_other_channels_needs_images_of_as_many(tmp_path):
+    folder = parquet_folder(tmp_path / "mixed", {"train": [*noise_images(3, mode="RGBA"), *noise_images(1)]})
+    with pytest.raises(ValueError, match=r"image 3 of the train split: got 3 channels \(mode RGB\), expected 4"):
+        read(folder, input_format=InputFormat((4, 8, 8), (0.5,) * 4, (0.2,) * 4, "bicubic", 1.0))
 
 
 def test_a_damaged_image_is_reported(tmp_path):
@@ -338,8 +355,8 @@ def test_a_damaged_image_is_reported(tmp_path):
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: cannot identify image file"):
         read(folder)
-    noise_images(1, mode="RGBA")[0].save(folder / "train" / "cat" / "1.png")
-    with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: got 4 channels"):
+    Image.new("I;16", (8, 8)).save(folder / "train" / "cat" / "1.png")
+    with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: got mode I"):
         read(folder)
 
 

@@ -7,7 +7,7 @@ from PIL import Image, ImageOps
 
 # Of what Pillow knows: not PostScript, which is a program, nor formats whose bit depth Pillow does not report.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 
 

@@ -59,7 +59,6 @@ class Source:
     images: Mapping[str, Any]
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
-    gray_as_color: bool = False  # whether an RGB model gets gray images, repeated per channel
 
 
 def open_source(config: DataConfig) -> Source:
@@ -97,7 +96,7 @@ def _digits() -> Source:
     pixels, labels = load_digits(return_X_y=True)
     gray = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     images = [Image.fromarray(x) for x in gray]
-    return Source("digits", {"train": images}, {"train": labels}, tuple("0123456789"), gray_as_color=True)
+    return Source("digits", {"train": images}, {"train": labels}, tuple("0123456789"))
 
 
 def _load(config: DataConfig) -> Any:

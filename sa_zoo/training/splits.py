@@ -78,22 +78,18 @@ class StreamedSplit(Split):
 
 
 class Decoder:
-    """PIL image -> uint8 (C, H, W) of the model's size, resized and cropped as in timm's evaluation."""
+    """PIL image -> uint8 (C, H, W) of the model's size and color, resized and cropped as in timm's evaluation."""
 
-    def __init__(self, input_format: InputFormat, gray_as_color: bool) -> None:
-        self.input_size, self.gray_as_color = input_format.input_size, gray_as_color
+    def __init__(self, input_format: InputFormat) -> None:
+        self.input_size = input_format.input_size
         self.transform = create_transform(**vars(input_format), normalize=False)
 
     def __call__(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
-        if image.mode == "1":
-            image = image.convert("L")
-        # palette images hold RGB colors
-        if image.mode == "P" or (image.mode == "L" and channels == 3 and self.gray_as_color):
-            image = image.convert("RGB")
+        image = image.convert({1: "L", 3: "RGB"}.get(channels, image.mode))  # as timm's train.py does
         if (found := len(image.getbands())) != channels:
             got = f"got {found} channels (mode {image.mode})"
-            raise ValueError(f"{got}, expected {channels}; convert the images, or set model.args.in_chans")
+            raise ValueError(f"{got}, expected {channels}; convert the images, or set model.args.in_chans to 1 or 3")
         if image.size != (width, height):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
@@ -125,7 +121,7 @@ def splits_of(
     if "test" in chosen and not len(chosen["test"][1]):
         expected = "a test split, or more images, of which a fifth become one"
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
-    decode = Decoder(input_format, source.gray_as_color)
+    decode = Decoder(input_format)
     tables = {table for table, _ in chosen.values()}
     if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
         return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in chosen.items()}
