@@ -1,6 +1,7 @@
 """Measures of heads: against NumPy in float64, pixel by pixel, and heads that were planted."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,8 +121,11 @@ def test_a_vision_transformer_that_attends_everywhere_is_no_convolution():
     assert row.distance > 0.7
 
 
-def test_the_table_has_a_line_per_head():
-    rows = measure(layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))[0])
+def test_the_table_has_a_line_per_head_and_their_mean_per_layer():
+    layers = layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))
+    rows = [replace(row, share=(i % 9) / 8) for i, row in enumerate(row for layer in layers for row in measure(layer))]
     lines = table(rows, 3).splitlines()
-    assert len(lines) == 2 + 9 and len({line.count("|") for line in lines}) == 1
-    assert "| -1.00, +1.00 | 72 | 1 | 100.0% |" in lines[2 + 2]
+    assert len(lines) == 2 + 2 * (9 + 1) and len({line.count("|") for line in lines}) == 1
+    assert "| -1.00, +1.00 | 72 | 1 | 25.0% |" in lines[2 + 2]
+    assert [line for line in lines if "mean" in line] == [lines[2 + 9], lines[2 + 9 + 10]]
+    assert lines[2 + 9].startswith("| blocks.0.attn | mean |  |  |  | 50.0% |")

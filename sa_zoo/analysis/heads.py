@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -103,17 +105,14 @@ def measure(layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_
     rows = []
     for head, (row, column) in enumerate(center.tolist()):
         numbers = {name: float(values[head]) for name, values in measures.items()}
-        alpha = condition = None
-        degenerate = ""
+        alpha, condition, why = None, None, ""
         if layer.precision is not None:
             smallest, largest = torch.linalg.eigvalsh(layer.precision[head]).tolist()
             alpha, condition = (smallest + largest) / 4, largest / max(smallest, torch.finfo(torch.float64).tiny)
             uniform = "uniform" if largest < least_sharpness else ""
-            degenerate = "ill-conditioned" if condition > worst_condition else uniform
+            why = "ill-conditioned" if condition > worst_condition else uniform
         twin = int(overlap[head].argmax())
-        rows.append(
-            Head(layer.name, head, (row, column), alpha, condition, twin=twin, degenerate=degenerate, **numbers)
-        )
+        rows.append(Head(layer.name, head, (row, column), alpha, condition, twin=twin, degenerate=why, **numbers))
     return rows
 
 
@@ -133,15 +132,21 @@ def mean_displacement(layer: Layer) -> Tensor:
 
 
 def table(heads: list[Head], window: int) -> str:
-    """Rows as Markdown."""
+    """Rows as Markdown, and after those of a layer their mean."""
     names = ["layer", "head", "center", "alpha", "condition", f"inside {window} x {window}", "reach"]
     names += ["distance", "varies", "most like", "degenerate"]
     lines = [names, ["---"] * len(names)]
-    for row in heads:
-        lines.append(
-            [row.layer, str(row.head + 1), "{:+.2f}, {:+.2f}".format(*row.center)]
-            + ["" if value is None else f"{value:.3g}" for value in (row.alpha, row.condition)]
-            + [f"{row.share:.1%}", f"{row.reach:.2f}", f"{row.distance:.2f}", f"{row.variation:.0%}"]
-            + [f"{row.twin + 1} ({row.overlap:.0%})", row.degenerate]
-        )
+    for layer, group in groupby(heads, lambda row: row.layer):
+        rows = list(group)
+        for row in rows:
+            position = ["{:+.2f}, {:+.2f}".format(*row.center)]
+            position += ["" if value is None else f"{value:.3g}" for value in (row.alpha, row.condition)]
+            twin = f"{row.twin + 1} ({row.overlap:.0%})"
+            lines.append([layer, str(row.head + 1), *position, *_means([row]), twin, row.degenerate])
+        lines.append([layer, "mean", "", "", "", *_means(rows), "", ""])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _means(rows: list[Head]) -> list[str]:
+    share, reach, distance, variation = np.mean([(r.share, r.reach, r.distance, r.variation) for r in rows], axis=0)
+    return [f"{share:.1%}", f"{reach:.2f}", f"{distance:.2f}", f"{variation:.0%}"]
