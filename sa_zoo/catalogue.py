@@ -27,8 +27,7 @@ def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     """Add metrics.json of a finished run to the results of its model, but not its weights.
 
     `recipe` is a word, "seed" for another seed of the run that the folder was made from. Returns the file. Raises
-    ValueError, before anything is written, if it is no word, for a run that is not finished, or an `entry` of another
-    model.
+    ValueError, before anything is written, if it is no word, for a run that is not finished, or for a foreign `entry`.
     """
     if not re.fullmatch(r"\w+", recipe):
         raise ValueError(f"--recipe: got {recipe!r}, expected a word")

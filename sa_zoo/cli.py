@@ -139,9 +139,8 @@ def convert(
             baseline = {"model": source, "test": before["test"]}
             measured = read_metrics(new).measured() | {key: after[key] for key in ("data", "test")}
             write_metrics(new, Metrics.model_validate(measured | {"baseline": baseline}))
-            typer.echo(
-                "test accuracy {:.4f} before, {:.4f} after".format(before["test"]["top1"], after["test"]["top1"])
-            )
+            first, last = before["test"]["top1"], after["test"]["top1"]
+            typer.echo(f"test accuracy {first:.4f} before, {last:.4f} after")
         finish_folder(new)
 
 

@@ -109,8 +109,6 @@ def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
     """A row: accuracy over all runs, everything else from the first one."""
     top1, train, environment = accuracies(runs), runs[0].train or Training(), runs[0].environment or {}
     spread = f" ± {stdev(top1):.2f}" if len(top1) > 1 else ""
-    time = f"{train.cpu_seconds / 60:.0f} CPU min" if train.cpu_seconds else f"{(train.seconds or 0) / 60:.0f} min"
-    device = f"{environment['cpu']}, {environment['threads']} thread{'s' * (environment['threads'] != 1)}"
     name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
     cost = cost_of(timm.create_model(name), (3, 32, 32))
     return [
@@ -121,8 +119,15 @@ def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
         str(train.epochs or ""),
         f"{train.pflop:.3f}" if train.pflop else "",
         f"{mean(top1):.2f} %{spread} ({len(top1)})",
-        f"{time}, {device if environment['device'] == 'cpu' else environment['device']}",
+        time_and_hardware(train, environment) if environment else "converted",
     ]
+
+
+def time_and_hardware(train: Training, environment: dict[str, Any]) -> str:
+    time = f"{train.cpu_seconds / 60:.0f} CPU min" if train.cpu_seconds else f"{(train.seconds or 0) / 60:.0f} min"
+    threads = f"{environment['threads']} thread{'s' * (environment['threads'] != 1)}"
+    device = f"{environment['cpu']}, {threads}" if environment["device"] == "cpu" else environment["device"]
+    return f"{time}, {device}"
 
 
 def accuracies(runs: list[Metrics]) -> list[float]:

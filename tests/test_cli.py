@@ -14,6 +14,7 @@ from tiny_runs import noise_images, parquet_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
+from sa_zoo.publishing.folder import read_manifest
 from sa_zoo.training.config import dump_config
 
 ROOT = Path(__file__).parents[1]
@@ -243,7 +244,9 @@ def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
     result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert (metrics["data"], metrics["test"]["n"]) == ("noise", 7)
+    assert (metrics["data"], metrics["test"]["n"], metrics["parameters"]) == ("noise", 7, 783_802)
+    assert "`report.md` has the certificate of each layer" in (tmp_path / "out" / "README.md").read_text()
+    assert "report.md" in read_manifest(tmp_path / "out")
 
 
 def test_a_conversion_that_cannot_be_measured_leaves_nothing(tmp_path):

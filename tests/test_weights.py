@@ -44,7 +44,7 @@ def test_timm_lists_the_models_that_have_weights():
 def test_an_installation_has_the_weights_of_small_models(tmp_path):
     command = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path, "build_py", "-d", tmp_path / "installed"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    packaged = list((tmp_path / "installed" / "sa_zoo" / "weights").rglob("*.*"))
+    packaged = list((tmp_path / "installed" / "sa_zoo" / "weights").glob("*/*"))
     assert {path.name for path in packaged} == {"model.safetensors"}
     assert sum(path.stat().st_size for path in packaged) <= 12e6
     offline = {**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "HF_HUB_OFFLINE": "1"}
@@ -85,7 +85,12 @@ def test_one_constant_points_every_trained_model_to_its_repository():
     code = Path(timm_models.__file__).read_text().replace('HUB_OWNER = ""', 'HUB_OWNER = "somebody"')
     definitions = {"__file__": timm_models.__file__, "__package__": "sa_zoo.models"}
     exec(code[: code.index("TINY =")], definitions)
-    on_hub = {name: cfg.default.hf_hub_id for name, cfg in definitions["default_cfgs"].items()}
+    cfgs = {
+        f"{name}.{tag}".rstrip("."): cfg
+        for name, tags in definitions["default_cfgs"].items()
+        for tag, cfg in tags.cfgs.items()
+    }
+    on_hub = {name: cfg.hf_hub_id for name, cfg in cfgs.items()}
     assert on_hub == {name: f"somebody/{name}" if name in TRAINED else None for name in on_hub}
 
 

@@ -161,7 +161,7 @@ def _registered(cnn: Callable[..., nn.Module], description: str, feature_levels:
 mhsa_resnet18 = _registered(resnet18, "ResNet18 (He et al. 2016)")
 mhsa_resnet34 = _registered(resnet34, "ResNet34 (He et al. 2016)")
 mhsa_resnet50 = _registered(resnet50, "ResNet50 (He et al. 2016)")
-mhsa_resnet18_cifar = _registered(resnet18_cifar, "The paper's baseline, resnet18_cifar,")
+mhsa_resnet18_cifar = _registered(resnet18_cifar, "resnet18_cifar, the paper's baseline")
 mhsa_resnet_tiny_cifar = _registered(resnet_tiny_cifar, "resnet_tiny_cifar, for two CPU cores")
 mhsa_vgg11_bn = _registered(vgg11_bn, "VGG11 with batch norm (Simonyan and Zisserman 2015)", feature_levels=6)
 mhsa_mobilenetv3_small_100 = _registered(mobilenetv3_small_100, "MobileNetV3 small (Howard et al. 2019)")

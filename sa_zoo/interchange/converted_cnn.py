@@ -37,9 +37,10 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     backbone.load_state_dict(converted.state_dict())
     conversion = Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits)
     base = network.pretrained_cfg.get("hf_hub_id") or ""
+    parameters = sum(parameter.numel() for parameter in backbone.parameters())
     with new_folder(out) as folder:
         write_timm_files(folder, backbone)
         write_file(folder / "report.md", report.table())
         write_file(folder / "report.json", report.to_json())
-        write_metrics(folder, Metrics(model=name, base_model=base, conversion=conversion))
+        write_metrics(folder, Metrics(model=name, parameters=parameters, base_model=base, conversion=conversion))
     return report

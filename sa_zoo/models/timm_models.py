@@ -1,8 +1,7 @@
 """The paper's networks for timm: default configurations and one function per variant.
 
-The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1, for CIFAR's 32x32 images; the ResNet18 that they are
-compared with; two more score terms that the paper writes down (Eq. 7 and all of Eq. 8); one network with other terms in
-its late blocks; and tiny models, which a laptop trains in less than an hour.
+The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1, for CIFAR's 32x32 images; variants with Eq. 7, all of
+Eq. 8, or other terms in late blocks; and tiny models, which a laptop trains in about an hour.
 """
 
 from pathlib import Path
@@ -15,7 +14,8 @@ from .terms import TERMS
 from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
 
 # Models with weights, NAME or NAME.TAG: in model_cards/ of a checkout; an installation has those that setup.py names.
-TRAINED = ("resnet_tiny_cifar", *(f"sa_{kind}_tiny_cifar" for kind in ("quadratic", "learned", "mixed", "content")))
+TRAINED = ("resnet18_cifar", "resnet_tiny_cifar", "sa_quadratic_tiny_cifar.long")
+TRAINED += tuple(f"sa_{kind}_tiny_cifar" for kind in ("quadratic", "learned", "mixed", "content"))
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
 HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; empty as long as there are none

@@ -79,7 +79,7 @@ def write_catalogue(model_cards: Path) -> None:
 def name_baseline(folder: Path, baseline: Path) -> Path:
     """Put another run's test result into metrics.json. Raises ValueError if it was measured on other images."""
     mine, other = read_metrics(folder), read_metrics(baseline)
-    measured = [(run.data, run.data_revision, run.test.n if run.test else None) for run in (mine, other)]
+    measured = [(run.data, run.data_revision or None, run.test.n if run.test else None) for run in (mine, other)]
     if measured[0] != measured[1] or other.test is None:
         raise ValueError(f"got a baseline measured on {measured[1]}, expected {measured[0]} (data, revision, images)")
     named = Baseline(
@@ -125,6 +125,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],
         "explorer": (folder / "explorer.html").is_file(),
+        "report": (folder / "report.md").is_file(),
     }
 
 

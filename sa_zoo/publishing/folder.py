@@ -17,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 from sa_zoo.model_folder import check_sums, read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
-OPTIONAL = ("README.md", "LICENSE", "preprocessor_config.json", "*.py")
+OPTIONAL = ("README.md", "LICENSE", "report.md", "preprocessor_config.json", "*.py")
 RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors", "check.json", "results/*.json")
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
 SHOWN = ("figures/*.png", "explorer.html")
