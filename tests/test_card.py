@@ -132,6 +132,14 @@ def test_a_baseline_measured_on_the_same_data_is_printed_next_to_the_result(run,
     assert [result.metric_value for result in ModelCard(card).data.eval_results] == [TEST["top1"], TEST["top5"]]
 
 
+def test_a_baseline_with_an_empty_revision_is_on_the_same_images(run, tmp_path):
+    other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
+    change(run / "metrics.json", data_revision=None)
+    change(other / "metrics.json", test=TEST, data_revision="")
+    name_baseline(run, other)
+    assert "No baseline was measured" not in render_card(run)
+
+
 def test_a_baseline_on_other_images_is_refused(run, tmp_path):
     other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
     change(other / "metrics.json", data_revision="another")

@@ -107,7 +107,7 @@ def test_the_pipeline_classifies_with_a_committed_folder():
 def test_committed_pages_are_those_of_the_weights(page):
     again = explore_source(str(page.parent), load_from=f"local-dir:{page.parent.name}").html
     committed = page.read_text(encoding="utf-8")
-    # the bytes of pictures depend on the version of Pillow, the last bits of numbers on the processor
+    # the bytes of pictures depend on the version of Pillow, the last bits of numbers on how a layer is evaluated
     encoded = re.compile(r'"(png|f4|zlib)":"([^"]+)"')
     assert encoded.sub("", committed) == encoded.sub("", again)
     for (kind, old), (_, new) in zip(encoded.findall(committed), encoded.findall(again), strict=True):
