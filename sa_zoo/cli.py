@@ -124,7 +124,7 @@ def convert(
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
-    from sa_zoo.metrics import Metrics, read_metrics, write_metrics
+    from sa_zoo.metrics import Baseline, read_metrics, write_metrics
     from sa_zoo.model_folder import new_folder
     from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
@@ -135,12 +135,12 @@ def convert(
             run, config = Path(source) / "train.toml", DataConfig(name=data)
             if run.is_file() and (trained_on := load_config(run).data).name == data:
                 config = trained_on  # with its title
-            before, after = (evaluate_source(model, config).measured() for model in (source, str(new)))
-            baseline = {"model": source, "test": before["test"]}
-            measured = read_metrics(new).measured() | {key: after[key] for key in ("data", "test")}
-            write_metrics(new, Metrics.model_validate(measured | {"baseline": baseline}))
-            first, last = before["test"]["top1"], after["test"]["top1"]
-            typer.echo(f"test accuracy {first:.4f} before, {last:.4f} after")
+            before, after = (evaluate_source(model, config) for model in (source, str(new)))
+            assert before.test and after.test
+            measured = {key: getattr(after, key) for key in ("data", "data_revision", "test")}
+            baseline = Baseline(model=source, test=before.test)
+            write_metrics(new, read_metrics(new).model_copy(update=measured | {"baseline": baseline}))
+            typer.echo(f"test accuracy {before.test.top1:.4f} before, {after.test.top1:.4f} after")
         finish_folder(new)
 
 

@@ -159,8 +159,7 @@ def write_digits(folder: Path, n: int = 1000) -> None:
     for i, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
         place = folder / ("train" if i < n else "test") / str(label)
         place.mkdir(parents=True, exist_ok=True)
-        gray = Image.fromarray((pixels * (255 / 16)).round().astype("uint8"))
-        gray.convert("RGB").save(place / f"{i:04d}.png")  # as the network takes them
+        Image.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(place / f"{i:04d}.png")
 
 
 def main() -> None:

@@ -240,11 +240,12 @@ def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
     data = parquet_folder(tmp_path / "data", images, classes=10)
     source = make_run(tmp_path / "run", "resnet_tiny_cifar")
     with (source / "train.toml").open("a") as recipe:
-        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\n[train]\nepochs = 1\n')
+        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n[train]\nepochs = 1\n')
     result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert (metrics["data"], metrics["test"]["n"], metrics["parameters"]) == ("noise", 7, 783_802)
+    assert (metrics["data"], metrics["data_revision"], metrics["test"]["n"]) == ("noise", "v5", 7)
+    assert metrics["parameters"] == 783_802 and metrics["baseline"]["model"] == str(source)
     assert "`report.md` has the certificate of each layer" in (tmp_path / "out" / "README.md").read_text()
     assert "report.md" in read_manifest(tmp_path / "out")
 

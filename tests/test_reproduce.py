@@ -61,7 +61,7 @@ def test_digits_are_images_that_the_network_takes(reproduce, tmp_path):
     for picture in pictures:
         with Image.open(picture) as image:
             found.add((picture.parent.name, image.mode))
-    assert found == {(str(digit), "RGB") for digit in range(10)}
+    assert found == {(str(digit), "L") for digit in range(10)}
 
 
 def test_rows_that_are_compared_have_equal_work(reproduce):

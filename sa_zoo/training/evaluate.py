@@ -81,7 +81,7 @@ def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metri
     name, split, input_format = open_test_split(network, data, accelerator)
     loader = accelerator.prepare(split.loader(BATCH_SIZE))
     test = evaluate(network.to(accelerator.device), loader, input_format, accelerator, detail)
-    return Metrics(model=model, data=name, test=test)
+    return Metrics(model=model, data=name, data_revision=data.revision or None, test=test)
 
 
 def open_test_split(network: nn.Module, data: DataConfig, accelerator: Accelerator) -> tuple[str, Split, InputFormat]:

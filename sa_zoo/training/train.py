@@ -79,7 +79,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         data=source.name,
-        data_revision=config.data.revision,
+        data_revision=config.data.revision or None,
         **scores,
         train=Training(
             seconds=run.counters.seconds,
