@@ -35,9 +35,8 @@ def finish_folder(folder: Path) -> None:
         draw_figures(folder)
         write_explorer(folder)
         write_card(folder)
-    for leftover in folder.rglob(".*.incomplete"):  # of a process that was killed while it wrote a file
-        if leftover.is_file():
-            leftover.unlink()
+    for leftover in filter(Path.is_file, folder.rglob(".*.incomplete")):  # of a process that was killed while it wrote
+        leftover.unlink()
     if (folder / "check.json").is_file():
         return
     files = (path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())

@@ -79,9 +79,8 @@ class FolderConfig(Pretrained):  # an older config.json has the keys of pretrain
 
 @contextmanager
 def checked(source: str) -> Iterator[None]:
-    """Check "local-dir:FOLDER" or "hf-hub:OWNER/NAME", and bound what is built in the block.
+    """Check "local-dir:FOLDER" or "hf-hub:OWNER/NAME", and bound what is built in the block; other names are timm's.
 
-    Other names are timm's own.
     Raises ValueError for what is refused, with the file and the key, FileNotFoundError if a file is not there.
     """
     kind, name = parse_model_name(source)

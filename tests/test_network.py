@@ -86,6 +86,17 @@ def test_the_wrong_number_of_channels_is_named():
         net()(torch.randn(1, 5, 10, 6))
 
 
+def test_a_single_image_without_a_batch_is_refused():
+    with pytest.raises(AssertionError, match=r"expected four dimensions, \(B, C, H, W\)"):
+        net()(torch.randn(3, 10, 6))
+
+
+@pytest.mark.parametrize("terms", ["quadratic", ["quadratic"], (("quadratic",), (Quadratic,))])
+def test_terms_given_by_name_are_refused(terms):
+    with pytest.raises(ValueError, match="expected groups of classes"):
+        SANet(terms, **SMALL)
+
+
 def test_the_embedding_is_space_to_depth_and_a_linear_map():
     model, x = net(in_chans=5), torch.randn(2, 5, 10, 6)
     depth = torch.nn.functional.pixel_unshuffle(x, 2).permute(0, 2, 3, 1)  # (B, 5, 3, 5 * 4), channel major

@@ -76,8 +76,8 @@ class SANet(nn.Module):
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for a size below 1, an unknown `global_pool`, an `img_size` that `patch_size` does not divide, or a
-            list of heads that does not fit the blocks.
+        ValueError: for a size below 1, `terms` that are no classes, an unknown `global_pool`, an `img_size` that
+            `patch_size` does not divide, or a list of heads that does not fit the blocks.
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class SANet(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         if min(given := (in_chans, patch_size, embed_dim, depth, hidden_dim)) < 1:
             raise ValueError(f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones")
+        if not all(isinstance(term, type) for group in terms for term in group):
+            raise ValueError(f"terms: got {terms}, expected groups of classes, such as models.terms.TERMS['quadratic']")
         self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.img_size = checked_size(img_size, patch_size)
@@ -123,6 +125,7 @@ class SANet(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
         # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
+        torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
         if self.fixed_img_size:
             torch._assert(x.shape[2] == self.img_size[0], "image height: expected the model's; call set_input_size")
             torch._assert(x.shape[3] == self.img_size[1], "image width: expected the model's; call set_input_size")

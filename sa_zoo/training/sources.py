@@ -94,8 +94,7 @@ def open_source(config: DataConfig) -> Source:
 def _digits() -> Source:
     """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
-    gray = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    images = [Image.fromarray(x) for x in gray]
+    images = [Image.fromarray(x) for x in (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)]
     return Source("digits", {"train": images}, {"train": labels}, tuple("0123456789"))
 
 
