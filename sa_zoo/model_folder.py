@@ -159,7 +159,7 @@ def load_model(source: str) -> nn.Module:
         check_name(source, "a model folder or a timm name")
     elif kind == "local-dir" and not (Path(name) / "config.json").is_file():
         raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json in it")
-    with checked(source):
+    with checked(source) as source:
         return build_model(source, pretrained=True, model_name=source)
 
 

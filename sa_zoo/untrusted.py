@@ -78,20 +78,22 @@ class FolderConfig(Pretrained):  # an older config.json has the keys of pretrain
 
 
 @contextmanager
-def checked(source: str) -> Iterator[None]:
+def checked(source: str) -> Iterator[str]:
     """Check "local-dir:FOLDER" or "hf-hub:OWNER/NAME", and bound what is built in the block; other names are timm's.
 
-    Raises ValueError for what is refused, with the file and the key, FileNotFoundError if a file is not there.
+    Yields the name to load: of a repository, the revision that was checked. Raises ValueError for what is refused, with
+    the file and the key, FileNotFoundError if a file is not there.
     """
     kind, name = parse_model_name(source)
     if not kind:
-        yield
+        yield source
         return
     folder = Path(name)
     if kind == "hf-hub":
         repo_id, _, revision = name.partition("@")
         try:
             folder = Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=FILES))
+            source = f"hf-hub:{repo_id}@{folder.name}"
         except OSError as error:
             raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
     if missing := [file for file in FILES if not (folder / file).is_file()]:
@@ -99,7 +101,7 @@ def checked(source: str) -> Iterator[None]:
     check_config(folder / "config.json")
     try:
         with at_most(max(PARAMETERS, 8 * check_weights(folder / "model.safetensors"))):
-            yield
+            yield source
     except (ValueError, OSError):
         raise
     except Exception as error:  # what else a file of somebody can lead to has no bounds

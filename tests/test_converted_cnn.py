@@ -58,8 +58,8 @@ def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, t
 def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
     _, source = run("resnet_tiny_cifar")
     config = json.loads((source / "config.json").read_text())
-    for name in (None, "somebody/cnn"):
-        config["pretrained_cfg"]["hf_hub_id"] = name
+    for name, revision in (None, ""), ("somebody/cnn", "@v1"):
+        config["pretrained_cfg"]["hf_hub_id"] = name and name + revision
         (source / "config.json").write_text(json.dumps(config))
         convert_to_folder(str(source), tmp_path / f"of-{name is None}")
         assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())["base_model"] == (name or "")

@@ -101,3 +101,27 @@ def test_a_model_of_the_hub_loads_from_the_cache(tmp_path):
     hub.server_close()
     assert hub.count("evil.bin") == 0 and not list((tmp_path / "home").rglob("evil.bin"))
     assert str(hub.server_port) in watched(tmp_path, code, HF_ENDPOINT=hub.url)  # it asks, and does without
+
+
+def test_what_was_checked_is_what_loads_when_its_repository_changes_in_between(tmp_path):
+    hub = HubServer()
+    repository = hub.repositories["you/tiny"] = Repository(private=False)
+
+    def commit(classes: int) -> str:
+        run = make_run(tmp_path / f"classes{classes}", "test_vit", num_classes=classes)
+        return repository.commit({path.name: path.read_bytes() for path in run.iterdir()})
+
+    first, code = (
+        commit(7),
+        "import timm, sa_zoo.untrusted\nwith sa_zoo.untrusted.checked('hf-hub:you/tiny') as source:",
+    )
+    code += "\n print(source, flush=True); input(); print(timm.create_model(source, pretrained=True).num_classes)"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout.readline() == f"hf-hub:you/tiny@{first}\n"
+        commit(11)
+        assert process.communicate("\n") == ("7\n", None)
+    hub.shutdown()
+    hub.server_close()

@@ -21,8 +21,7 @@ History = Sequence[dict[str, Any]]  # the lines of history.jsonl
 def learning_curves(groups: Mapping[str, Sequence[History]]) -> Figure:
     """Loss and accuracy after each epoch, on training images as augmented and, where there are any, held-out ones.
 
-    A group holds the runs of one recipe with several seeds: the line is their mean, the band goes from the lowest to
-    the highest.
+    A group holds the runs of one recipe with several seeds: the line is their mean, the band from lowest to highest.
     """
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     panels = figure.subplots(1, 2)

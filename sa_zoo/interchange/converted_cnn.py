@@ -36,7 +36,7 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     backbone = timm.create_model(name, pretrained_cfg=cfg, **arguments).eval()
     backbone.load_state_dict(converted.state_dict())
     conversion = Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits)
-    base = network.pretrained_cfg.get("hf_hub_id") or ""
+    base = (network.pretrained_cfg.get("hf_hub_id") or "").partition("@")[0]
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
     with new_folder(out) as folder:
         write_timm_files(folder, backbone)

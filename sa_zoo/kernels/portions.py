@@ -19,8 +19,7 @@ from sa_zoo.models.attention import Attention, attend_by_axes
 
 # Numbers in the images that a layer evaluates together: four of 16x16 pixels and 400 channels.
 PORTION = 4 * 16 * 16 * 400
-# Portions for which training keeps what lies between: for a small network, evaluating it again costs a quarter of a
-# step.
+# Portions for which training keeps what lies between: evaluating a small network again costs a quarter of a step.
 KEPT = 3
 
 

@@ -47,7 +47,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     """
     check_name(config.name)
     source = f"local-dir:{config.init}" if config.init and Path(config.init).is_dir() else config.init or config.name
-    with checked(source):
+    with checked(source) as source:
         try:
             sizes = {"img_size": image_size or None}
             args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
