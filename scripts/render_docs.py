@@ -61,6 +61,16 @@ MODELS = {
     "resnet_tiny_cifar": "none: the baseline of the tiny models",
 }
 
+# What the scores of a variant are made of, for the table that compares runs of 8 epochs.
+SCORES = {
+    "sa_learned_tiny_cifar": "the last term of Eq. 8, with a vector per axis",
+    "sa_quadratic_gen_tiny_cifar": "the last term, as a Gaussian of any covariance",
+    "sa_quadratic_tiny_cifar": "the last term, as a round Gaussian",
+    "sa_eq8_tiny_cifar": "all four terms",
+    "sa_content_tiny_cifar": "query-key and query-position, as the paper's models with content",
+    "sa_absolute_tiny_cifar": "Eq. 7 instead",
+}
+
 # Recipes other than a model's own, by the first part of the names of their files in model_cards/NAME/results.
 RECIPES = {"adamw": "earlier recipe", "8epochs": "8 epochs"}
 
@@ -121,6 +131,16 @@ def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
         f"{mean(top1):.2f} %{spread} ({len(top1)})",
         time_and_hardware(train, environment) if environment else "converted",
     ]
+
+
+def ablation() -> str:
+    """The runs of 8 epochs, by accuracy."""
+    found = [(read_results(ROOT / "model_cards" / name)["8epochs"], name) for name in SCORES]
+    found.sort(key=lambda each: -mean(accuracies(each[0])))
+    rows = [
+        [f"`{name}`", SCORES[name], *result(ROOT / "model_cards" / name, "8epochs", runs)[4:6]] for runs, name in found
+    ]
+    return markdown_table(["model", "scores", "PFLOP", "top-1, test"], rows, text=2)
 
 
 def time_and_hardware(train: Training, environment: dict[str, Any]) -> str:
@@ -197,6 +217,7 @@ def reliability() -> str:
 RENDERED = {
     "results": lambda: results("model_cards", ["", "adamw"]),
     "all_results": lambda: results("../model_cards"),
+    "ablation": ablation,
     "models": models,
     "conversions": conversions,
     "benchmarks": benchmarks,
