@@ -72,7 +72,12 @@ SCORES = {
 }
 
 # Recipes other than a model's own, by the first part of the names of their files in model_cards/NAME/results.
-RECIPES = {"adamw": "earlier recipe", "8epochs": "8 epochs"}
+RECIPES = {
+    "adamw": "earlier recipe",
+    "8epochs": "8 epochs",
+    "content": "content in its last two stages, 2 more epochs",
+    "tuned": "2 more epochs",
+}
 
 
 def markdown_table(head: list[str], rows: Iterable[Iterable[str]], text: int) -> str:

@@ -90,6 +90,13 @@ ROWS = [
         "model.name=mhsa_resnet18_cifar model.init=local-dir:mhsa_resnet18_cifar.start-0 train.epochs=2",
         after="mhsa_resnet18_cifar.start-0",
     ),
+    # What two more epochs give the CNN itself
+    Row(
+        "resnet18_cifar.tuned",
+        "train mhsa_resnet_tiny_cifar",
+        "model.name=resnet18_cifar model.init=local-dir:resnet18_cifar-0 train.epochs=2",
+        after="resnet18_cifar-0",
+    ),
 ]
 
 
