@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic, QuadraticKernel
 
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
 # How the page computes the maps of these terms; those of convolutional layers are quadratic, others are stored.
-KINDS = {Quadratic: "quadratic", GeneralizedQuadratic: "generalized", Learned: "learned"}
+KINDS = {Quadratic: "quadratic", QuadraticKernel: "quadratic", GeneralizedQuadratic: "generalized", Learned: "learned"}
 FILTERS = 16  # of a CNN's kernel that the page shows
 EPOCHS = 100  # of a training path, besides its start
 PROBES = 7  # queries per axis that distances are averaged over

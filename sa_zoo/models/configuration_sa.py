@@ -50,9 +50,9 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
 
     model_type = "sa_net"
 
-    attention_type: Literal["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute", "mixed"] = (
-        "quadratic"
-    )
+    attention_type: Literal[
+        "quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"
+    ] = "quadratic"
     hidden_size: int = 400
     num_hidden_layers: int = 6
     num_attention_heads: int | list[int] = 9

@@ -8,6 +8,8 @@ A term is a module built by term(dim, num_heads, grid). Its forward is its defin
 * `set_grid` if it holds learned encodings for one grid of (H, W) pixels, to interpolate them to another.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.types import Device
@@ -53,6 +55,19 @@ class Quadratic(nn.Module):
         """(N_h, T, T)"""
         down, across = self.axis_scores(X.shape[1], X.shape[2])
         return outer_sum(down, across)
+
+
+class QuadraticKernel(Quadratic):
+    """Quadratic whose heads start as the first N_h pixels of a square kernel: as a convolution (Theorem 1)."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
+        heads = len(self.spread)
+        side = math.isqrt(heads - 1) + 1
+        offsets = torch.arange(side, device=self.Delta.device) - side // 2
+        with torch.no_grad():
+            self.Delta.copy_(torch.cartesian_prod(offsets, offsets)[:heads])
+            self.spread.fill_(3.0)  # 96 % of a head's attention is on its pixel
 
 
 class GeneralizedQuadratic(nn.Module):
@@ -231,6 +246,7 @@ def dot_scores(query: Tensor, key: Tensor) -> Tensor:
 TERMS: dict[str, tuple[tuple[type[nn.Module], ...], ...]] = {
     "quadratic": ((Quadratic,),),
     "quadratic_gen": ((GeneralizedQuadratic,),),
+    "quadratic_kernel": ((QuadraticKernel,), (Quadratic,)),
     "learned": ((Learned,),),
     "content": ((Content,),),
     "eq8": ((Relative,),),

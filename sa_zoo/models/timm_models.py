@@ -55,6 +55,7 @@ CFGS: dict[str, Any] = {
     "sa_quadratic_cifar": _cfg(),
     "sa_quadratic_h16_cifar": _cfg(),
     "sa_quadratic_gen_cifar": _cfg(),
+    "sa_quadratic_kernel_cifar": _cfg(),
     "sa_learned_cifar": _cfg(fixed_input_size=True),
     "sa_content_cifar": _cfg(fixed_input_size=True),
     "sa_eq8_cifar": _cfg(fixed_input_size=True),
@@ -64,6 +65,7 @@ CFGS: dict[str, Any] = {
     "sa_learned_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
     "sa_content_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
     "sa_quadratic_gen_tiny_cifar": _cfg(pool_size=(8, 8)),
+    "sa_quadratic_kernel_tiny_cifar": _cfg(pool_size=(8, 8)),
     "sa_eq8_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
     "sa_absolute_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
     "sa_mixed_tiny_cifar": _cfg(pool_size=(8, 8), fixed_input_size=True),
@@ -119,6 +121,12 @@ def sa_quadratic_gen_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet
 
 
 @register_model
+def sa_quadratic_kernel_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """SA-quadratic whose heads start as 3x3 convolutions in the first three blocks (Theorem 1)."""
+    return _create_sanet("sa_quadratic_kernel_cifar", pretrained, {"terms": TERMS["quadratic_kernel"]} | kwargs)
+
+
+@register_model
 def sa_learned_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-learned: scores by a learned relative encoding of row and column, without content (Section 4.3)."""
     return _create_sanet("sa_learned_cifar", pretrained, {"terms": TERMS["learned"]} | kwargs)
@@ -170,6 +178,13 @@ def sa_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 def sa_quadratic_gen_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic with a full covariance per head on 4x4 patches, 96 channels: for two CPU cores."""
     return _create_sanet("sa_quadratic_gen_tiny_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | TINY | kwargs)
+
+
+@register_model
+def sa_quadratic_kernel_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
+    """SA-quadratic that starts as 3x3 convolutions in three blocks; 4x4 patches, 96 channels: for two CPU cores."""
+    args = {"terms": TERMS["quadratic_kernel"]} | TINY
+    return _create_sanet("sa_quadratic_kernel_tiny_cifar", pretrained, args | kwargs)
 
 
 @register_model
