@@ -63,6 +63,7 @@ ROWS = [
         f"{DIGITS} model.init= model.freeze= optim.layer_decay=1.0",
         seeds=3,
     ),
+    Row("sa_quadratic_kernel_tiny_cifar", "train tiny", "model.name=sa_quadratic_kernel_tiny_cifar", seeds=3),
     Row("sa_learned_tiny_cifar", "train tiny", f"model.name=sa_learned_tiny_cifar {ONE_SIZE}", seeds=3),
     Row("sa_content_tiny_cifar", "train tiny", f"model.name=sa_content_tiny_cifar {ONE_SIZE}"),
     # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)

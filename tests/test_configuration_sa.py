@@ -24,7 +24,8 @@ def written(config, folder):
 
 
 @pytest.mark.parametrize(
-    "attention_type", ["quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute", "mixed"]
+    "attention_type",
+    ["quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"],
 )
 def test_timm_builds_the_network_that_a_written_configuration_describes(attention_type, tmp_path):
     written(SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **SIZES), tmp_path)

@@ -56,7 +56,9 @@ def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, t
     } <= set(ours)
 
 
-@pytest.mark.parametrize("kind", ["quadratic_gen", "learned", "content", "absolute", "eq8", "mixed"])
+@pytest.mark.parametrize(
+    "kind", ["quadratic_gen", "quadratic_kernel", "learned", "content", "absolute", "eq8", "mixed"]
+)
 def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, kind):
     model = {"name": f"sa_{kind}_tiny_cifar", "args": SMALL}
     fit(tiny_config(model=model, data={"image_size": 16}, train={"epochs": 1}), tmp_path / "run")

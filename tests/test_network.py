@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sa_zoo.models.network import Block, SANet
-from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from sa_zoo.models.terms import TERMS, Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
 
@@ -43,6 +43,31 @@ def test_groups_of_terms_divide_the_blocks_equally():
     blocks = SANet(groups, **SMALL | {"depth": 7, "img_size": 10}).blocks
     built = [tuple(type(term) for term in block.attn.terms) for block in blocks]
     assert built == [groups[0]] * 3 + [groups[1]] * 2 + [groups[2]] * 2
+
+
+@pytest.mark.parametrize(("heads", "kernel"), [(9, 3), (25, 5)])
+def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(heads, kernel):
+    model = SANet(TERMS["quadratic_kernel"], **SMALL | {"num_heads": heads, "depth": 2, "img_size": 34}).double()
+    attn = model.blocks[0].attn
+    slices = attn.W_val.weight.unflatten(1, [heads, 7])  # (out, heads, in), heads in row-major order of the pixels
+    weight = slices.transpose(1, 2).unflatten(2, [kernel, kernel])
+    X, half = torch.randn(5, 17, 17, 7, dtype=torch.double), kernel // 2
+    expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, attn.W_val.bias).permute(0, 2, 3, 1)
+    for spread, error in (3.0, 0.1), (30.0, 1e-12):  # as it starts, and in the limit
+        attn.terms[0].spread.data.fill_(spread)
+        inner = attn.definition(X)[:, half:-half, half:-half]
+        assert (inner - expected).norm() <= error * expected.norm()
+
+
+def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weights_are_the_same():
+    torch.manual_seed(5)
+    usual = SANet(TERMS["quadratic"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}).state_dict()
+    torch.manual_seed(5)
+    kernel = SANet(TERMS["quadratic_kernel"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}).state_dict()
+    changed = {key for key, value in kernel.items() if not torch.equal(value, usual[key])}
+    assert changed == {f"blocks.{block}.attn.terms.0.{name}" for block in (0, 1) for name in ("Delta", "spread")}
+    first = [[-1, -1], [-1, 0], [-1, 1], [0, -1], [0, 0], [0, 1], [1, -1]]  # of the nine pixels, as there are 7 heads
+    assert kernel["blocks.1.attn.terms.0.Delta"].tolist() == first
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])

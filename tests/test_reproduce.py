@@ -70,7 +70,7 @@ def test_rows_that_are_compared_have_equal_work(reproduce):
         if row.command == "train tiny" and "." not in row.name:
             work[row.name] = pflop(load_config("tiny", row.settings.split()))
     reference = work["sa_quadratic_tiny_cifar"]
-    for name in ("resnet_tiny_cifar", "sa_learned_tiny_cifar"):
+    for name in ("resnet_tiny_cifar", "sa_quadratic_kernel_tiny_cifar", "sa_learned_tiny_cifar"):
         assert work[name] == pytest.approx(reference, rel=0.05)
 
 

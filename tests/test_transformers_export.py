@@ -80,9 +80,11 @@ def test_a_trained_folder_gives_the_same_logits(run, route):
         assert torch.equal(ROUTES[route](folder, images), logits)
 
 
-@pytest.mark.parametrize("variant", ["gen", "learned", "content", "eq8", "absolute", "mixed"])
+@pytest.mark.parametrize(
+    "variant", ["quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"]
+)
 def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
-    name = f"sa_{'quadratic_gen' if variant == 'gen' else variant}_cifar"
+    name = f"sa_{variant}_cifar"
     network = make_run(tmp_path / "run", name, 12, **SMALL | {"depth": 2, "img_size": 12})
     images = torch.randn(3, 3, 12, 12)
     with torch.no_grad():

@@ -62,11 +62,10 @@ class QuadraticKernel(Quadratic):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
-        heads = len(self.spread)
-        side = math.isqrt(heads - 1) + 1
+        side = math.isqrt(len(self.Delta) - 1) + 1
         offsets = torch.arange(side, device=self.Delta.device) - side // 2
         with torch.no_grad():
-            self.Delta.copy_(torch.cartesian_prod(offsets, offsets)[:heads])
+            self.Delta.copy_(torch.cartesian_prod(offsets, offsets)[: len(self.Delta)])
             self.spread.fill_(3.0)  # 96 % of a head's attention is on its pixel
 
 
@@ -115,10 +114,7 @@ class RelativeTables(nn.Module):
 
 
 class Learned(RelativeTables):
-    """row[dx] . w_h + col[dy] . v_h: learned relative encoding (Section 4.3), Eq. 8's last term with a vector per axis.
-
-    D_row = D_col = D; w and v: (N_h, D).
-    """
+    """row[dx] . w_h + col[dy] . v_h (Section 4.3), Eq. 8's last term by axis. D_row = D_col = D; w and v: (N_h, D)."""
 
     positional = True
 
@@ -241,8 +237,7 @@ def dot_scores(query: Tensor, key: Tensor) -> Tensor:
     return query.flatten(2, 3) @ key.flatten(2, 3).transpose(-1, -2)
 
 
-# The score terms of each variant, by the middle part of its timm name, sa_NAME_cifar: one group for all blocks, or one
-# for each equal part of them, the first blocks first.
+# Score terms by the middle part of a timm name, sa_NAME_cifar: one group for each equal part of the blocks, in order.
 TERMS: dict[str, tuple[tuple[type[nn.Module], ...], ...]] = {
     "quadratic": ((Quadratic,),),
     "quadratic_gen": ((GeneralizedQuadratic,),),
