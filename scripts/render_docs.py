@@ -3,7 +3,7 @@
 Renders the tables in README.md and docs/ from committed JSON and by counting: whatever stands between
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
-docs/reliability/ has one file per script scripts/prove_NAME.py, which wrote it.
+docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
 docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; its "title", and
 its "notes" if there are any, are added by hand.
 """
@@ -69,7 +69,7 @@ SCORES = {
     "sa_quadratic_gen_tiny_cifar": "the last term, as a Gaussian of any covariance",
     "sa_quadratic_tiny_cifar": "the last term, as a round Gaussian",
     "sa_eq8_tiny_cifar": "all four terms",
-    "sa_content_tiny_cifar": "query-key and query-position, as the paper's models with content",
+    "sa_content_tiny_cifar": "query-key and query-position, with a bias of the query: the paper's models with content",
     "sa_absolute_tiny_cifar": "Eq. 7 instead",
 }
 
@@ -77,7 +77,7 @@ SCORES = {
 RECIPES = {
     "adamw": "earlier recipe",
     "8epochs": "8 epochs",
-    "content": "content in its last two stages, 2 more epochs",
+    "content": "attention with content in the last two stages, 2 more epochs",
     "tuned": "2 more epochs",
 }
 
@@ -124,8 +124,7 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
 
 def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
     """A row: accuracy over all runs, everything else from the first one."""
-    top1, train, environment = accuracies(runs), runs[0].train or Training(), runs[0].environment or {}
-    spread = f" ± {stdev(top1):.2f}" if len(top1) > 1 else ""
+    train, environment = runs[0].train or Training(), runs[0].environment or {}
     name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
     cost = cost_of(timm.create_model(name), (3, 32, 32))
     return [
@@ -134,20 +133,29 @@ def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
         # a run may have been converted by other arguments than its name's
         f"{cost.macs / 1e6:.1f} M" if cost.parameters == runs[0].parameters else "",
         str(train.epochs or ""),
-        f"{train.pflop:.3f}" if train.pflop else "",
-        f"{mean(top1):.2f} %{spread} ({len(top1)})",
+        work(train),
+        top1(runs),
         time_and_hardware(train, environment) if environment else "converted",
     ]
 
 
 def ablation() -> str:
     """The runs of 8 epochs, by accuracy."""
-    found = [(read_results(ROOT / "model_cards" / name)["8epochs"], name) for name in SCORES]
-    found.sort(key=lambda each: -mean(accuracies(each[0])))
-    rows = [
-        [f"`{name}`", SCORES[name], *result(ROOT / "model_cards" / name, "8epochs", runs)[4:6]] for runs, name in found
-    ]
+    found = [(name, read_results(ROOT / "model_cards" / name)["8epochs"]) for name in SCORES]
+    found.sort(key=lambda each: -mean(accuracies(each[1])))
+    rows = [[f"`{name}`", SCORES[name], work(runs[0].train or Training()), top1(runs)] for name, runs in found]
     return markdown_table(["model", "scores", "PFLOP", "top-1, test"], rows, text=2)
+
+
+def work(train: Training) -> str:
+    return f"{train.pflop:.3f}" if train.pflop else ""
+
+
+def top1(runs: list[Metrics]) -> str:
+    """Mean and standard deviation over runs, and their number."""
+    found = accuracies(runs)
+    spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
+    return f"{mean(found):.2f} %{spread} ({len(found)})"
 
 
 def time_and_hardware(train: Training, environment: dict[str, Any]) -> str:
@@ -199,7 +207,7 @@ def speed() -> str:
 
 
 def proofs() -> dict[str, dict[str, Any]]:
-    """What the scripts/prove_*.py wrote, by name."""
+    """What the proofs wrote, by name."""
     return {
         path.stem: read(f"reliability/{path.name}") for path in sorted((ROOT / "docs" / "reliability").glob("*.json"))
     }

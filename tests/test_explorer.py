@@ -28,7 +28,7 @@ from sa_zoo.fit import fit
 from sa_zoo.pages import write_explorer
 
 SMALL = {"depth": 3, "num_heads": 5, "embed_dim": 11, "hidden_dim": 13, "img_size": (28, 20), "num_classes": 7}
-VARIANTS = ("quadratic", "quadratic_gen", "learned", "content", "eq8", "absolute")
+VARIANTS = ("quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute")
 
 
 @pytest.fixture(scope="module")

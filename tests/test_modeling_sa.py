@@ -235,6 +235,8 @@ def test_images_that_do_not_fit_are_refused_in_words():
         make("quadratic")(images(15))
     with pytest.raises(ValueError, match=r"pixel_values: got None, expected images \(B, 3, H, W\)"):
         make()(labels=torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"pixel_values: got shape \(3, 14, 14\), expected images \(B, 3, H, W\)"):
+        make()(images(14)[0])
 
 
 class Images(Dataset):

@@ -53,8 +53,9 @@ def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(
     weight = slices.transpose(1, 2).unflatten(2, [kernel, kernel])
     X, half = torch.randn(5, 17, 17, 7, dtype=torch.double), kernel // 2
     expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, attn.W_val.bias).permute(0, 2, 3, 1)
-    for spread, error in (3.0, 0.1), (30.0, 1e-12):  # as it starts, and in the limit
-        attn.terms[0].spread.data.fill_(spread)
+    for spread, error in (None, 0.1), (30.0, 1e-12):  # as it starts, and in the limit
+        if spread:
+            attn.terms[0].spread.data.fill_(spread)
         inner = attn.definition(X)[:, half:-half, half:-half]
         assert (inner - expected).norm() <= error * expected.norm()
 
@@ -66,8 +67,8 @@ def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weig
     kernel = SANet(TERMS["quadratic_kernel"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}).state_dict()
     changed = {key for key, value in kernel.items() if not torch.equal(value, usual[key])}
     assert changed == {f"blocks.{block}.attn.terms.0.{name}" for block in (0, 1) for name in ("Delta", "spread")}
-    first = [[-1, -1], [-1, 0], [-1, 1], [0, -1], [0, 0], [0, 1], [1, -1]]  # of the nine pixels, as there are 7 heads
-    assert kernel["blocks.1.attn.terms.0.Delta"].tolist() == first
+    nearest = [[-1, -1], [-1, 0], [-1, 1], [0, -1], [0, 0], [0, 1], [1, 0]]  # to the middle, as there are 7 heads
+    assert kernel["blocks.1.attn.terms.0.Delta"].tolist() == nearest
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
@@ -116,9 +117,11 @@ def test_a_single_image_without_a_batch_is_refused():
         net()(torch.randn(3, 10, 6))
 
 
-@pytest.mark.parametrize("terms", ["quadratic", ["quadratic"], (("quadratic",), (Quadratic,))])
-def test_terms_given_by_name_are_refused(terms):
-    with pytest.raises(ValueError, match="expected groups of classes"):
+@pytest.mark.parametrize(
+    "terms", ["quadratic", (("quadratic",), (Quadratic,)), Quadratic, (Quadratic,), (), ((), (Quadratic,))]
+)
+def test_terms_that_are_no_groups_of_classes_are_refused(terms):
+    with pytest.raises(ValueError, match="expected tuples of classes"):
         SANet(terms, **SMALL)
 
 

@@ -95,7 +95,7 @@ def test_a_model_of_the_hub_loads_from_the_cache(tmp_path):
     repository.commit({path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"})
     code = "import sa_zoo.model_folder as m; print(m.load_model('hf-hub:you/tiny').num_classes)"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, cwd=tmp_path)
     hub.shutdown()
     hub.server_close()
@@ -111,10 +111,8 @@ def test_what_was_checked_is_what_loads_when_its_repository_changes_in_between(t
         run = make_run(tmp_path / f"classes{classes}", "test_vit", num_classes=classes)
         return repository.commit({path.name: path.read_bytes() for path in run.iterdir()})
 
-    first, code = (
-        commit(7),
-        "import timm, sa_zoo.untrusted\nwith sa_zoo.untrusted.checked('hf-hub:you/tiny') as source:",
-    )
+    first = commit(7)
+    code = "import timm, sa_zoo.untrusted\nwith sa_zoo.untrusted.checked('hf-hub:you/tiny') as source:"
     code += "\n print(source, flush=True); input(); print(timm.create_model(source, pretrained=True).num_classes)"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}

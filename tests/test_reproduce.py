@@ -54,7 +54,7 @@ def test_each_row_trains_the_model_of_its_name_by_a_valid_config(reproduce):
             assert config.model.name == row.name.partition(".")[0]
 
 
-def test_digits_are_images_that_the_network_takes(reproduce, tmp_path):
+def test_digits_are_gray_images_by_split_and_class(reproduce, tmp_path):
     reproduce.write_digits(tmp_path, n=1000)
     pictures, found = list(tmp_path.rglob("*.png")), set()
     assert len(pictures) == 1797 and len(list((tmp_path / "train").rglob("*.png"))) == 1000

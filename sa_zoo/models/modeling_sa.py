@@ -113,8 +113,9 @@ class SAPreTrainedModel(PreTrainedModel):
     @capture_outputs
     def encode(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:
         """Images (B, C, P H, P W) -> tokens (B, T, D), row by row."""
-        if pixel_values is None:
-            raise ValueError(f"pixel_values: got None, expected images (B, {self.config.num_channels}, H, W)")
+        if pixel_values is None or pixel_values.dim() != 4:
+            got = None if pixel_values is None else f"shape {tuple(pixel_values.shape)}"
+            raise ValueError(f"pixel_values: got {got}, expected images (B, {self.config.num_channels}, H, W)")
         grid = self.grid(pixel_values)
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
         x = self.patch_embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, D, H, W)

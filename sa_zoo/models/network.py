@@ -103,8 +103,9 @@ class SANet(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         if min(given := (in_chans, patch_size, embed_dim, depth, hidden_dim)) < 1:
             raise ValueError(f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones")
-        if not all(isinstance(term, type) for group in terms for term in group):
-            raise ValueError(f"terms: got {terms}, expected groups of classes, such as models.terms.TERMS['quadratic']")
+        groups = [group if isinstance(group, tuple) else () for group in terms] if isinstance(terms, tuple) else []
+        if not groups or not all(group and all(isinstance(term, type) for term in group) for group in groups):
+            raise ValueError(f"terms: got {terms}, expected tuples of classes, such as models.terms.TERMS['quadratic']")
         self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.img_size = checked_size(img_size, patch_size)
@@ -172,7 +173,7 @@ class SANet(nn.Module):
 
     @torch.jit.ignore
     def init_weights(self) -> None:
-        """Initialize all parameters again: PyTorch's default, and the paper's for Delta and spread."""
+        """Initialize all parameters again: those of score terms as the terms say, all others as PyTorch does."""
         for module in self.modules():
             if reset := getattr(module, "reset_parameters", None):
                 reset()

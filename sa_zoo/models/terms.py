@@ -58,15 +58,15 @@ class Quadratic(nn.Module):
 
 
 class QuadraticKernel(Quadratic):
-    """Quadratic whose heads start as the first N_h pixels of a square kernel: as a convolution (Theorem 1)."""
+    """Quadratic whose heads start as the N_h pixels of a kernel nearest to its middle: close to Theorem 1."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
-        side = math.isqrt(len(self.Delta) - 1) + 1
-        offsets = torch.arange(side, device=self.Delta.device) - side // 2
-        with torch.no_grad():
-            self.Delta.copy_(torch.cartesian_prod(offsets, offsets)[: len(self.Delta)])
-            self.spread.fill_(3.0)  # 96 % of a head's attention is on its pixel
+        half = (math.isqrt(len(self.Delta) - 1) + 1) // 2  # of the smallest kernel with a middle and N_h pixels
+        offsets = torch.cartesian_prod(*[torch.arange(-half, half + 1, device=self.Delta.device)] * 2)
+        nearest = offsets.square().sum(1).argsort(stable=True)[: len(self.Delta)].sort().values
+        self.Delta.data.copy_(offsets[nearest])
+        nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
 class GeneralizedQuadratic(nn.Module):
@@ -143,7 +143,7 @@ class Learned(RelativeTables):
 
 
 class Content(RelativeTables):
-    """(q . k + q . r_delta) / sqrt(D_h), D_h = D: the paper's "learned + content", Eq. 8 without u and v.
+    """(q . k + q . r_delta) / sqrt(D_h), D_h = D: the paper's "learned + content": Eq. 8 with a bias of q for u and v.
 
     r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
     """

@@ -1,7 +1,7 @@
 """The paper's networks for timm: default configurations and one function per variant.
 
 The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1, for CIFAR's 32x32 images; variants with Eq. 7, all of
-Eq. 8, or other terms in late blocks; and tiny models, which a laptop trains in about an hour.
+Eq. 8, another start or other terms in late blocks; and tiny models, which a laptop trains in about an hour.
 """
 
 from pathlib import Path
