@@ -15,7 +15,7 @@ from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
 
 # Models with weights, NAME or NAME.TAG: in model_cards/ of a checkout; an installation has those that setup.py names.
 TRAINED: tuple[str, ...] = ("resnet18_cifar", "resnet_tiny_cifar", "sa_quadratic_tiny_cifar.long")
-TRAINED += tuple(f"sa_{kind}_tiny_cifar" for kind in ("quadratic", "learned", "mixed", "content"))
+TRAINED += tuple(f"sa_{kind}_tiny_cifar" for kind in ("quadratic", "quadratic_kernel", "learned", "mixed", "content"))
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
 HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; empty as long as there are none

@@ -1,0 +1,1 @@
+../../sa_zoo/models/network.py
