@@ -162,7 +162,7 @@ def processes() -> None:
                 ok = said_so and codes[1 - victim] == 1 and curve < 1e-4
                 lost += not ok
                 print(f"{victim} {moment}: {codes} {waits[-1]:.2f} s, {said_so}, then {then}: {curve:.1e}", flush=True)
-            outcome = f"the other stopped within {max(waits):.1f} s {', '.join(messages)}; resumed with 1, 2 and 4"
+            outcome = f"the other stopped within {max(waits):.2f} s {', '.join(messages)}; resumed with 1, 2 and 4"
             rows.append((f"SIGKILL of process {victim} {moment}", 3, f"{outcome}, losses equal to 1e-4"))
     what = "One of two processes is killed; the other stops, and the run is resumed with one, two and four processes."
     record("processes", what, command(), rows, lost, began, PACKAGES)
