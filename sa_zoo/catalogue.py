@@ -66,7 +66,8 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         sha256 = hashlib.sha256(manifest["model.safetensors"]).hexdigest()
         (new / SUMS).unlink()
         write_json(new / "check.json", {"sha256": sha256, "logits": check_folder(new, manifest).tolist()})
-        shutil.rmtree(entry, ignore_errors=True)
+        if entry.exists():
+            entry.rename(Path(temporary) / "old")
         new.rename(entry)
     for code in entry.glob("*.py"):
         code.unlink()

@@ -64,10 +64,10 @@ def train(
     metrics = fit(load_config(config, set_ or []), out, resume)
     if PartialState().is_main_process:
         measured = metrics.measured()
-        test, spent = measured["test"], measured["train"]
+        test, spent = measured["test"], measured.get("train")  # not in metrics.json that only evaluation wrote
+        after = f" after {spent['epochs']} epochs, {spent['seconds'] / 60:.1f} minutes" if spent else ""
         typer.echo(
-            f"{metrics.model} on {metrics.data}: test accuracy {test['top1']:.4f} (n = {test['n']}) "
-            f"after {spent['epochs']} epochs, {spent['seconds'] / 60:.1f} minutes\n"
+            f"{metrics.model} on {metrics.data}: test accuracy {test['top1']:.4f} (n = {test['n']}){after}\n"
             f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
             f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
         )
@@ -79,22 +79,28 @@ def evaluate(
     data: Annotated[str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")] = "",
     revision: Annotated[str, typer.Option(help="Revision of a Hub data set.")] = "",
     label_column: Annotated[str, typer.Option(help="Label column, if the data set has several.")] = "",
-    json_: Annotated[Path | None, typer.Option("--json", help="File to write the result to as well.")] = None,
+    json_: Annotated[
+        Path | None, typer.Option("--json", help="File to write the result to as well; MODEL/metrics.json is updated.")
+    ] = None,
     detail: Annotated[bool, typer.Option("--detail", help="Add per-class accuracy, calibration, confusion.")] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
     from accelerate import PartialState
 
+    from sa_zoo.metrics import FILE, write_test
     from sa_zoo.model_folder import write_json
     from sa_zoo.training.config import DataConfig, data_of
     from sa_zoo.training.evaluate import evaluate_source
 
     given = {key: value for key, value in {"revision": revision, "label_column": label_column}.items() if value}
     config = (DataConfig(name=data) if data else data_of(model)).model_copy(update=given)
-    measured = evaluate_source(model, config, detail).model_dump(exclude_none=True, exclude={"version"})
+    metrics = evaluate_source(model, config, detail)
     if PartialState().is_main_process:
+        measured = metrics.model_dump(exclude_none=True, exclude={"version"})
         typer.echo(json.dumps(measured, indent=2))
-        if json_:
+        if json_ and Path(model).is_dir() and json_.resolve() == (Path(model) / FILE).resolve():
+            write_test(Path(model), metrics)
+        elif json_:
             write_json(json_, measured)
 
 
@@ -124,8 +130,9 @@ def convert(
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
     from sa_zoo.fit import finish_folder
     from sa_zoo.interchange.converted_cnn import convert_to_folder
-    from sa_zoo.metrics import Baseline, read_metrics, write_metrics
+    from sa_zoo.metrics import Baseline, write_test
     from sa_zoo.model_folder import new_folder
+    from sa_zoo.publishing.card import architecture
     from sa_zoo.training.config import DataConfig, load_config
     from sa_zoo.training.evaluate import evaluate_source
 
@@ -137,11 +144,10 @@ def convert(
                 config = trained_on  # with its title
             before, after = (evaluate_source(model, config) for model in (source, str(new)))
             assert before.test and after.test
-            measured = {key: getattr(after, key) for key in ("data", "data_revision", "test")}
-            baseline = Baseline(model=source, test=before.test)
-            write_metrics(new, read_metrics(new).model_copy(update=measured | {"baseline": baseline}))
+            name = architecture(Path(source)) if Path(source).is_dir() else source
+            write_test(new, after, baseline=Baseline(model=name, test=before.test))
             typer.echo(f"test accuracy {before.test.top1:.4f} before, {after.test.top1:.4f} after")
-        finish_folder(new)
+        finish_folder(new, out.name)
 
 
 @app.command()

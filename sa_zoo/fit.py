@@ -23,9 +23,10 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
     return metrics
 
 
-def finish_folder(folder: Path) -> None:
+def finish_folder(folder: Path, name: str = "") -> None:
     """Add to a folder that timm loads what transformers needs, its figures, explorer and card, and a manifest.
 
+    `name` is the folder's own once it is complete, if that is another one now.
     Raises ValueError if the folder has a manifest already and a file is not as it says. The card and metrics.json are
     not in it: they may be written again. A folder of model_cards has check.json instead, as its code is linked.
     """
@@ -33,7 +34,7 @@ def finish_folder(folder: Path) -> None:
     with checked(f"local-dir:{folder}"):
         export_for_transformers(folder)
         draw_figures(folder)
-        write_explorer(folder)
+        write_explorer(folder, name or folder.resolve().name)
         write_card(folder)
     for leftover in filter(Path.is_file, folder.rglob(".*.incomplete")):  # of a process that was killed while it wrote
         leftover.unlink()

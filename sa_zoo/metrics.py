@@ -112,6 +112,13 @@ def write_metrics(folder: Path, metrics: Metrics) -> Path:
     return write_json(folder / FILE, metrics.measured())
 
 
+def write_test(folder: Path, measured: Metrics, **more: Any) -> Path:
+    """Put a measurement on test images into the metrics.json of a folder; everything else in it stays."""
+    old = read_metrics(folder)
+    fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
+    return write_metrics(folder, old.model_copy(update=fields | {"model": old.model or measured.model} | more))
+
+
 def environment(device: torch.device) -> dict[str, str | int]:
     """Hardware and versions that a measurement depends on; the commit is empty for an installed package."""
     info, checkout = Path("/proc/cpuinfo"), Path(__file__).parents[1]

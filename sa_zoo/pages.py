@@ -28,15 +28,15 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0,
     return explore(load_model(source), pictures, source=load_from, recorded=recorded)
 
 
-def write_explorer(folder: Path) -> Path | None:
-    """Write explorer.html into a model folder; None without weights or maps, or with too many maps for a page.
+def write_explorer(folder: Path, name: str) -> Path | None:
+    """Write explorer.html into a model folder `name`; None without weights or maps, or with too many maps for a page.
 
     It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
     """
     if not (folder / "model.safetensors").is_file():
         return None
     try:
-        page = explore_source(str(folder), load_from=f"local-dir:{folder.resolve().name}")
+        page = explore_source(str(folder), load_from=f"local-dir:{name}")
     except ValueError:
         return None
     return page.save(folder / "explorer.html")

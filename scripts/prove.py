@@ -82,7 +82,7 @@ def kill(
     seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
 ) -> None:
     """Kill runs of one and two processes at random changes of their files and random times, and resume them."""
-    began, generator, tried, lost = time.perf_counter(), random.Random(seed), Counter[str](), 0
+    began, generator, tried, lost = time.perf_counter(), random.Random(seed), Counter[tuple[str, str]](), 0
     with TemporaryDirectory() as folder:
         config, expected, changes, seconds = write_config(Path(folder)), {}, {}, {}
         for processes in (1, 2):
@@ -107,14 +107,15 @@ def kill(
             resumed(config, out, processes)
             found = differences(out, expected[processes]) + ["a traceback"] * (70 in codes)
             lost += bool(found)
-            what = f"{moment.number.name}, {what}" if any(codes) else "too late: the run ended by itself"
-            tried[what] += 1
+            outcome = f"lost: {', '.join(found)}" if found else "resumed to the same bits"
+            if any(codes) or found:  # otherwise the run ended before
+                tried[f"{moment.number.name}, {what}", outcome] += 1
             print(f"{trial + 1}/{times} {moment} {what}: exit codes {codes}, {found or 'nothing'} lost", flush=True)
             if found:
                 print(said(out))
             for path in Path(folder).glob(f"{out.name}*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    rows = [(name, count, "resumed to the same bits") for name, count in sorted(tried.items())]
+    rows = [(name, count, outcome) for (name, outcome), count in sorted(tried.items())]
     what = "Runs of one and two processes are killed and resumed. Weights, optimizer state, average, history, record of"
     what += " heads and results equal those of an undisturbed run bit for bit; no temporary or empty file is left."
     record("kill", what, command(), rows, lost, began, PACKAGES)

@@ -28,7 +28,7 @@ BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.D
 SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
     ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
-    ("inference in bfloat16", "sa_quadratic_cifar", "inference, bfloat16", "as built"),
+    ("inference in bfloat16, relative to float32", "sa_quadratic_cifar", "inference, bfloat16", "as built"),
     ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
     (
         "training step, dropout on probabilities",
@@ -77,7 +77,8 @@ SCORES = {
 RECIPES = {
     "adamw": "earlier recipe",
     "8epochs": "8 epochs",
-    "content": "attention with content in the last two stages, 2 more epochs",
+    "start": "the last two stages as attention at alpha 4",
+    "content": "the same with content, 2 more epochs",
     "tuned": "2 more epochs",
 }
 
@@ -117,9 +118,14 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
         if recipes is None or recipe in recipes
     ]
     found.sort(key=lambda each: (-mean(accuracies(each[2])), each[0].name))
-    rows = [[*result(*each), f"[card]({model_cards}/{each[0].name}/README.md)"] for each in found]
-    head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "top-1, test", "time and hardware", "card"]
+    rows = [[*result(*each), link(f"{model_cards}/{each[0].name}", each[1])] for each in found]
+    head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "top-1, test", "time and hardware", "details"]
     return markdown_table(head, rows, text=1)
+
+
+def link(folder: str, recipe: str) -> str:
+    """To the card, or to the measurements of a run that the card does not have."""
+    return f"[metrics]({folder}/results/{recipe}-0.json)" if recipe else f"[card]({folder}/README.md)"
 
 
 def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:

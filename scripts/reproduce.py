@@ -116,6 +116,12 @@ def command_of(row: Row, seed: int, data: str, title: str) -> list[str]:
     return command + [word for setting in settings for word in ("--set", setting)]
 
 
+def unfinished(rows: list[Row], runs: Path, data: str, title: str) -> dict[str, tuple[Row, list[str]]]:
+    """Row and command of each run that is not finished, by name."""
+    jobs = [(row, seed) for row in rows for seed in range(row.seeds) if not finished(runs / f"{row.name}-{seed}")]
+    return {f"{row.name}-{seed}": (row, command_of(row, seed, data, title)) for row, seed in jobs}
+
+
 def start(command: list[str], runs: Path, name: str, lock: int) -> subprocess.Popen[bytes]:
     if (runs / name / "train.toml").is_file():
         command = [*command, "--resume"]
@@ -170,6 +176,18 @@ def write_digits(folder: Path, n: int = 1000) -> None:
         Image.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(place / f"{i:04d}.png")
 
 
+def name_of_data(data: str, runs: Path) -> str:
+    """What runs call the data: the same on every machine, by a link if it is a folder."""
+    if not Path(data).is_dir():
+        return data
+    link = runs / "data" / "cifar10"
+    if not link.is_symlink():
+        link.symlink_to(Path(data).resolve())
+    elif link.resolve() != Path(data).resolve():
+        sys.exit(f"--data: got {data}, expected {link.resolve()}, as the runs in {runs} have")
+    return "data/cifar10"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
@@ -178,24 +196,17 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the first two models only")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     args = parser.parse_args()
-    runs, data = args.out, args.data
-    (runs / "logs").mkdir(parents=True, exist_ok=True)
-    (runs / "data").mkdir(exist_ok=True)
-    if Path(data).is_dir():
-        link = runs / "data" / "cifar10"
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path(data).resolve())
-        data = "data/cifar10"
-    rows = TINY if args.tiny else ROWS
-    if not args.tiny:
-        write_digits(runs / "data" / "digits")
-    jobs = [(row, seed) for row in rows for seed in range(row.seeds) if not finished(runs / f"{row.name}-{seed}")]
-    waiting = {f"{row.name}-{seed}": (row, command_of(row, seed, data, args.title)) for row, seed in jobs}
+    runs, rows = args.out, TINY if args.tiny else ROWS
+    for folder in ("logs", "data"):
+        (runs / folder).mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (runs / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            failed = work(waiting, runs, args.jobs, lock.fileno())
+            data = name_of_data(args.data, runs)
+            if not args.tiny:
+                write_digits(runs / "data" / "digits")
+            failed = work(unfinished(rows, runs, data, args.title), runs, args.jobs, lock.fileno())
         except BlockingIOError:
             sys.exit(f"--out: got {runs}, in which runs are still going on; wait for them, or stop them")
         except KeyboardInterrupt:

@@ -253,3 +253,17 @@ def test_a_card_of_other_weights_is_refused(run):
     (run / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"expected the current sha256 of model\.safetensors"):
         published_card(run, "them/model")
+
+
+def test_a_folder_of_the_catalogue_with_a_tag_has_a_repository_of_its_own(run):
+    tagged = run.rename(run.with_name(f"{NAME}.long"))
+    card = render_card(tagged)
+    assert f"# {NAME}.long" in card and card.count(f"you/{NAME}.long") == card.count(f"you/{NAME}") == 3
+    assert ModelCard(card).data.model_name == f"{NAME}.long"
+
+
+def test_a_run_on_a_folder_is_repeated_with_a_folder_of_ones_own(run):
+    recipe = run / "train.toml"
+    assert "\nsa-zoo train train.toml\n" in render_card(run)
+    recipe.write_text(recipe.read_text() + '[data]\nname = "data/cifar10"\ntitle = "some images"\n')
+    assert "\nsa-zoo train train.toml --set data.name=FOLDER\n" in render_card(run)

@@ -121,6 +121,20 @@ def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     assert found["test"] == json.loads((out / "metrics.json").read_text())["test"]
 
 
+def test_evaluating_into_the_metrics_of_a_run_changes_the_test_result_only(run, tmp_path):
+    out = shutil.copytree(run[0], tmp_path / "copy")
+    before = json.loads((out / "metrics.json").read_text())
+    result = sa_zoo("evaluate", out, "--json", out / "metrics.json")
+    assert result.exit_code == 0, result.output
+    after = json.loads((out / "metrics.json").read_text())
+    assert after.pop("test") == json.loads(result.stdout)["test"] != before.pop("test")  # without details
+    assert after == before and {"train", "validation", "environment"} <= after.keys()
+    (out / "metrics.json").unlink()
+    assert sa_zoo("evaluate", out, "--json", out / "metrics.json").exit_code == 0
+    result = sa_zoo("train", out / "train.toml", "--out", out, "--resume")
+    assert result.exit_code == 0 and "test accuracy" in result.stdout, result.output
+
+
 def test_a_result_that_cannot_be_written_is_printed(run):
     result = sa_zoo("evaluate", run[0], "--json", "no/such/result.json")
     assert result.exit_code == 1 and "no/such/result.json" in result.stderr
@@ -245,7 +259,8 @@ def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert (metrics["data"], metrics["data_revision"], metrics["test"]["n"]) == ("noise", "v5", 7)
-    assert metrics["parameters"] == 783_802 and metrics["baseline"]["model"] == str(source)
+    assert metrics["parameters"] == 783_802 and metrics["baseline"]["model"] == "resnet_tiny_cifar"
+    assert "local-dir:out" in (tmp_path / "out" / "explorer.html").read_text()
     assert "`report.md` has the certificate of each layer" in (tmp_path / "out" / "README.md").read_text()
     assert "report.md" in read_manifest(tmp_path / "out")
 

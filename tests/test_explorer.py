@@ -529,5 +529,5 @@ def test_a_model_of_other_channels_asks_for_tensors():
 
 
 def test_a_network_without_attention_gets_no_page(tmp_path):
-    assert write_explorer(make_run(tmp_path / "run", "resnet_tiny_cifar")) is None
+    assert write_explorer(make_run(tmp_path / "run", "resnet_tiny_cifar"), "run") is None
     assert not (tmp_path / "run" / "explorer.html").exists()

@@ -95,3 +95,7 @@ def test_the_queue_stops_resumes_and_leaves_what_is_finished(reproduce, tmp_path
     reproduce.TINY.pop(0)
     reproduce.main()
     assert {path: path.stat().st_mtime_ns for path in runs.glob("first-0/*")} == written
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--out", str(runs), "--data", str(runs), "--tiny"])
+    with pytest.raises(SystemExit, match=f"--data: got {runs}, expected {tmp_path}, as the runs in {runs} have"):
+        reproduce.main()
+    assert (runs / "data" / "cifar10").resolve() == tmp_path

@@ -49,7 +49,7 @@ def published_card(folder: Path, repo_id: str) -> str:
     generic, text = _render(facts), _render(facts, repo_id)
     written = _text(folder / "README.md")
     if written not in ("", generic):
-        text = written.replace(f"you/{facts['name']}", repo_id)
+        text = written.replace(f"you/{facts['title']}", repo_id)
     again = "render it again with `sa-zoo card`"
     if gap := PLACEHOLDERS.search(text):
         raise ValueError(f"got {gap[0]!r} in README.md, expected a finished card: {again}")
@@ -96,7 +96,7 @@ def _render(facts: dict[str, Any], repo_id: str = "") -> str:
     template = jinja2.Template(
         text, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return template.render(facts, repo_id=repo_id or f"you/{facts['name']}", metadata=_metadata(facts).to_yaml())
+    return template.render(facts, repo_id=repo_id or f"you/{facts['title']}", metadata=_metadata(facts).to_yaml())
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -108,8 +108,10 @@ def _facts(folder: Path) -> dict[str, Any]:
     cfg: dict[str, Any] = model.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else ""
+    tagged = folder.resolve().name
     return {
         "name": name,
+        "title": tagged if tagged.startswith(f"{name}.") else name,  # such as NAME.TAG of the catalogue
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
         "attention": cfg.get("paper_ids") == PAPER,
         "ours": ours,
@@ -118,9 +120,10 @@ def _facts(folder: Path) -> dict[str, Any]:
         "metrics": metrics,
         "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
-        "licence": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
+        "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(model, tuple(cfg["input_size"])),
         "recipe": recipe.strip(),
+        "title_of_data": tomllib.loads(recipe).get("data", {}).get("title", ""),  # the name is then a folder's
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],
@@ -148,13 +151,13 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         for name, value in ((("top-1", test.top1), ("top-5", test.top5)) if test else ())
     ]
     return ModelCardData(
-        license=facts["licence"],
+        license=facts["license"],
         library_name="timm",
         pipeline_tag="image-classification",
         tags=["timm", "transformers", "image-classification", *(["self-attention"] if facts["attention"] else [])],
         base_model=facts["base_model"] or None,
         datasets=[data] if on_hub else None,
-        **({"metrics": ["accuracy"], "model_name": facts["name"], "eval_results": results} if test else {}),
+        **({"metrics": ["accuracy"], "model_name": facts["title"], "eval_results": results} if test else {}),
     )
 
 

@@ -1,4 +1,4 @@
-"""Trains any timm model on any labelled images, and leaves a run folder that timm loads.
+"""Trains any timm model on any labeled images, and leaves a run folder that timm loads.
 
 What a run computes is a function of its config: one that was killed and resumed on a CPU ends with exactly the weights
 of an uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what
