@@ -8,8 +8,10 @@ import torch
 from model_folders import make_run
 from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
+from transformers import TimmWrapperConfig
 
 from sa_zoo.interchange.converted_cnn import convert_to_folder
+from sa_zoo.model_folder import load_model
 
 
 @pytest.fixture
@@ -63,6 +65,16 @@ def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
         (source / "config.json").write_text(json.dumps(config))
         convert_to_folder(str(source), tmp_path / f"of-{name is None}")
         assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())["base_model"] == (name or "")
+
+
+def test_classes_keep_their_names_in_both_libraries(run, tmp_path):
+    network, source = run("resnet_tiny_cifar")
+    names = list("abcdefghij")
+    save_config_for_hf(network, str(source / "config.json"), {"label_names": names})
+    convert_to_folder(str(source), tmp_path / "converted")
+    assert list(load_model(str(tmp_path / "converted")).pretrained_cfg["label_names"]) == names
+    config = TimmWrapperConfig.from_pretrained(tmp_path / "converted")
+    assert [config.id2label[index] for index in range(10)] == names
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(run, tmp_path):

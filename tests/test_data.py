@@ -1,4 +1,5 @@
 import random
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -292,6 +293,35 @@ def test_a_missing_folder_is_reported(name):
 def test_an_empty_folder_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"):
         open_source(DataConfig(name=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "classes", "sizes"),
+    [
+        ({"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1}, ("a test", "b"), {"train": 8, "test": 3}),
+        ({"train/bus": 5, "train/train": 3, "val/bus": 2, "val/train": 1}, ("bus", "train"), {"train": 8, "test": 3}),
+        ({"pass": 5, "fail": 3, "val": 2}, ("fail", "pass", "val"), {"train": 10}),
+        ({"good": 5, "evaluation": 3}, ("evaluation", "good"), {"train": 8}),
+    ],
+)
+def test_folders_of_images_are_classes_whatever_their_names(tmp_path, counts, classes, sizes):
+    folder = image_folder(tmp_path / "test images", counts)
+    for picture in folder.rglob("0.png"):
+        picture.rename(picture.with_name("speed test.png"))
+    (folder / "notes.txt").write_text("of somebody")
+    source = open_source(DataConfig(name=str(folder)))
+    assert source.classes == classes and {split: len(labels) for split, labels in source.labels.items()} == sizes
+    for split, images in source.images.items():
+        named = [Path(images.path(row)).parent.name for row in range(sizes[split])]
+        assert named == [classes[label] for label in source.labels[split]]
+
+
+@pytest.mark.parametrize(
+    "counts", [{"a/x": 2, "a/y": 2, "b/x": 3}, {"train/a": 2, "train/b/x": 3}, {"a": 2, "b": 2, ".": 1}]
+)
+def test_an_image_that_is_in_no_folder_of_a_class_is_refused(tmp_path, counts):
+    with pytest.raises(ValueError, match=r"with images in .*, expected \[SPLIT/\]CLASS/IMAGE"):
+        open_source(DataConfig(name=str(image_folder(tmp_path / "images", counts))))
 
 
 def test_a_folder_without_labels_is_reported(tmp_path):

@@ -65,7 +65,7 @@ def parquet_folder(
 def image_folder(folder: Path, counts: dict[str, int]) -> Path:
     """A folder of PNG files: per sub-folder (split/class, or class), so many images."""
     for seed, (name, count) in enumerate(counts.items()):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for i, image in enumerate(noise_images(count, seed=seed)):
             image.save(folder / name / f"{i}.png")
     return folder

@@ -38,8 +38,9 @@ def convert_to_folder(source: str, out: Path, layers: str = "*", alpha: float = 
     conversion = Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits)
     base = (network.pretrained_cfg.get("hf_hub_id") or "").partition("@")[0]
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
+    names = {key: cfg[key] for key in ("label_names", "label_descriptions") if cfg.get(key)}  # transformers reads them
     with new_folder(out) as folder:
-        write_timm_files(folder, backbone)
+        write_timm_files(folder, backbone, model_config=names)
         write_file(folder / "report.md", report.table())
         write_file(folder / "report.json", report.to_json())
         write_metrics(folder, Metrics(model=name, parameters=parameters, base_model=base, conversion=conversion))

@@ -1,4 +1,4 @@
-"""Labelled images by name: a Hub data set, a folder, or the digits of scikit-learn. Opening one decodes no pixels."""
+"""Labeled images by name: a Hub data set, a folder, or the digits of scikit-learn. Opening one decodes no pixels."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from sa_zoo.training.config import DataConfig
 from sa_zoo.training.pictures import MODES, open_picture
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
+METADATA_OR_ARCHIVES = {".csv", ".jsonl", ".parquet", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"}
 MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
 
 
-class Elsewhere(ValueError):
-    """For a data folder that names files outside of it, or addresses in a network."""
+class Refused(ValueError):
+    """For a data folder that names files outside of it or addresses, or has images that are in no class."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,11 @@ def _load(config: DataConfig) -> Any:
     try:
         _check_card(folder)
         builder = datasets.load_dataset_builder(name, revision=config.revision or None)
+        builder = _by_class(folder, builder) if folder.is_dir() else builder
         _check_inside(folder, chain.from_iterable((builder.config.data_files or {}).values()))
         builder.download_and_prepare()
         return builder.as_dataset()
-    except Elsewhere:
+    except Refused:
         raise
     except (EmptyDatasetError, DataFilesNotFoundError) as error:
         raise FileNotFoundError(f"data.name: got {name}, expected images or parquet files in it: {error}") from error
@@ -126,20 +128,43 @@ def _load(config: DataConfig) -> Any:
         ) from error
 
 
+def _by_class(folder: Path, builder: Any) -> Any:
+    """The builder for images in [SPLIT/]CLASS/; `datasets` itself looks for words such as "test" anywhere in a path.
+
+    A folder of something else keeps its builder. Raises Refused for an image that is in no folder of a class.
+    """
+    suffixes = {Path(path).suffix.lower() for path in chain.from_iterable((builder.config.data_files or {}).values())}
+    card = folder / "README.md"
+    configured = card.is_file() and DatasetCard.load(card).data.get("configs")
+    if builder.name != "imagefolder" or suffixes & METADATA_OR_ARCHIVES or configured:
+        return builder
+    folders = [path for path in folder.iterdir() if path.is_dir() and any(map(Path.is_dir, path.iterdir()))]
+    deep = {path.name.lower(): path for path in folders}
+    # train is first: `datasets` takes folders for labels once it has seen two
+    places = {split: deep[split] for split in ("train", *TEST_SPLITS) if split in deep} or {"train": folder}
+    patterns = {split: f"{place.relative_to(folder)}/**".removeprefix("./") for split, place in places.items()}
+    builder = datasets.load_dataset_builder("imagefolder", data_dir=str(folder), data_files=patterns)
+    for split, paths in builder.config.data_files.items():
+        for of_class in {Path(path).parent for path in paths if Path(path).suffix.lower() in builder.EXTENSIONS}:
+            if not of_class.parent.samefile(places[split]):
+                raise Refused(f"data.name: got {folder} with images in {of_class}, expected [SPLIT/]CLASS/IMAGE")
+    return builder
+
+
 def _check_card(folder: Path) -> None:
-    """Raise Elsewhere if the metadata of a folder name addresses: `datasets` would look for files there at once."""
+    """Raise Refused if the metadata of a folder name addresses: `datasets` would look for files there at once."""
     card = folder / "README.md"
     configs = yaml_dump(DatasetCard.load(card).data.get("configs")) if card.is_file() else ""
     if "://" in configs or (folder / ".huggingface.yaml").exists():
-        raise Elsewhere(f"data.name: got {folder}, whose metadata has addresses, expected images inside of it")
+        raise Refused(f"data.name: got {folder}, whose metadata has addresses, expected images inside of it")
 
 
 def _check_inside(folder: Path, paths: Iterable[str | None], *more: str) -> None:
-    """Raise Elsewhere if one of the files of a data set in a folder is neither in it nor below one of `more`."""
+    """Raise Refused if one of the files of a data set in a folder is neither in it nor below one of `more`."""
     inside = (f"{folder.absolute()}/", f"{folder.resolve()}/", *more)
     for path in paths if folder.is_dir() else ():
         if path is not None and (not path.startswith(inside) or "/../" in path):
-            raise Elsewhere(f"data.name: got {folder}, which refers to {path}, expected images inside of it")
+            raise Refused(f"data.name: got {folder}, which refers to {path}, expected images inside of it")
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
