@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_layers import layers, without_onednn
+from random_layers import CONVOLUTIONS, layers, without_onednn
 from torch import nn
 
 from sa_zoo.convolution.layer_conversion import attention_from_conv
@@ -32,6 +32,21 @@ def test_both_evaluations_are_the_explicit_softmax(drawn, alpha, moved):
     assert torch.allclose(layer.composed(keys), expected, rtol=0, atol=1e-12)
     assert torch.allclose(layer.by_axes(keys), expected, rtol=0, atol=1e-12)
     assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("sizes", [(13,), (5, 7)])
+def test_a_head_whose_targets_lie_outside_sees_the_nearest_key(sizes, stride):
+    """One head, so that whole windows lie outside, moved by up to 3 pixels."""
+    conv = CONVOLUTIONS[len(sizes)](2, 3, 1, stride=stride).double()
+    x = torch.randn(2, 2, *sizes, dtype=torch.float64)
+    for alpha in (0.6, 20.0):
+        for shift in (-3.0, -1.0, -0.4, 0.4, 1.0, 3.0):
+            layer = attention_from_conv(conv, alpha)
+            layer.Delta.data[0, -1] = shift
+            layer.eval()
+            composed = layer.composed(layer.pad.keys(x))
+            assert torch.allclose(composed, layer.explicit(x), rtol=0, atol=1e-12), (alpha, shift)
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,10 @@ class SoftAttention(ConvolutionalAttention):
         count, size, stride = self.queries(keys.sizes)[axis], keys.sizes[axis], self.stride[axis]
         first = min(count, max(0, (low + stride - 1) // stride))
         last = max(first, min(count, count - (high + stride - 1) // stride))
-        near = stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1 if first > 0 else 0
-        far = stride * last - low if last < count else size
+        # Where a whole window lies outside, its heads see the keys next to the border, no further than it is wide.
+        reach = self.step[axis] * self.count[axis]
+        near = max(reach, stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1) if first > 0 else 0
+        far = min(size - reach, stride * last - low) if last < count else size
         stored = keys.stored.shape[2 + axis]
         near = min(stored, max(0, near - keys.before[axis]))
         far = min(stored, max(near, far - keys.before[axis]))
