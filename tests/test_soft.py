@@ -35,13 +35,13 @@ def test_both_evaluations_are_the_explicit_softmax(drawn, alpha, moved):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("sizes", [(13,), (5, 7)])
+@pytest.mark.parametrize("sizes", [(2,), (13,), (5, 7)])
 def test_a_head_whose_targets_lie_outside_sees_the_nearest_key(sizes, stride):
-    """One head, so that whole windows lie outside, moved by up to 3 pixels."""
+    """One head, so that whole windows lie outside, moved by up to 5 pixels."""
     conv = CONVOLUTIONS[len(sizes)](2, 3, 1, stride=stride).double()
     x = torch.randn(2, 2, *sizes, dtype=torch.float64)
-    for alpha in (0.6, 20.0):
-        for shift in (-3.0, -1.0, -0.4, 0.4, 1.0, 3.0):
+    for alpha in (0.6, 20.0, 37.0):
+        for shift in (-5.0, -3.0, -1.0, -0.4, 0.4, 1.0, 3.0, 5.0):
             layer = attention_from_conv(conv, alpha)
             layer.Delta.data[0, -1] = shift
             layer.eval()

@@ -117,6 +117,10 @@ class SoftAttention(ConvolutionalAttention):
             low[axis] = -(self.center[axis] + self.first[axis])
             width = self.step[axis] * (self.count[axis] - 1)
             high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
+            # F.pad cannot cut off more than there is, which heads far outside of a small image would ask for.
+            stored, before = keys.stored.shape[2 + axis], keys.before[axis]
+            if min(before + stored + low[axis], keys.sizes[axis] - before + high[axis]) < 0:
+                return self.by_axes(keys)
         out = self.borderless(keys, low, high)
         if max(low) > 0 or max(high) > 0:
             factors = [self.factors(axis, keys) for axis in range(len(counts))]
