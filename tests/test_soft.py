@@ -112,6 +112,18 @@ def test_the_composed_kernel_is_as_wide_as_alpha_and_positions_ask():
     assert again.composed_kernel().shape == (3, 2, 16, 5)
 
 
+def test_positions_and_sharpness_may_change_between_calls():
+    """As in fine-tuning with the network in evaluation mode, or by hand."""
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0).eval()
+    x = torch.randn(1, 3, 11, 13, dtype=torch.float64)
+    layer.alpha.data.fill_(1.0)
+    assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
+    optimizer = torch.optim.SGD([layer.Delta], lr=1.0)
+    layer.Delta.grad = torch.full_like(layer.Delta, 4.3)
+    optimizer.step()
+    assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
+
+
 def test_the_cheaper_evaluation_is_chosen_by_size():
     deep, shallow = nn.Conv2d(251, 241, 3, padding=1), nn.Conv2d(3, 5, 3, padding=1)
     assert attention_from_conv(deep, 4.0).cheaper_by_axes([9, 9])

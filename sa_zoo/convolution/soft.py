@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve, project
 from sa_zoo.convolution.padding import Keys
 from sa_zoo.convolution.theorem import seen_offsets, window
+from sa_zoo.kernels.portions import is_ordinary
+from sa_zoo.kernels.remembered import equal
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32, pixels, quadratic_scores
 
@@ -37,7 +39,8 @@ class SoftAttention(ConvolutionalAttention):
     """The layer at finite alpha. Delta (N_h, n) and alpha (N_h,) are parameters.
 
     `settle` derives the size of the composed kernel and the outermost heads from Delta and alpha. It runs when they
-    are set or loaded and on every train() and eval(), so that a kernel follows its heads at least once per epoch.
+    are set or loaded, on every train() and eval(), and before any call that finds them changed. Graphs keep the size
+    that they were made with.
     """
 
     # A multiply-add of the evaluation by axes takes about so many times as long as one of a convolution: it comes in
@@ -57,6 +60,7 @@ class SoftAttention(ConvolutionalAttention):
 
         `first`, `step`, `count` of the composed kernel, and `outer`, the heads that look beyond the border.
         """
+        self.settled = [self.Delta.detach().clone(), self.alpha.detach().clone()]
         if self.Delta.is_meta:
             return
         precision = torch.finfo(at_least_float32(self.alpha).dtype).eps
@@ -66,6 +70,13 @@ class SoftAttention(ConvolutionalAttention):
             [head for head, (first, last) in enumerate(pairs) if center + first < 0 or center + last > extent]
             for pairs, center, extent in zip(seen, self.center, self.extent, strict=True)
         ]
+
+    @torch.jit.ignore
+    def follow(self) -> None:
+        """`settle` if Delta or alpha were changed in place, which only their numbers show."""
+        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not in_graph and is_ordinary(self.Delta, self.alpha) and not equal(self.settled, [self.Delta, self.alpha]):
+            self.settle()
 
     @torch.jit.ignore
     def train(self, mode: bool = True) -> "SoftAttention":
@@ -201,6 +212,8 @@ class SoftAttention(ConvolutionalAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
+        if not torch.jit.is_scripting():
+            self.follow()
         keys = self.pad.keys(x)
         if self.cheaper_by_axes(keys.sizes):
             return self.by_axes(keys)

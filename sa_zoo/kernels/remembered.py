@@ -35,13 +35,13 @@ def recall(attention: Attention, name: str, X: Tensor) -> Any:
         return getattr(attention, name)(X)
     parameters, occasion = [*attention.terms.parameters(), *attention.terms.buffers()], (name, X.shape[1:3])
     last = _LAST.get(attention)
-    if last is None or last.occasion != occasion or not _equal(last.parameters, parameters):
+    if last is None or last.occasion != occasion or not equal(last.parameters, parameters):
         copies = [parameter.detach().clone() for parameter in parameters]
         last = _LAST[attention] = Remembered(occasion, copies, getattr(attention, name)(X))
     return last.value
 
 
-def _equal(known: list[Tensor], given: list[Tensor]) -> bool:
+def equal(known: list[Tensor], given: list[Tensor]) -> bool:
     """Whether the numbers are equal, not their versions: a write through `.data` changes no version."""
     return len(known) == len(given) and all(
         a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(known, given, strict=True)
