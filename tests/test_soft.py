@@ -166,3 +166,13 @@ def test_layers_script_compile_and_export(arguments, how):
     else:
         other = torch.export.export(layer, (x,)).module()
     assert torch.allclose(other(x), layer(x), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_layer_switches_modes_and_follows_its_heads_then():
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1), 20.0)
+    scripted, x = torch.jit.script(nn.Sequential(layer, nn.Dropout(0.5))), torch.randn(1, 3, 7, 5)
+    for mode in (True, False):
+        assert all(child.training is mode for child in scripted.train(mode).children())
+    next(scripted.children()).alpha.data.fill_(2.0)  # the tensor of both layers
+    assert torch.allclose(scripted.eval()(x), layer.explicit(x), atol=1e-6)

@@ -81,7 +81,8 @@ class SoftAttention(ConvolutionalAttention):
     @torch.jit.ignore
     def train(self, mode: bool = True) -> "SoftAttention":
         self.settle()
-        return super().train(mode)
+        nn.Module.train(self, mode)  # not super(): TorchScript calls this with a module of its own class
+        return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
