@@ -79,6 +79,14 @@ def test_the_batch_is_free_in_an_exported_layer():
     assert torch.allclose(exported(many), layer(many), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_the_batch_is_free_in_a_traced_layer():
+    layer = attention_from_conv(nn.Conv2d(2, 3, 3, padding=1), 4.0, content=True)
+    traced, many = torch.jit.trace(layer, (torch.randn(2, 2, 5, 7),)), torch.randn(37, 2, 5, 7)
+    assert torch.allclose(traced(many), layer(many), atol=1e-6)
+
+
 def test_no_images_give_no_images():
     layer = attention_from_conv(nn.Conv2d(2, 3, 3, stride=2), 4.0, content=True)
     assert layer(torch.randn(0, 2, 11, 7)).shape == (0, 3, 5, 3)

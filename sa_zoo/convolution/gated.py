@@ -56,7 +56,8 @@ class ContentAttention(ConvolutionalAttention):
         keys = self.pad(x)
         position = self.positional_scores(list(keys.shape[2:]))
         query, key = self.content(keys)
-        if torch.compiler.is_compiling():  # a loop over images would fix their number in the graph
+        # A loop over images would fix their number in a graph.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.attended(probabilities_from(position + query @ key), keys)
         out = [x] * 0
         for first in range(0, max(len(x), 1), self.at_once):
