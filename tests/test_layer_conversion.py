@@ -152,6 +152,26 @@ def test_attention_among_patches_is_the_convolution_with_fewer_heads(kernel_size
     assert torch.equal(again(x), conv(x))
 
 
+@pytest.mark.parametrize("alpha", [46.0, 3.0])
+@pytest.mark.parametrize("patch", [2, 3])
+def test_the_distance_of_trained_patches_is_that_of_the_input_that_sets_them_furthest_apart(patch, alpha):
+    torch.manual_seed(0)
+    layer = attention_from_conv(nn.Conv2d(2, 3, (3, 5), padding=(1, 2)).double(), alpha, patch=patch)
+    with torch.no_grad():
+        layer.attention.W_val.weight += 0.1 * torch.randn_like(layer.attention.W_val.weight)
+        layer.attention.b_out += 0.1 * torch.randn_like(layer.attention.b_out)
+    conv, distance = nearest_convolution(layer)
+    x = torch.zeros(1, 2, 7 * patch, 7 * patch, dtype=torch.float64, requires_grad=True)
+    middle = range(3 * patch, 4 * patch)
+    reached = []
+    for pixel in [(channel, row, column) for channel in range(3) for row in middle for column in middle]:
+        apart = (layer(x) - conv(x))[(0, *pixel)]
+        (gradient,) = torch.autograd.grad(apart, x)
+        reached.append(apart.abs().item() + gradient.abs().sum().item())
+    assert max(reached) <= distance * (1 + 1e-9)
+    assert max(reached) == pytest.approx(distance, rel=1e-9 if alpha == 46.0 else 0.2)
+
+
 def test_what_patches_cannot_hold_is_refused():
     for conv, reason in (
         (nn.Conv2d(3, 5, 3, padding=1, stride=2), "stride 1"),

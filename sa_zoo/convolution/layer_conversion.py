@@ -141,16 +141,17 @@ def _patch_attention(conv: _ConvNd, alpha: float, content: bool, head_dim: int |
 
 
 def conv_from_attention(attention: nn.Module) -> _ConvNd:
-    """The convolution that the layer equals, bit for bit; at finite alpha the nearest one."""
+    """The convolution that the layer equals, bit for bit, or else the nearest one: see `nearest_convolution`."""
     return nearest_convolution(attention)[0]
 
 
 def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
     """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's.
 
-    With it, the largest difference to the layer's output away from the border, for |x| <= 1: the part of the layer's
-    kernel that the convolution's does not have, zero for a layer that runs as a convolution. Raises ValueError if the
-    output depends on content, or the layer is not an attention layer of this package.
+    With it, a bound on the difference to the layer's output away from the border, for |x| <= 1: the part of the layer's
+    kernel that the convolution's does not have, zero for a layer that equals a convolution. It is reached, except by
+    layers with `patch` of finite alpha. Raises ValueError if the output depends on content, or the layer is not an
+    attention layer of this package.
     """
     if isinstance(attention, PatchAttention):
         return _pixel_convolution(attention)
@@ -208,8 +209,14 @@ def _convolution(
 
 def _pixel_convolution(folded: PatchAttention) -> tuple[_ConvNd, float]:
     among_patches, distance = nearest_convolution(folded.attention)
-    kernel = pixel_kernel(among_patches.weight.detach(), folded.kernel_size, folded.dilation, folded.patch)
-    bias = None if among_patches.bias is None else among_patches.bias.detach()[:: folded.patch ** (kernel.ndim - 2)]
+    blocks = among_patches.weight.detach()
+    kernel = pixel_kernel(blocks, folded.kernel_size, folded.dilation, folded.patch)
+    apart = (patch_kernel(kernel, folded.dilation, folded.patch).double() - blocks).abs().flatten(1).sum(dim=1)
+    bias, pixels = None, folded.patch ** (kernel.ndim - 2)
+    if among_patches.bias is not None:
+        biases = among_patches.bias.detach().unflatten(0, [-1, pixels])
+        bias = biases.median(dim=1).values
+        apart += (biases - bias[:, None]).abs().flatten()
     padding = [step * (size - 1) // 2 for step, size in zip(folded.dilation, folded.kernel_size, strict=True)]
     conv = _convolution(kernel, bias, among_patches.groups, padding=padding, dilation=folded.dilation)
-    return conv.train(folded.training), distance
+    return conv.train(folded.training), distance + float(apart.max())

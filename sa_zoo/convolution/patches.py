@@ -57,15 +57,20 @@ def patch_kernel(kernel: Tensor, dilation: Sequence[int], patch: int) -> Tensor:
 
 
 def pixel_kernel(blocks: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], patch: int) -> Tensor:
-    """The kernel on pixels that `patch_kernel` made `blocks` of: (D_out P^n, D_in P^n, *heads) -> (D_out, D_in, *K)"""
+    """The kernel on pixels that `patch_kernel` made `blocks` of: (D_out P^n, D_in P^n, *heads) -> (D_out, D_in, *K)
+
+    Where output pixels u of a patch have kernels of their own, the median of what each has on a tap.
+    """
     axes = len(kernel_size)
-    kernel = blocks.unflatten(0, [-1, *[patch] * axes])[(slice(None), *[0] * axes)].double()  # u = 0 sees every tap
-    kernel = kernel.unflatten(1, [-1, *[patch] * axes])  # (D_out, D_in, *v, *heads)
-    for axis in range(axes):
-        places = tap_places(kernel_size[axis], dilation[axis], patch)[:, :, 0].to(kernel.device)  # (K, heads, v)
-        left = axes - axis  # v and heads of the axes left, then the kernel axes made so far
-        kernel = torch.einsum("oiv...h,ahv->oi...a", kernel.movedim(2 + left, -1), places)
-    return kernel.to(blocks.dtype)
+    kernel = blocks.double().unflatten(0, [-1, *[patch] * axes])
+    kernel = kernel.unflatten(1 + axes, [-1, *[patch] * axes])  # (D_out, *u, D_in, *v, *heads)
+    heads, u, v = (range(first, first + axes) for first in (2 + 2 * axes, 1, 2 + axes))
+    kernel = kernel.permute([0, 1 + axes, *(place for axis in zip(heads, u, v, strict=True) for place in axis)])
+    for axis in range(axes):  # the first three, heads, u, v, become the last two: K, u
+        places = tap_places(kernel_size[axis], dilation[axis], patch).to(kernel.device)
+        kernel = torch.einsum("oihuv...,ahuv->oi...au", kernel, places)
+    kernel = kernel.permute([0, 1, *range(2, 2 + 2 * axes, 2), *range(3, 3 + 2 * axes, 2)])
+    return kernel.flatten(2 + axes).median(dim=-1).values.to(blocks.dtype)
 
 
 class PatchAttention(nn.Module):
