@@ -187,14 +187,18 @@ def test_what_patches_cannot_hold_is_refused():
 
 def test_what_attention_cannot_express_is_refused_with_the_reason():
     parametrized = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3))
-    hooked = nn.Conv2d(3, 5, 3)
+    hooked, hooked_backward, replaced = (nn.Conv2d(3, 5, 3) for _ in range(3))
     hooked.register_forward_hook(lambda *_: None)
+    hooked_backward.register_full_backward_pre_hook(lambda *_: None)
+    replaced.forward = lambda x: x
     for layer, reason in (
         (nn.ConvTranspose2d(3, 5, 3), "puts queries between keys"),
         (nn.Linear(3, 5), "Linear is not a convolution"),
         (nn.LazyConv2d(5, 3), "no weights before its first image"),
         (parametrized, "computed on every call"),
         (hooked, "hooks"),
+        (hooked_backward, "hooks"),
+        (replaced, "a replaced forward"),
         (StdConv2d(3, 5, 3), "StdConv2d computes more than a convolution"),
     ):
         with pytest.raises(ValueError, match=reason):
