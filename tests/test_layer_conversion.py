@@ -224,3 +224,15 @@ def test_the_convolution_is_left_alone_and_its_state_is_taken_over():
     assert torch.equal(conv.weight, weight)
     assert attention_from_conv(nn.Conv2d(3, 5, 3).half(), 4.0).alpha.dtype == torch.float16
     assert attention_from_conv(nn.Conv2d(3, 5, 3, device="meta"), 4.0).W_val.weight.is_meta
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+@pytest.mark.parametrize("arguments", [{}, {"alpha": 3.0}, {"head_dim": 5}, {"patch": 2}])
+def test_a_frozen_tensor_stays_frozen_in_both_directions(arguments, frozen):
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    getattr(conv, frozen).requires_grad_(False)
+    layer = attention_from_conv(conv, **arguments)
+    trained = {name.rpartition(".")[2] == "b_out": value.requires_grad for name, value in layer.named_parameters()}
+    assert trained == {True: frozen == "weight", False: frozen == "bias"}
+    again = conv_from_attention(layer)
+    assert (again.weight.requires_grad, again.bias.requires_grad) == (frozen == "bias", frozen == "weight")

@@ -120,9 +120,15 @@ def attention_in_place(
         conv.groups if head_dim is None else 1,
         alphas.to(weight),
     )
-    for parameter in attention.parameters():
-        parameter.requires_grad_(conv.weight.requires_grad)
+    _train_what_was_trained(attention, conv.weight, conv.bias)
     return attention.train(conv.training)
+
+
+def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    """Give the layer's bias the requires_grad of `bias`, and all of its other parameters that of `weight`."""
+    for name, parameter in layer.named_parameters():
+        given = bias if name in ("bias", "b_out") else weight
+        parameter.requires_grad_(given is not None and given.requires_grad)
 
 
 def _patch_attention(conv: _ConvNd, alpha: float, content: bool, head_dim: int | None, patch: int) -> PatchAttention:
@@ -136,7 +142,8 @@ def _patch_attention(conv: _ConvNd, alpha: float, content: bool, head_dim: int |
     kernel = patch_kernel(conv.weight.detach(), conv.dilation, patch)
     bias = None if conv.bias is None else conv.bias.detach().repeat_interleave(patch ** (kernel.ndim - 2))
     padding = [size // 2 for size in kernel.shape[2:]]
-    among_patches = _convolution(kernel, bias, conv.groups, padding=padding).requires_grad_(conv.weight.requires_grad)
+    among_patches = _convolution(kernel, bias, conv.groups, padding=padding)
+    _train_what_was_trained(among_patches, conv.weight, conv.bias)
     attention = attention_in_place(among_patches.train(conv.training), alpha, content, head_dim)
     return PatchAttention(attention, conv.kernel_size, conv.dilation, patch)
 
@@ -171,7 +178,9 @@ def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
         geometry["padding"] = attention.pad.before if symmetric else "same"
         geometry["padding_mode"] = "zeros" if attention.pad.mode == "constant" else attention.pad.mode
     kind = Conv2dSame if isinstance(attention.pad, SamePadding) else None
-    return _convolution(kernel, bias, attention.groups, kind, **geometry).train(attention.training), distance
+    conv = _convolution(kernel, bias, attention.groups, kind, **geometry)
+    _train_what_was_trained(conv, next(attention.W_val.parameters()), attention.b_out)
+    return conv.train(attention.training), distance
 
 
 def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
@@ -220,4 +229,5 @@ def _pixel_convolution(folded: PatchAttention) -> tuple[_ConvNd, float]:
         apart += (biases - bias[:, None]).abs().flatten()
     padding = [step * (size - 1) // 2 for step, size in zip(folded.dilation, folded.kernel_size, strict=True)]
     conv = _convolution(kernel, bias, among_patches.groups, padding=padding, dilation=folded.dilation)
+    _train_what_was_trained(conv, among_patches.weight, among_patches.bias)
     return conv.train(folded.training), distance + float(apart.max())
