@@ -263,6 +263,16 @@ def test_derivatives_forward_need_no_grad_mode(terms):
         assert (unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent - expected).abs().max() < 1e-4
 
 
+def test_gradients_by_function_transforms_are_those_of_backward():
+    """Of a batch of several portions, which they cannot evaluate again."""
+    block, X = Block(D, HEADS, 13, (Quadratic,), (H, W), dtype=torch.float64), pixels()
+    parameters = dict(block.named_parameters())
+    got = torch.func.grad(lambda p: torch.func.functional_call(block, p, (X,)).square().sum())(parameters)
+    expected = torch.autograd.grad(block(X).square().sum(), list(parameters.values()))
+    for mine, theirs in zip(got.values(), expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
 def test_layers_can_be_stacked():
     twins = [layers((GeneralizedQuadratic,))[0].eval() for _ in range(3)]
     for number, twin in enumerate(twins):

@@ -96,7 +96,9 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignor
 @torch.jit.ignore
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     whole = torch.jit.is_tracing() or bool(_only) or is_watched(m for m in block.children() if m is not block.attn)
-    return block.rest(x, attended) if whole else in_portions(block.rest, x, attended)
+    if whole or not (torch.compiler.is_compiling() or is_ordinary(x, attended)):
+        return block.rest(x, attended)
+    return in_portions(block.rest, x, attended)
 
 
 @contextmanager
