@@ -199,6 +199,7 @@ def test_what_attention_cannot_express_is_refused_with_the_reason():
         (hooked, "hooks"),
         (hooked_backward, "hooks"),
         (replaced, "a replaced forward"),
+        (nn.Conv1d(1, 1, 2, dilation=257, dtype=torch.bfloat16), "bfloat16 rounds the positions"),
         (StdConv2d(3, 5, 3), "StdConv2d computes more than a convolution"),
     ):
         with pytest.raises(ValueError, match=reason):

@@ -45,6 +45,9 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     same_call = type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
     if not same_call and type(layer) not in TENSORFLOW_CONVOLUTIONS:
         return f"{type(layer).__name__} computes more than a convolution with its weight"
+    shifts = head_shifts(layer.kernel_size, layer.dilation, _center(layer))
+    if (shifts.to(layer.weight.dtype) != shifts).any():
+        return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
     if content and any(middle > size for middle, size in zip(_center(layer), _extent(layer), strict=True)):
         return "its padding puts queries beyond all keys, where there is no content"
     return ""
