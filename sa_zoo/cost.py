@@ -12,9 +12,11 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.layer_conversion import TRANSPOSED
 from sa_zoo.kernels.choose import only
 
 # Layers whose `weight` (D_out, ..) meets the input once at every output position; attention made of a convolution too.
+# That of a transposed convolution (D_in, ..) does so at every input position.
 WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
 # torch 2.11 has no formula for it.
 FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
@@ -40,18 +42,19 @@ class Cost:
 
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Run `model` once in evaluation mode on one image (C, H, W).
+    """Run a copy of `model` once in evaluation mode on one image (C, H, W).
 
     Attention is evaluated by its definition: the result does not depend on the device, and is comparable with papers.
     """
     linear_macs = 0
 
-    def count_linear(layer: Any, _: Any, output: Tensor) -> None:
+    def count_linear(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal linear_macs
         if isinstance(layer, WEIGHTED):
-            linear_macs += output.numel() // len(layer.weight) * layer.weight.numel()
+            met = inputs[0] if isinstance(layer, TRANSPOSED) else output
+            linear_macs += met.numel() // len(layer.weight) * layer.weight.numel()
 
-    model.eval()
+    model = copy.deepcopy(model).eval()
     flops, hook = FlopCounterMode(display=False, custom_mapping=FUSED), register_module_forward_hook(count_linear)
     elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry | FUSED, _elements_written))
     with torch.no_grad(), only("definition"), flops, elements, hook:

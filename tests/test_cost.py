@@ -33,6 +33,12 @@ def test_counts_are_those_of_the_formulas():
     assert (cost.paper_gflops, cost.gflops) == (2e-9 * cost.linear_macs, 2e-9 * cost.macs)
 
 
+def test_transposed_convolutions_meet_every_pixel_of_their_input():
+    down, up = nn.Conv2d(3, 5, 2, stride=2), nn.ConvTranspose2d(5, 7, 3, stride=2)
+    cost = cost_of(nn.Sequential(down, up), (3, 22, 26))
+    assert cost.macs == cost.linear_macs == (5 * 3 * 2 * 2 + 5 * 7 * 3 * 3) * 11 * 13
+
+
 # Table 1 of the paper, in billions: ResNet18, SA quadratic, SA learned, SA learned + content.
 PAPER = {"resnet18_cifar": 1.1, "sa_quadratic_cifar": 6.2, "sa_learned_cifar": 6.2, "sa_content_cifar": 15.0}
 
@@ -84,6 +90,8 @@ def test_training_counts_what_is_executed():
 
 def test_the_model_keeps_no_trace_of_being_counted():
     network = Network()
+    network.conv.eval()
     cost_of(network, (3, 13, 13))
+    assert network.training and not network.conv.training
     assert not network.linear._forward_hooks
     assert torch.isfinite(network(torch.zeros(1, 3, 13, 13))).all()
