@@ -99,6 +99,14 @@ def test_a_model_whose_size_and_classes_were_changed_is_pruned_as_it_is():
     assert prune_heads(model, CHOSEN)(torch.randn(3, 3, 16, 12)).shape == (3, 7)
 
 
+@pytest.mark.parametrize("change", [prune_heads, reset_heads])
+def test_a_model_keeps_its_type_and_the_pooling_that_it_was_changed_to(change):
+    model = network().double()
+    model.reset_classifier(5, "")
+    logits = change(model, CHOSEN)(torch.randn(3, 3, 8, 8, dtype=torch.float64))
+    assert logits.dtype == torch.float64 and logits.shape == (3, 4, 4, 5)
+
+
 @pytest.mark.parametrize(
     ("model", "heads", "said"),
     [

@@ -81,10 +81,11 @@ def _counts(network: nn.Module, heads: Heads) -> list[int]:
 
 def _like(network: Any, num_heads: list[int], **more: Any) -> Any:
     """An untrained network that differs in its numbers of heads only."""
-    arguments = network._model_args | {"num_classes": network.num_classes} | more
+    arguments = network._model_args | {"num_classes": network.num_classes, "global_pool": network.global_pool} | more
     arguments["num_heads"] = num_heads[0] if len(set(num_heads)) == 1 else num_heads
     cfg = PretrainedCfg(**network.pretrained_cfg)
-    return timm.create_model(str(cfg.architecture), pretrained_cfg=cfg, **arguments).eval()
+    like = timm.create_model(str(cfg.architecture), pretrained_cfg=cfg, **arguments)
+    return like.to(network.patch_embed.weight.dtype).eval()
 
 
 def _head_axes(network: Any, counts: list[int]) -> Iterable[tuple[str, int, list[int]]]:
