@@ -213,6 +213,15 @@ def test_half_precision_layers_stay_finite_at_the_largest_parameters(term, dtype
             assert network(images).isfinite().all()
 
 
+@pytest.mark.parametrize("term", [Learned, Content, Relative])
+@pytest.mark.parametrize("grid", [(H, W - 1), (H + 1, W), (H - 1, W + 1)])
+def test_tables_of_another_grid_are_refused(term, grid):
+    layer, X = attention(term), torch.randn(B, *grid, D, dtype=torch.float64)
+    for evaluate in (layer, layer.definition):
+        with pytest.raises(RuntimeError, match=f"multiply up to the size of dim . .({2 * H - 1}|{2 * W - 1})."):
+            evaluate(X)
+
+
 def test_delta_points_from_the_query_to_the_key_row_first():
     layer = attention(Quadratic)
     layer.terms[0].Delta.data[:] = torch.tensor([2.0, -1.0])  # two down, one left

@@ -56,7 +56,8 @@ def absorbed_content(term: Content) -> Scores:
     # Every key has the bias of W_key, and every displacement has one dy: it is added to those encodings.
     col = pad(term.col, (term.row.shape[1], 0)) + b_key[:, None, :]
     encodings = torch.cat([row, col], dim=1).transpose(1, 2)  # (N_h, D_h, displacements)
-    return relative_scores(multiplied(W_key, b_qry, W_qry), multiplied(encodings, b_qry, W_qry))
+    content, position = multiplied(W_key, b_qry, W_qry), multiplied(encodings, b_qry, W_qry)
+    return relative_scores(content, position, [len(term.row), len(term.col)])
 
 
 def absorbed_relative(term: Relative) -> Scores:
@@ -66,7 +67,8 @@ def absorbed_relative(term: Relative) -> Scores:
     What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).transpose(1, 2)  # (N_h, D_p, D_h)
     What_row, What_col = What_key.split([term.row.shape[1], term.col.shape[1]], dim=1)
     encodings = torch.cat([term.row @ What_row, term.col @ What_col], dim=1).transpose(1, 2)
-    return relative_scores(multiplied(W_key, term.u, W_qry), multiplied(encodings, term.v, W_qry))
+    content, position = multiplied(W_key, term.u, W_qry), multiplied(encodings, term.v, W_qry)
+    return relative_scores(content, position, [len(term.row), len(term.col)])
 
 
 def absorbed_absolute(term: Absolute) -> Scores:
@@ -104,8 +106,8 @@ def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Te
     return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
 
 
-def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor]) -> Scores:
-    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy.
+def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor], sizes: list[int]) -> Scores:
+    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy: `sizes`.
 
     A position is one more product: each pixel gets the one-hot vectors of its column and row as channels, and what a
     query is multiplied with, its scores of each column and row. No sum over all pairs of pixels is left.
@@ -113,7 +115,6 @@ def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tens
 
     def scores(X: Tensor) -> Tensor:
         height, width, D = X.shape[1:]
-        sizes = [2 * width - 1, 2 * height - 1]
         across, down = linear(X, *position).unflatten(-1, [-1, sum(sizes)]).split(sizes, dim=-1)  # (B, H, W, N_h, ..)
         across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
         down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
@@ -133,6 +134,7 @@ def products_with_pixels(rows: Tensor, X: Tensor) -> Tensor:
 
 def keys_of_axis(scores: Tensor) -> Tensor:
     """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
+    scores = scores.unflatten(-1, [2 * scores.shape[-2] - 1])  # raises RuntimeError for tables of another size
     position = torch.arange(scores.shape[-2], device=scores.device)
     index = position[None, :] - position[:, None] + (scores.shape[-2] - 1)
     return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))
