@@ -139,6 +139,14 @@ def test_axes_contracted_in_turn_give_the_explicit_form():
         assert torch.allclose(layer.by_axes(keys), layer.explicit(x), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 1e-6, 1e-4])
+def test_the_dullest_heads_see_all_of_a_long_axis(alpha):
+    layer, x = attention_from_conv(nn.Conv1d(1, 1, 1).double(), 1e-3), torch.zeros(1, 1, 5003, dtype=torch.float64)
+    layer.alpha.data.fill_(alpha)
+    x[..., 2503:] = 1.0
+    assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
+
+
 def test_autocast_and_half_precision_agree_with_float32():
     conv = nn.Conv2d(5, 7, 3, padding=1)
     x = torch.randn(2, 5, 11, 13)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve, project
 from sa_zoo.convolution.padding import Keys
-from sa_zoo.convolution.theorem import seen_offsets, window
+from sa_zoo.convolution.theorem import DULLEST, seen_offsets, window
 from sa_zoo.kernels.portions import is_ordinary
 from sa_zoo.kernels.remembered import equal
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
@@ -58,11 +58,13 @@ class SoftAttention(ConvolutionalAttention):
     def settle(self) -> None:
         """Update what forward takes as fixed to the current Delta and alpha. One item per axis each:
 
-        `first`, `step`, `count` of the composed kernel, and `outer`, the heads that look beyond the border.
+        `first`, `step`, `count` of the composed kernel, and `outer`, the heads that look beyond the border. In addition
+        `dull`: whether a head sees further than the kernel.
         """
         self.settled = [self.Delta.detach().clone(), self.alpha.detach().clone()]
         if self.Delta.is_meta:
             return
+        self.dull = bool((self.alpha < DULLEST).any())
         precision = torch.finfo(at_least_float32(self.alpha).dtype).eps
         seen = [seen_offsets(Delta, self.alpha, precision) for Delta in self.Delta.unbind(dim=1)]
         self.first, self.step, self.count = (list(items) for items in zip(*map(window, seen), strict=True))
@@ -216,6 +218,6 @@ class SoftAttention(ConvolutionalAttention):
         if not torch.jit.is_scripting():
             self.follow()
         keys = self.pad.keys(x)
-        if self.cheaper_by_axes(keys.sizes):
+        if self.dull or self.cheaper_by_axes(keys.sizes):
             return self.by_axes(keys)
         return self.composed(keys)
