@@ -209,8 +209,9 @@ def publish(
     models = sorted(path.parent for path in folder.glob("*/model.safetensors")) if owner else [folder]
     if not models:
         raise ValueError(f"folder: got {folder} without folders of trained models in it, expected model_cards")
-    for model in models:
-        publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry_run, merge)
+    for dry in [True, False] if owner and not dry_run else [dry_run]:  # all are checked before the first is sent
+        for model in models:
+            publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry, merge)
 
 
 for verb in (explore, plot, heads, bench):

@@ -19,8 +19,10 @@ from hub_server import TOKEN, Fault, HubServer
 from huggingface_hub import constants
 from model_folders import make_run
 from packaging.version import Version
+from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.cli import app
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing import remote
 from sa_zoo.publishing.card import published_card, write_card
@@ -114,6 +116,18 @@ def test_a_dry_run_checks_and_prints_and_asks_nothing_of_the_hub(hub, run, capsy
     assert hub.log == []
     assert "model.safetensors" in printed and REPO in printed and "private" in printed and "v1" in printed
     assert "not published: checkpoints, training_args.bin" in printed
+
+
+def test_of_many_models_none_is_sent_unless_all_can_be(hub, run):
+    last, command = run.parent / "test_zzz", ["publish", str(run.parent), "--owner", "you"]
+    shutil.copytree(run, last)
+    (last / "metrics.json").unlink()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1 and f"got {last} without metrics.json" in done.output
+    assert hub.log == []
+    shutil.copyfile(run / "metrics.json", last / "metrics.json")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert set(hub.repositories) == {"you/test_vit", "you/test_zzz"}
 
 
 def test_every_step_survives_a_dropped_connection(hub, run):
