@@ -21,7 +21,9 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0,
     source without a data set, and what `load_model` and `explore` raise.
     """
     folder = Path(source)
-    pictures = {path.name: _picture(path) for path in files or []} or _test_pictures(folder, count)
+    names = [path.name for path in files or []]
+    shown = {path.name if names.count(path.name) == 1 else str(path): _picture(path) for path in files or []}
+    pictures = shown or _test_pictures(folder, count)
     heads = folder / "heads.safetensors"
     recorded = load_file(heads) if heads.is_file() else {}
     load_from = load_from or (f"local-dir:{source}" if folder.is_dir() else source)

@@ -25,7 +25,7 @@ from sa_zoo.analysis.explorer import explore
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
 from sa_zoo.fit import fit
-from sa_zoo.pages import write_explorer
+from sa_zoo.pages import explore_source, write_explorer
 
 SMALL = {"depth": 3, "num_heads": 5, "embed_dim": 11, "hidden_dim": 13, "img_size": (28, 20), "num_classes": 7}
 VARIANTS = ("quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute")
@@ -506,6 +506,12 @@ def test_the_command_shows_test_images_or_files_and_refuses_others(run, browser,
     Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
     files = ["--image", str(tmp_path / "red.png"), "--image", str(tmp_path / "red.png")]
     assert CliRunner().invoke(app, ["explore", str(run), *files, "--out", str(page)]).exit_code == 0
+    (tmp_path / "blue").mkdir()
+    Image.new("RGB", (50, 40), "blue").save(tmp_path / "blue" / "red.png")
+    Image.new("RGB", (50, 40), "lime").save(tmp_path / "lime.png")
+    files = [tmp_path / "red.png", tmp_path / "blue" / "red.png", tmp_path / "lime.png"]
+    names = [image["name"] for image in data_of(explore_source(str(run), files))["images"]]
+    assert names == [str(files[0]), str(files[1]), "lime.png"]
     (tmp_path / "text.png").write_text("no picture")
     refused = CliRunner().invoke(app, ["explore", str(run), "--image", str(tmp_path / "text.png")])
     assert refused.exit_code == 1
