@@ -73,7 +73,8 @@ def study(
         check_new(out)
     network: Any = load_model(model).eval()
     blank = torch.zeros(1, *network.pretrained_cfg["input_size"])
-    positional = all(layer.positional for layer in attention_layers(network, blank))
+    every = attention_layers(network, blank)
+    positional = all(layer.positional for layer in every)
     test = None if positional and not (convolve or prune or reset) else TestImages(network, model, data)
     layers = layers_of(network, test.first(IMAGES) if test and not positional else blank)
     if convolve and test:
@@ -81,11 +82,14 @@ def study(
     heads = [head for layer in layers for head in measure(layer, window, sharpness, condition)]
     if (prune or reset) and test and out:
         return _changed(network, heads, test, prune, out)
+    text = table(heads, window)
+    if left_out := [layer.name for layer in every if layer.grid != layer.keys]:
+        text += f"\n\nNot shown, because their keys include padding or they have a stride: {', '.join(left_out)}."
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        write_file(out / "heads.md", table(heads, window) + "\n")
+        write_file(out / "heads.md", text + "\n")
         save_figure(head_depth(heads, window), out / "head_depth", ["png", "svg"])
-    return table(heads, window)
+    return text
 
 
 def _convolutions(network: Any, layers: list[Layer], test: TestImages, sizes: str, out: Path | None) -> str:

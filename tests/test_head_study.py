@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
 from sa_zoo.cost import cost_of
+from sa_zoo.interchange.converted_cnn import convert_to_folder
 from sa_zoo.metrics import read_metrics
 from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.config import DataConfig
@@ -61,6 +62,21 @@ def test_the_table_of_a_folder_needs_no_data(folder, tmp_path):
     assert [row[-1] for row in rows] == ["uniform" if index == 13 else "" for index in range(18)]
     assert (tmp_path / "study" / "heads.md").read_text().strip() == output.strip()
     assert (tmp_path / "study" / "head_depth.svg").is_file()
+
+
+def test_layers_without_a_row_are_named(tmp_path):
+    cnn, source = timm.create_model("resnet_tiny_cifar", num_classes=3), tmp_path / "cnn"
+    source.mkdir()
+    write_timm_files(source, cnn)
+    convert_to_folder(str(source), tmp_path / "converted")
+    code, output = heads(tmp_path / "converted", "--out", tmp_path / "study")
+    assert code == 0, output
+    convolutions = {name: each for name, each in cnn.named_modules() if isinstance(each, torch.nn.Conv2d)}
+    plain = [name for name, conv in convolutions.items() if conv.padding == (0, 0) and conv.stride == (1, 1)]
+    assert {row[0] for row in cells(output)[2:]} == set(plain) == {"layer1.0.downsample.0"}
+    left_out = ", ".join(name for name in convolutions if name not in plain)
+    assert f"Not shown, because their keys include padding or they have a stride: {left_out}." in output
+    assert (tmp_path / "study" / "heads.md").read_text().strip() == output.strip()
 
 
 @pytest.mark.parametrize(("option", "left"), [("--prune", 17), ("--reset", 18)])
