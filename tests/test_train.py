@@ -375,6 +375,10 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
     [
         ({"model": {"name": "test_vti"}}, r"model.name: got test_vti, expected a timm name \(did you mean test_vit\?"),
         ({"model": {"args": {"deepth": 3}}}, r"model.args: got what test_vit cannot be built with: .*deepth"),
+        (
+            {"model": {"args": TINY_VIT | {"global_pool": ""}}},
+            r"model.args: got a model whose output for an image is \(1, 17, 10\), expected \(1, 10\)",
+        ),
         ({"model": {"freeze": "^nothing"}}, r"model.freeze: got '\^nothing', which matches 0 of"),
         ({"model": {"freeze": "."}}, r"model.freeze: got '.', which matches (\d+) of \1 parameters"),
         ({"model": {"init": "test_resnet"}}, r"model.init: got weights of test_resnet in test_resnet, expected test_v"),

@@ -63,3 +63,13 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
+
+
+@torch.no_grad()
+def check_output(model: nn.Module, input_size: tuple[int, int, int], classes: int) -> None:
+    """Raise ValueError unless one image (C, H, W) gives the logits of all classes, (1, classes)."""
+    output = model.eval()(torch.zeros(1, *input_size, device=next(model.parameters()).device))
+    model.train()
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if got != (1, classes):
+        raise ValueError(f"model.args: got a model whose output for an image is {got}, expected {(1, classes)}")

@@ -22,7 +22,7 @@ from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator, report_lost_process
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
 from sa_zoo.training.loop import Run
-from sa_zoo.training.model import InputFormat, create_model, input_format_of
+from sa_zoo.training.model import InputFormat, check_output, create_model, input_format_of
 from sa_zoo.training.progress import interruption
 from sa_zoo.training.run_folder import (
     IMAGES,
@@ -61,6 +61,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"], input_format)
     pflop = _pflop(model, config, input_format, len(splits["train"]) // config.train.batch_size)
+    check_output(model, input_format.input_size, len(classes))
     augment = Augment(config.augment, config.train.seed, len(classes), input_format.normalize, device)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     if accelerator.is_main_process:
