@@ -230,6 +230,13 @@ def test_what_a_person_wrote_is_published(run):
     assert card == render_card(run, "them/model") + "\nA word of my own.\n"
 
 
+def test_classes_may_have_the_names_of_placeholders(run):
+    change(run / "config.json", label_names=["TODO", "{{x}}", *"cdefghij"])
+    assert "TODO, {{x}}" in published_card(run, "them/model")
+    write_card(run)
+    assert published_card(run, "them/model") == render_card(run, "them/model")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

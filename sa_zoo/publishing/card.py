@@ -51,7 +51,7 @@ def published_card(folder: Path, repo_id: str) -> str:
     if written not in ("", generic):
         text = written.replace(f"you/{facts['title']}", repo_id)
     again = "render it again with `sa-zoo card`"
-    if gap := PLACEHOLDERS.search(text):
+    if written not in ("", generic) and (gap := PLACEHOLDERS.search(text)):  # a class may be named "TODO"
         raise ValueError(f"got {gap[0]!r} in README.md, expected a finished card: {again}")
     card = ModelCard(text).data.to_dict()
     for key, value in _metadata(facts).to_dict().items():
