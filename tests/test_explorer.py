@@ -534,6 +534,22 @@ def test_a_model_of_other_channels_asks_for_tensors():
     assert data_of(explore(model, torch.rand(2, 5, 28, 20)))["size"] == [5, 28, 20]
 
 
+@pytest.mark.parametrize(
+    ("images", "got"),
+    [
+        ([Image.new("RGB", (20, 28))], "list"),
+        (Image.new("RGB", (20, 28)), "Image"),
+        (pictures().numpy(), "ndarray"),
+        ({"a": pictures()[0]}, "dict"),
+        (pictures()[0], r"a tensor \(3, 28, 20\)"),
+        (pictures(count=0), r"a tensor \(0, 3, 28, 20\)"),
+    ],
+)
+def test_images_of_another_kind_are_refused(images, got):
+    with pytest.raises(ValueError, match=rf"^images: got {got}, expected a tensor \(B, C, H, W\)"):
+        explore(network(), images)
+
+
 def test_a_network_without_attention_gets_no_page(tmp_path):
     assert write_explorer(make_run(tmp_path / "run", "resnet_tiny_cifar"), "run") is None
     assert not (tmp_path / "run" / "explorer.html").exists()

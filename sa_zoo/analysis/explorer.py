@@ -69,15 +69,18 @@ def explore(
         recorded: positional parameters by epoch, as in the heads.safetensors of a run.
 
     Raises:
-        ValueError: for a network without maps that can be shown, or too large for a page.
+        ValueError: for images of another kind, for a network without maps that can be shown, or too large for a page.
     """
     expected = resolve_input_data_config(model, {"img_size": getattr(model, "_traits", {}).get("img_size")})
-    if not isinstance(images, Tensor):
+    if isinstance(images, Tensor) and images.ndim == 4 and len(images):
+        names = [f"image {number}" for number in range(1, len(images) + 1)]
+    elif images is None or (isinstance(images, Mapping) and all(isinstance(x, Image.Image) for x in images.values())):
         pictures = images or sample_pictures()
         images = _as_input(pictures, expected)
         names = list(pictures)
     else:
-        names = [f"image {number}" for number in range(1, len(images) + 1)]
+        got = f"a tensor {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}")
     layers = attention_layers(model, images.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
     pages = [described(layer, recorded or {}) for layer in layers]
