@@ -48,6 +48,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
     of another model or of something else.
     """
     _check(run, entry)
+    entry.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".", dir=entry.parent) as temporary:
         new = Path(temporary) / entry.name
         for name, content in read_manifest(run).items():

@@ -30,9 +30,10 @@ SMALL = {"embed_dim": 24, "hidden_dim": 29, "num_heads": 3, "depth": 2}
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model_cards")
+    folder = tmp_path_factory.mktemp("clone") / "model_cards"  # not there yet
     run = make_run(tmp_path_factory.mktemp("runs") / "run", "sa_quadratic_tiny_cifar", **SMALL)
     add_run(run, folder / "sa_quadratic_tiny_cifar", DIGITS)
+    (folder / ".DS_Store").write_bytes(b"of a file manager")
     write_catalogue(folder)
     return folder, run
 

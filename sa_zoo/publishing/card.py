@@ -71,7 +71,7 @@ def registered_models() -> list[str]:
 
 def write_catalogue(model_cards: Path) -> None:
     """Render the card of every folder and registered model; that of one without a trained run says so."""
-    for name in {*registered_models(), *(path.name for path in model_cards.iterdir())}:
+    for name in {*registered_models(), *(path.name for path in model_cards.iterdir() if path.is_dir())}:
         (model_cards / name).mkdir(parents=True, exist_ok=True)
         write_card(model_cards / name)
 
