@@ -417,6 +417,12 @@ def test_initial_weights_that_are_not_there_are_reported(tmp_path):
         train(tiny_config(model={"init": f"local-dir:{tmp_path}/nowhere"}), tmp_path / "run")
 
 
+def test_a_model_without_weights_says_so_when_a_run_starts_from_it(tmp_path):
+    name = "sa_eq8_tiny_cifar"
+    with pytest.raises(FileNotFoundError, match=f"weights: got none from {name}: .*it is not trained yet"):
+        train(tiny_config(model={"name": name, "args": {}, "init": name}), tmp_path / "run")
+
+
 def test_fine_tuning_starts_from_a_run_with_a_new_head(plain, tmp_path):
     folder = parquet_folder(tmp_path / "three", {"train": noise_images(30), "test": noise_images(7, seed=1)})
     args = {"init": f"local-dir:{plain[0]}", "freeze": r"^(?!head|norm)"}

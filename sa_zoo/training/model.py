@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from timm.data import resolve_input_data_config
-from timm.models import resolve_model_input_args
+from timm.models import is_model, resolve_model_input_args
 from torch import Tensor, nn
 
 from sa_zoo.model_folder import build_model, check_name
@@ -55,6 +55,8 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
             raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
         if args["model_name"] != config.name.partition(".")[0]:
             raise ValueError(f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}")
+        if config.init and is_model(source):
+            args |= {"model_name": source, "pretrained_cfg": None}  # as is, a name says where its weights are
         model = build_model(source, pretrained=bool(config.init), **args)
     names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if config.freeze and re.search(config.freeze, name)]
