@@ -32,14 +32,14 @@ FLOORS = [
 BUDGET = {
     "models": 1_405,
     "kernels": 530,
-    "convolution": 1_560,
+    "convolution": 1_580,
     "interchange": 365,
-    "training": 1_640,
+    "training": 1_650,
     "publishing": 600,
     "analysis": 1_375,
     "": 1_295,
 }
-TOTAL = 8_740
+TOTAL = 8_800
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CHAIN = 250, 60, 6
 REMOTE_CODE = 1_100  # lines that somebody who loads a published model with trust_remote_code has to read
 
