@@ -143,7 +143,7 @@ def _by_class(folder: Path, builder: Any) -> Any:
     # train is first: `datasets` takes folders for labels once it has seen two
     places = {split: deep[split] for split in ("train", *TEST_SPLITS) if split in deep} or {"train": folder}
     patterns = {split: f"{place.relative_to(folder)}/**".removeprefix("./") for split, place in places.items()}
-    builder = datasets.load_dataset_builder("imagefolder", data_dir=str(folder), data_files=patterns)
+    builder = datasets.load_dataset_builder(str(folder), data_files=patterns)
     for split, paths in builder.config.data_files.items():
         for of_class in {Path(path).parent for path in paths if Path(path).suffix.lower() in builder.EXTENSIONS}:
             if not of_class.parent.samefile(places[split]):
