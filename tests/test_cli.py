@@ -298,7 +298,7 @@ def test_a_run_folder_has_its_card_and_passes_the_checks_of_publishing(run):
     assert (out / "figures" / "learning_curve.png").is_file()
     result = sa_zoo("publish", out, "--repo-id", "you/tiny", "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "model.safetensors" in result.stdout and "dry run: nothing was sent" in result.stdout
+    assert "model.safetensors" in result.stdout and "the local checks pass; nothing was sent" in result.stdout
 
 
 def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):

@@ -54,7 +54,7 @@ def publish(
     if others := {path.name for path in folder.iterdir()} - {name.split("/")[0] for name in manifest}:
         print(f"  not published: {', '.join(sorted(others))}")
     if dry_run:
-        print("dry run: nothing was sent")
+        print("the local checks pass; nothing was sent")
         return None
 
     remote.create(private)
