@@ -98,8 +98,9 @@ def evaluate(
     if PartialState().is_main_process:
         measured = metrics.model_dump(exclude_none=True, exclude={"version"})
         typer.echo(json.dumps(measured, indent=2))
-        if json_ and Path(model).is_dir() and json_.resolve() == (Path(model) / FILE).resolve():
-            write_test(Path(model), metrics)
+        folder = Path(model.removeprefix("local-dir:"))
+        if json_ and json_.resolve() == (folder / FILE).resolve():
+            write_test(folder, metrics)
         elif json_:
             write_json(json_, measured)
 

@@ -77,8 +77,8 @@ SCORES = {
 RECIPES = {
     "adamw": "earlier recipe",
     "8epochs": "8 epochs",
-    "start": "the last two stages as attention at alpha 4",
-    "content": "the same with content, 2 more epochs",
+    "start": "only the last two stages as attention, at alpha 4",
+    "content": "only the last two stages as attention, with content, 2 more epochs",
     "tuned": "2 more epochs",
 }
 

@@ -18,7 +18,7 @@ from sa_zoo.model_folder import new_folder, write_timm_files
 from sa_zoo.models.network import SANet
 
 Heads = dict[int, list[int]]  # block: its chosen heads, both counted from 0
-SEED = 1_000_003  # of new heads: unlike those of runs, so that what is drawn is not drawn again
+SEED = 1_000_003  # unlike those of runs, so that new heads are not drawn as they were before
 
 
 def prune_heads(network: nn.Module, heads: Heads) -> nn.Module:

@@ -58,11 +58,11 @@ class Quadratic(nn.Module):
 
 
 class QuadraticKernel(Quadratic):
-    """Quadratic whose heads start as the N_h pixels of a kernel nearest to its middle: close to Theorem 1."""
+    """Quadratic whose heads start near a convolution (Theorem 1): at the N_h pixels closest to a kernel's center."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
-        half = (math.isqrt(len(self.Delta) - 1) + 1) // 2  # of the smallest kernel with a middle and N_h pixels
+        half = (math.isqrt(len(self.Delta) - 1) + 1) // 2  # of the smallest centered kernel with N_h pixels
         offsets = torch.cartesian_prod(*[torch.arange(-half, half + 1, device=self.Delta.device)] * 2)
         nearest = offsets.square().sum(1).argsort(stable=True)[: len(self.Delta)].sort().values
         self.Delta.data.copy_(offsets[nearest])

@@ -46,12 +46,10 @@ def published_card(folder: Path, repo_id: str) -> str:
     Raises ValueError for edits that leave a placeholder, or other metadata, weights or usage code than the folder's.
     """
     facts = _facts(folder)
-    generic, text = _render(facts), _render(facts, repo_id)
-    written = _text(folder / "README.md")
-    if written not in ("", generic):
-        text = written.replace(f"you/{facts['title']}", repo_id)
-    again = "render it again with `sa-zoo card`"
-    if written not in ("", generic) and (gap := PLACEHOLDERS.search(text)):  # a class may be named "TODO"
+    written, again = _text(folder / "README.md"), "render it again with `sa-zoo card`"
+    edited = written not in ("", _render(facts))
+    text = written.replace(f"you/{facts['title']}", repo_id) if edited else _render(facts, repo_id)
+    if edited and (gap := PLACEHOLDERS.search(text)):  # rendered, it may have a class named "TODO"
         raise ValueError(f"got {gap[0]!r} in README.md, expected a finished card: {again}")
     card = ModelCard(text).data.to_dict()
     for key, value in _metadata(facts).to_dict().items():
@@ -108,10 +106,10 @@ def _facts(folder: Path) -> dict[str, Any]:
     cfg: dict[str, Any] = model.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else ""
-    tagged = folder.resolve().name
+    own_name = folder.resolve().name
     return {
         "name": name,
-        "title": tagged if tagged.startswith(f"{name}.") else name,  # such as NAME.TAG of the catalogue
+        "title": own_name if own_name.startswith(f"{name}.") else name,  # NAME.TAG of the catalogue
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
         "attention": cfg.get("paper_ids") == PAPER,
         "ours": ours,
@@ -123,7 +121,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(model, tuple(cfg["input_size"])),
         "recipe": recipe.strip(),
-        "title_of_data": tomllib.loads(recipe).get("data", {}).get("title", ""),  # the name is then a folder's
+        "title_of_data": tomllib.loads(recipe).get("data", {}).get("title", ""),  # if given, the name is a folder
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],

@@ -134,9 +134,7 @@ def _by_class(folder: Path, builder: Any) -> Any:
     A folder of something else keeps its builder. Raises Refused for an image that is in no folder of a class.
     """
     suffixes = {Path(path).suffix.lower() for path in chain.from_iterable((builder.config.data_files or {}).values())}
-    card = folder / "README.md"
-    configured = card.is_file() and DatasetCard.load(card).data.get("configs")
-    if builder.name != "imagefolder" or suffixes & METADATA_OR_ARCHIVES or configured:
+    if builder.name != "imagefolder" or suffixes & METADATA_OR_ARCHIVES or _configs(folder):
         return builder
     folders = [path for path in folder.iterdir() if path.is_dir() and any(map(Path.is_dir, path.iterdir()))]
     deep = {path.name.lower(): path for path in folders}
@@ -151,11 +149,15 @@ def _by_class(folder: Path, builder: Any) -> Any:
     return builder
 
 
+def _configs(folder: Path) -> Any:
+    """What the metadata of a folder says about its files."""
+    card = folder / "README.md"
+    return DatasetCard.load(card).data.get("configs") if card.is_file() else None
+
+
 def _check_card(folder: Path) -> None:
     """Raise Refused if the metadata of a folder name addresses: `datasets` would look for files there at once."""
-    card = folder / "README.md"
-    configs = yaml_dump(DatasetCard.load(card).data.get("configs")) if card.is_file() else ""
-    if "://" in configs or (folder / ".huggingface.yaml").exists():
+    if "://" in yaml_dump(_configs(folder)) or (folder / ".huggingface.yaml").exists():
         raise Refused(f"data.name: got {folder}, whose metadata has addresses, expected images inside of it")
 
 
