@@ -2,7 +2,11 @@
 
 from setuptools import Extension, find_packages, setup
 
-WITH_WEIGHTS = ("sa_quadratic_tiny_cifar", "sa_quadratic_tiny_cifar.long", "resnet_tiny_cifar")  # at most 12 MB
+WITH_WEIGHTS = (
+    "sa_quadratic_tiny_cifar",
+    "sa_quadratic_tiny_cifar.long",
+    "resnet_tiny_cifar",
+)  # at most 12 MB
 
 setup(
     # configs/ and model_cards/ are the one place of recipes and weights; an installation has them in sa_zoo

@@ -14,12 +14,12 @@ import numpy as np
 import timm
 import torch
 import typer
+from benchmark import Case, Subject, run_cases, step
+from suites import LARGEST_MAPS, layers, networks, unchanged
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from sa_zoo import attention_from_conv
-from sa_zoo.analysis.benchmark import Case, Subject, run_cases, step
-from sa_zoo.analysis.suites import LARGEST_MAPS, layers, networks, unchanged
 from sa_zoo.kernels.fused import can_fuse
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
@@ -39,7 +39,13 @@ ROUTES = (
     ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
     ("sa_quadratic_gen_cifar", "inference, float32", 1, ("remembered", "definition")),
 )
-LAYERS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))  # channels, side: ResNet18's stages; a CIFAR layer
+LAYERS = (
+    (64, 56),
+    (128, 28),
+    (256, 14),
+    (512, 7),
+    (32, 32),
+)  # channels, side: ResNet18's stages; a CIFAR layer
 ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two pixels larger
 IMAGES = 50_000  # CIFAR's number
 
@@ -51,24 +57,40 @@ Json: TypeAlias = Path | None
 def route_cases() -> Iterator[Case]:
     X = torch.empty(1, 1, 16, 16)
     for model, phase, batch, routes in ROUTES:
-        if "fused" not in routes or can_fuse(X, X[0, 0]):  # which needs AVX-512, and a compiler at installation
+        if "fused" not in routes or can_fuse(
+            X, X[0, 0]
+        ):  # which needs AVX-512, and a compiler at installation
             subjects = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in routes}
             yield networks(model, phase, batch, CPU, subjects, routes[-1])
-    yield from layers("sa_quadratic_cifar", [64], CPU, {"by axes": "by axes", "definition": "definition"})
+    yield from layers(
+        "sa_quadratic_cifar", [64], CPU, {"by axes": "by axes", "definition": "definition"}
+    )
 
 
 def convolution_cases() -> Iterator[Case]:
-    pair = {"mhsa_resnet18": (unchanged, ""), "resnet18": (lambda _: timm.create_model("resnet18"), "")}
+    pair = {
+        "mhsa_resnet18": (unchanged, ""),
+        "resnet18": (lambda _: timm.create_model("resnet18"), ""),
+    }
     for batch in (1, 8):
         yield networks("mhsa_resnet18", "inference, float32", batch, CPU, pair, "resnet18")
     for alpha, batch, (channels, side) in product(ALPHAS, (8, 32), LAYERS):
         name = f"3x3 layer, {channels} channels, {side}x{side}, alpha {alpha:g}"
-        yield Case(name, "training, float32", batch, "nn.Conv2d", partial(layer, channels, side, alpha, batch))
+        yield Case(
+            name,
+            "training, float32",
+            batch,
+            "nn.Conv2d",
+            partial(layer, channels, side, alpha, batch),
+        )
 
 
 def layer(channels: int, side: int, alpha: float, batch: int) -> dict[str, Subject]:
     conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-    attention, x = attention_from_conv(conv, alpha), torch.randn(batch, channels, side, side, requires_grad=True)
+    attention, x = (
+        attention_from_conv(conv, alpha),
+        torch.randn(batch, channels, side, side, requires_grad=True),
+    )
     found = {"nn.Conv2d": Subject(step(conv, x)), "attention": Subject(step(attention, x))}
     if batch == 8 and 4 * 9 * side**2 * (side + 2) ** 2 <= LARGEST_MAPS:
         found["definition"] = Subject(step(attention, x, compiled=attention.explicit))
@@ -84,12 +106,21 @@ def routes(rounds: Rounds = 9, json: Json = None) -> None:
 @app.command()
 def convolution(rounds: Rounds = 9, json: Json = None) -> None:
     """mhsa_resnet18 against resnet18, and 3x3 layers at finite alpha against nn.Conv2d, forward and backward."""
-    run_cases(convolution_cases(), rounds, CPU, f"python scripts/bench.py convolution --rounds {rounds}", json)
+    run_cases(
+        convolution_cases(),
+        rounds,
+        CPU,
+        f"python scripts/bench.py convolution --rounds {rounds}",
+        json,
+    )
 
 
 @app.command()
 def data_path(
-    recipe: str, steps: Annotated[int, typer.Option(min=1)] = 5, rounds: Rounds = 9, json: Json = None
+    recipe: str,
+    steps: Annotated[int, typer.Option(min=1)] = 5,
+    rounds: Rounds = 9,
+    json: Json = None,
 ) -> None:
     """Steps of a recipe with their images, on one batch, and images alone, whose speed is relative to a whole step."""
     config = load_config(recipe)
@@ -101,10 +132,17 @@ def data_path(
     images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8, device=device)
     split = Split(images, np.zeros(IMAGES, dtype=np.int64))
     augment = Augment(config.augment, 0, 10, input_format_of(model).normalize, device)
-    batches = np.random.default_rng(0).permutation(IMAGES)[: steps * config.train.batch_size].reshape(steps, -1)
+    batches = (
+        np.random.default_rng(0)
+        .permutation(IMAGES)[: steps * config.train.batch_size]
+        .reshape(steps, -1)
+    )
 
     def load():
-        return (augment(chosen, labels, indices, 0) for chosen, labels, indices in split.loader_in_order(batches))
+        return (
+            augment(chosen, labels, indices, 0)
+            for chosen, labels, indices in split.loader_in_order(batches)
+        )
 
     def train(pairs) -> None:
         for inputs, targets in pairs:
@@ -113,11 +151,21 @@ def data_path(
             optimizer.zero_grad()
 
     one = [next(load())] * steps
-    runs = {"with images": lambda: train(load()), "on one batch": lambda: train(one), "images": lambda: list(load())}
+    runs = {
+        "with images": lambda: train(load()),
+        "on one batch": lambda: train(one),
+        "images": lambda: list(load()),
+    }
     subjects = {name: Subject(run) for name, run in runs.items()}
     phase = f"training, {config.train.precision}"
     case = Case(config.model.name, phase, batches.size, "with images", lambda: subjects)
-    run_cases([case], rounds, device, f"python scripts/bench.py data-path {recipe} --rounds {rounds}", json)
+    run_cases(
+        [case],
+        rounds,
+        device,
+        f"python scripts/bench.py data-path {recipe} --rounds {rounds}",
+        json,
+    )
 
 
 if __name__ == "__main__":

@@ -35,10 +35,20 @@ from reliability import record
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from damage import DAMAGES, tmpfs
-from killed_runs import EVERYTHING, Kill, beside, differences, finish, resumed, said, start, state_of
+from killed_runs import (
+    EVERYTHING,
+    Kill,
+    beside,
+    differences,
+    finish,
+    resumed,
+    said,
+    start,
+    state_of,
+)
 from tiny_runs import MUON, tiny_config
 
-from sa_zoo.model_folder import damage
+from sa_zoo.folders.write import damage
 from sa_zoo.training import splits
 from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import dump_config
@@ -68,7 +78,9 @@ def command() -> str:
 
 
 def phase_of(change: str) -> str:
-    return next((name for name, pattern in PHASES.items() if re.search(pattern, change)), "anything else")
+    return next(
+        (name for name, pattern in PHASES.items() if re.search(pattern, change)), "anything else"
+    )
 
 
 def write_config(folder: Path) -> Path:
@@ -82,7 +94,12 @@ def kill(
     seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
 ) -> None:
     """Kill runs of one and two processes at random changes of their files and random times, and resume them."""
-    began, generator, tried, lost = time.perf_counter(), random.Random(seed), Counter[tuple[str, str]](), 0
+    began, generator, tried, lost = (
+        time.perf_counter(),
+        random.Random(seed),
+        Counter[tuple[str, str]](),
+        0,
+    )
     with TemporaryDirectory() as folder:
         config, expected, changes, seconds = write_config(Path(folder)), {}, {}, {}
         for processes in (1, 2):
@@ -94,9 +111,17 @@ def kill(
             expected[processes] = state_of(out)
             changes[processes] = beside(out, "-changes.log").read_text().splitlines()
         for trial in range(times):
-            processes, number = 1 + trial % 2, (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[trial // 2 % 3]
+            processes, number = (
+                1 + trial % 2,
+                (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[trial // 2 % 3],
+            )
             if trial % 5 == 4:  # at any time, in any process
-                moment = Kill(number, 0, generator.uniform(0.05, seconds[processes]), generator.randrange(processes))
+                moment = Kill(
+                    number,
+                    0,
+                    generator.uniform(0.05, seconds[processes]),
+                    generator.randrange(processes),
+                )
                 what = "at a random time"
             else:  # at any change of a file, or while it is made
                 at = generator.randrange(len(changes[processes]))
@@ -110,7 +135,10 @@ def kill(
             outcome = f"lost: {', '.join(found)}" if found else "resumed to the same bits"
             if any(codes) or found:  # otherwise the run ended before
                 tried[f"{moment.number.name}, {what}", outcome] += 1
-            print(f"{trial + 1}/{times} {moment} {what}: exit codes {codes}, {found or 'nothing'} lost", flush=True)
+            print(
+                f"{trial + 1}/{times} {moment} {what}: exit codes {codes}, {found or 'nothing'} lost",
+                flush=True,
+            )
             if found:
                 print(said(out))
             for path in Path(folder).glob(f"{out.name}*"):
@@ -142,12 +170,20 @@ def processes() -> None:
                 out = Path(folder) / f"{victim}{moment.split()[-1]}{trial}"
                 if victim == 0:
                     later = 0.0 if moment == "during a save" else 0.05  # steps follow a save
-                    started = start(config, out, Kill(signal.SIGKILL, change + 9 * bool(later), later), 2)
+                    started = start(
+                        config, out, Kill(signal.SIGKILL, change + 9 * bool(later), later), 2
+                    )
                 else:  # it changes no files: watch those of the other
                     started = start(config, out, None, 2)
                     pattern = "checkpoints/epoch-00001-step-0000003"
-                    pattern = pattern.replace("epoch-", ".epoch-") + ".incomplete" if "save" in moment else pattern
-                    while not (out / pattern).exists() and all(process.is_alive() for process in started):
+                    pattern = (
+                        pattern.replace("epoch-", ".epoch-") + ".incomplete"
+                        if "save" in moment
+                        else pattern
+                    )
+                    while not (out / pattern).exists() and all(
+                        process.is_alive() for process in started
+                    ):
                         time.sleep(0.0005)
                     started[1].kill()
                 started[victim].join()
@@ -158,13 +194,19 @@ def processes() -> None:
                 messages["with a message" if said_so else f"exit codes {codes}"] += 1
                 resumed(config, out, then)
                 curve = max(
-                    abs(one["loss"] / two["loss"] - 1) for one, two in zip(history(out), history(whole), strict=True)
+                    abs(one["loss"] / two["loss"] - 1)
+                    for one, two in zip(history(out), history(whole), strict=True)
                 )
                 ok = said_so and codes[1 - victim] == 1 and curve < 1e-4
                 lost += not ok
-                print(f"{victim} {moment}: {codes} {waits[-1]:.2f} s, {said_so}, then {then}: {curve:.1e}", flush=True)
+                print(
+                    f"{victim} {moment}: {codes} {waits[-1]:.2f} s, {said_so}, then {then}: {curve:.1e}",
+                    flush=True,
+                )
             outcome = f"the other stopped within {max(waits):.2f} s {', '.join(messages)}; resumed with 1, 2 and 4"
-            rows.append((f"SIGKILL of process {victim} {moment}", 3, f"{outcome}, losses equal to 1e-4"))
+            rows.append(
+                (f"SIGKILL of process {victim} {moment}", 3, f"{outcome}, losses equal to 1e-4")
+            )
     what = "One of two processes is killed; the other stops, and the run is resumed with one, two and four processes."
     record("processes", what, command(), rows, lost, began, PACKAGES)
     raise typer.Exit(bool(lost))
@@ -175,16 +217,24 @@ def history(out: Path) -> list[dict[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def judge(config: Path, out: Path, expected: dict[str, Any], names: list[str], before: dict[str, bytes]) -> str:
+def judge(
+    config: Path, out: Path, expected: dict[str, Any], names: list[str], before: dict[str, bytes]
+) -> str:
     """What `--resume` makes of a damaged folder: survived, an error that names the file, or what was lost."""
     codes = finish(start(config, out, resume=True))
     if codes == [0]:
         lost = differences(out, expected)
         return f"LOST: finished with other {', '.join(lost)}" if lost else "survived: the same bits"
-    errors = [line for line in said(out).splitlines() if line.startswith(("error: ", "checkpoint: "))]
+    errors = [
+        line for line in said(out).splitlines() if line.startswith(("error: ", "checkpoint: "))
+    ]
     if codes != [1] or not any(name in line for name in names for line in errors):
         return f"LOST: exit code {codes}, {said(out)[-500:]}"
     if contents(out) != before:
@@ -201,12 +251,18 @@ def full_disk(config: Path, disk: Path, _: Path, expected: dict[str, Any]) -> It
             codes = finish(start(config, out))
             if codes == [0]:
                 return
-            empty = [path.name for path in out.rglob("*") if path.is_file() and not path.stat().st_size]
+            empty = [
+                path.name for path in out.rglob("*") if path.is_file() and not path.stat().st_size
+            ]
             broken = [str(path) for path in out.glob("checkpoints/epoch-*") if damage(path)]
-            named = re.search(rf"^error: .*No space left on device: '{disk}/.*run", said(out), re.MULTILINE)
+            named = re.search(
+                rf"^error: .*No space left on device: '{disk}/.*run", said(out), re.MULTILINE
+            )
             remount("size=64m")
             resumed(config, out)
-            lost = [*empty, *broken, *differences(out, expected)] + ["no clear error"] * (not named or codes != [1])
+            lost = [*empty, *broken, *differences(out, expected)] + ["no clear error"] * (
+                not named or codes != [1]
+            )
             yield (
                 f"LOST: {lost}, {said(out)[-500:]}"
                 if lost
@@ -214,7 +270,9 @@ def full_disk(config: Path, disk: Path, _: Path, expected: dict[str, Any]) -> It
             )
 
 
-def read_only_folder(config: Path, disk: Path, stopped: Path, expected: dict[str, Any]) -> Iterator[str]:
+def read_only_folder(
+    config: Path, disk: Path, stopped: Path, expected: dict[str, Any]
+) -> Iterator[str]:
     """Start a run, and resume one, in a folder that turns read-only; then make it writable and resume."""
     for run in (None, stopped):
         with tmpfs(disk, "size=64m") as remount:
@@ -225,15 +283,21 @@ def read_only_folder(config: Path, disk: Path, stopped: Path, expected: dict[str
             before = contents(disk)
             remount("ro")
             codes = finish(start(config, out, resume=bool(run)))
-            named = re.search(rf"^error: .*Read-only file system: '{disk}/", said(out), re.MULTILINE)
+            named = re.search(
+                rf"^error: .*Read-only file system: '{disk}/", said(out), re.MULTILINE
+            )
             same = contents(disk) == before
             remount("rw")
             resumed(config, out)
             lost = (
-                differences(out, expected) + ["no clear error"] * (not named or codes != [1]) + ["files"] * (not same)
+                differences(out, expected)
+                + ["no clear error"] * (not named or codes != [1])
+                + ["files"] * (not same)
             )
             yield (
-                f"LOST: {lost}, {said(out)[-500:]}" if lost else "a clear error, nothing changed; resumed when writable"
+                f"LOST: {lost}, {said(out)[-500:]}"
+                if lost
+                else "a clear error, nothing changed; resumed when writable"
             )
 
 
@@ -242,11 +306,19 @@ def disk() -> None:
     """Damage every file of stopped and finished runs in turn, fill the disk, and make it read-only."""
     began, outcomes = time.perf_counter(), Counter[tuple[str, str]]()
     with TemporaryDirectory() as folder:
-        config, whole, stopped = write_config(Path(folder)), Path(folder) / "whole", Path(folder) / "stopped"
+        config, whole, stopped = (
+            write_config(Path(folder)),
+            Path(folder) / "whole",
+            Path(folder) / "stopped",
+        )
         resumed(config, whole)
         expected = state_of(whole)
         changes = beside(whole, "-changes.log").read_text().splitlines()
-        middle = max(n for n, line in enumerate(changes) if "rename whole/checkpoints/.epoch-00001-step" in line)
+        middle = max(
+            n
+            for n, line in enumerate(changes)
+            if "rename whole/checkpoints/.epoch-00001-step" in line
+        )
         finish(start(config, stopped, Kill(signal.SIGKILL, middle + 2)))
         for state, name in ((stopped, "a stopped run"), (whole, "a finished run")):
             for how, files in itertools.product(DAMAGES, sorted(contents(state))):
@@ -276,7 +348,12 @@ def numbers() -> None:
     """Train the same config twice in fresh processes: the same bits, in float32 and bfloat16, plain and with Muon."""
     began, rows, lost = time.perf_counter(), [], 0
     bf16 = {**EVERYTHING, "train": {**EVERYTHING["train"], "precision": "bf16"}}
-    cases = {"everything random, float32": EVERYTHING, "everything random, bfloat16": bf16, "Muon": MUON, "ViT": CURVE}
+    cases = {
+        "everything random, float32": EVERYTHING,
+        "everything random, bfloat16": bf16,
+        "Muon": MUON,
+        "ViT": CURVE,
+    }
     with TemporaryDirectory() as folder:
         for (what, sections), processes in itertools.product(cases.items(), (1, 2)):
             if processes == 2:  # batches that two processes can share
@@ -288,7 +365,13 @@ def numbers() -> None:
                 resumed(config, out, processes)
             found = differences(outs[1], state_of(outs[0]))
             lost += bool(found)
-            rows.append((f"{what}, {processes} process" + "es" * (processes > 1), 2, f"{found or 'the same bits'}"))
+            rows.append(
+                (
+                    f"{what}, {processes} process" + "es" * (processes > 1),
+                    2,
+                    f"{found or 'the same bits'}",
+                )
+            )
             print(rows[-1], flush=True)
     what = "The same config and seed twice, in fresh processes: weights, optimizer state, average, history, results."
     record("numbers", what, command(), rows, lost, began, PACKAGES)
@@ -297,7 +380,9 @@ def numbers() -> None:
 
 def parquet_of_noise(folder: Path, images: int) -> None:
     """PNG files of 8x8 random pixels in parquet shards, in the layout of a Hub data set; 3 classes."""
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)}
+    )
     pixels, shard = np.random.default_rng(0), 50_000
     folder.mkdir()
     for split, count in (("train", images), ("test", 300)):
@@ -326,12 +411,16 @@ def own_memory() -> int:
     for pid in ours:
         with suppress(OSError):
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += 1024 * sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", rollup, re.MULTILINE)))
+            total += 1024 * sum(
+                map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", rollup, re.MULTILINE))
+            )
     return total
 
 
 @app.command()
-def load(images: Annotated[int, typer.Option(help="Number of training images.")] = 1_300_000) -> None:
+def load(
+    images: Annotated[int, typer.Option(help="Number of training images.")] = 1_300_000,
+) -> None:
     """Train one epoch on images that worker processes decode, and watch memory and throughput."""
     began, memory, over = time.perf_counter(), list[int](), threading.Event()
     with TemporaryDirectory() as folder:
@@ -344,7 +433,9 @@ def load(images: Annotated[int, typer.Option(help="Number of training images.")]
 
         def watch() -> None:
             run = Path(folder) / "run"
-            while not over.wait(1.0) and not (run / "history.jsonl").exists():  # written after the epoch
+            while (
+                not over.wait(1.0) and not (run / "history.jsonl").exists()
+            ):  # written after the epoch
                 if (run / "checkpoints").exists():  # written before it
                     memory.append(own_memory())
 
@@ -365,12 +456,22 @@ def load(images: Annotated[int, typer.Option(help="Number of training images.")]
     warm = memory[len(memory) // 10]
     growth = (max(memory[len(memory) // 10 :]) - warm) / 2**20
     trained = metrics["train"]["images_per_second"]
-    outcome = f"memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most "
+    outcome = (
+        f"memory of all processes {warm / 2**20:.0f} MiB after a tenth of the epoch, then at most "
+    )
     outcome += f"{growth:.0f} MiB more (bound {BOUND}); {trained:.0f} images/s, decoding alone {alone:.0f} images/s, "
     outcome += f"{split.workers} workers, on a machine shared with other work"
     lost = int(growth > BOUND)
     what = "One epoch over small images that worker processes decode each time, from a memory-mapped table."
-    record("load", what, command(), [(f"{images:,} images of 8x8 pixels", 1, outcome)], lost, began, PACKAGES)
+    record(
+        "load",
+        what,
+        command(),
+        [(f"{images:,} images of 8x8 pixels", 1, outcome)],
+        lost,
+        began,
+        PACKAGES,
+    )
     print(outcome)
     raise typer.Exit(bool(lost))
 

@@ -44,14 +44,28 @@ def main() -> None:
     for name, target in TARGETS.items():
         found, log = arguments.found / name, arguments.found / f"{name}.log"
         found.mkdir(parents=True, exist_ok=True)
-        options = [str(found), *([str(arguments.corpus / name)] if (arguments.corpus / name).is_dir() else [])]
-        options += [f"-max_total_time={60 * arguments.minutes / len(TARGETS):.0f}", f"-rss_limit_mb={MEGABYTES}"]
-        options += ["-timeout=60", f"-artifact_prefix={arguments.found}/crash-{name}-", "-print_final_stats=1"]
+        options = [
+            str(found),
+            *([str(arguments.corpus / name)] if (arguments.corpus / name).is_dir() else []),
+        ]
+        options += [
+            f"-max_total_time={60 * arguments.minutes / len(TARGETS):.0f}",
+            f"-rss_limit_mb={MEGABYTES}",
+        ]
+        options += [
+            "-timeout=60",
+            f"-artifact_prefix={arguments.found}/crash-{name}-",
+            "-print_final_stats=1",
+        ]
         status, text = fuzz(target, options, log), log.read_text(errors="replace")
         executed = re.findall(r"number_of_executed_units:\s+(\d+)", text)
         peak, edges = re.findall(r"peak_rss_mb:\s+(\d+)", text), re.findall(r"cov: (\d+)", text)
         lost += (finding := bool(status) or not executed)
-        outcome = "a finding" if finding else f"no finding; {edges[-1]} edges reached, at most {peak[-1]} MB"
+        outcome = (
+            "a finding"
+            if finding
+            else f"no finding; {edges[-1]} edges reached, at most {peak[-1]} MB"
+        )
         rows.append((name, int(executed[-1]) if executed else 0, outcome))
         print(rows[-1], flush=True)
     record(

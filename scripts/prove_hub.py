@@ -69,7 +69,10 @@ def main() -> None:
         "only, local files are unchanged; the second attempt finishes the job, or refuses a repository that others "
         "filled first.",
         f"python scripts/prove_hub.py --runs {runs} --processes {arguments.processes}",
-        [(kinds, count, f"first attempt: {outcome}") for (kinds, outcome), count in sorted(single.items())],
+        [
+            (kinds, count, f"first attempt: {outcome}")
+            for (kinds, outcome), count in sorted(single.items())
+        ],
         lost,
         started,
         ("torch", "timm", "transformers", "huggingface_hub"),

@@ -26,7 +26,7 @@ from sa_zoo.interchange.transformers_export import export_for_transformers  # no
 SECONDS, GIGABYTES = 60, 12  # what a process may take
 BOUND = 1.0  # GiB that this package may take for a hostile folder, beyond what importing the libraries takes
 LOADERS = {
-    "sa_zoo": "from sa_zoo.model_folder import load_model as load",
+    "sa_zoo": "from sa_zoo.folders.write import load_model as load",
     "timm": "import timm; load = lambda folder: timm.create_model(f'local-dir:{folder}', pretrained=True)",
     "transformers": "from transformers import AutoModelForImageClassification as m; load = m.from_pretrained",
 }
@@ -60,7 +60,12 @@ def main() -> None:
     started, rows, lost = time.perf_counter(), [], 0
     with tempfile.TemporaryDirectory() as place:
         harmless = make_run(
-            Path(place) / "harmless", "sa_quadratic_cifar", embed_dim=13, depth=2, num_heads=3, hidden_dim=11
+            Path(place) / "harmless",
+            "sa_quadratic_cifar",
+            embed_dim=13,
+            depth=2,
+            num_heads=3,
+            hidden_dim=11,
         )
         export_for_transformers(harmless)
         folders = []
@@ -79,7 +84,9 @@ def main() -> None:
                 capture_output=True,
                 text=True,
             )
-            results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+            results = [
+                line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")
+            ]
             assert len(results) == len(FOLDERS), done.stderr[-2000:]
             outcomes = Counter(outcome for outcome, _ in results)
             executed = list(Path(place).rglob("executed"))
@@ -90,7 +97,13 @@ def main() -> None:
                     lost += outcome != "refused" or float(memory) > BOUND
             summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
             code_ran = f"code executed by {len(executed)}" if executed else "no code executed"
-            rows.append((f"loaded by {loader}", len(FOLDERS), f"{summary}; {code_ran}; at most {peak:.2f} GiB more"))
+            rows.append(
+                (
+                    f"loaded by {loader}",
+                    len(FOLDERS),
+                    f"{summary}; {code_ran}; at most {peak:.2f} GiB more",
+                )
+            )
     record(
         "input",
         "Hostile model folders (foreign architectures and weights, a billion parameters, NaN, wrong types, nesting, "

@@ -14,7 +14,11 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reliability"
 def hardware() -> str:
     """Processor, number of cores that this process may use, and memory of the machine."""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in cpuinfo.splitlines()
+        if line.startswith("model name")
+    ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{names[0] if names else platform.machine()}, {cores} cores, {memory:.0f} GiB"
@@ -39,7 +43,10 @@ def record(
         "lost": lost,
         "details": rows,
         "hardware": hardware(),
-        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in packages},
+        },
         "seconds": round(time.perf_counter() - started, 1),
     }
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ from statistics import mean, stdev
 from typing import Any
 
 import timm
+from benchmark import cell, table
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.benchmark import cell, table
-from sa_zoo.cost import cost_of
-from sa_zoo.metrics import Metrics, Training, read_results
+from sa_zoo.folders.cost import cost_of
+from sa_zoo.folders.metrics import Metrics, Training, read_results
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -28,7 +28,12 @@ BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.D
 SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
     ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
-    ("inference in bfloat16, relative to float32", "sa_quadratic_cifar", "inference, bfloat16", "as built"),
+    (
+        "inference in bfloat16, relative to float32",
+        "sa_quadratic_cifar",
+        "inference, bfloat16",
+        "as built",
+    ),
     ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
     (
         "training step, dropout on probabilities",
@@ -39,7 +44,12 @@ SPEED = (
     ("training step in bfloat16", "sa_quadratic_cifar", "training, bfloat16", "as built"),
     ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
     ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
-    ("one layer, 64x64 tokens", "one layer of sa_quadratic_cifar, 64x64 tokens", "inference, float32", "as built"),
+    (
+        "one layer, 64x64 tokens",
+        "one layer of sa_quadratic_cifar, 64x64 tokens",
+        "inference, float32",
+        "as built",
+    ),
 )
 MODELS = {
     "sa_quadratic_cifar": "-alpha \\|delta - Delta\\|^2, 9 heads (Eq. 9)",
@@ -96,7 +106,10 @@ def read(name: str) -> dict[str, Any]:
 
 def machines() -> list[dict[str, Any]]:
     """The benchmark results, by file name."""
-    return [read(f"benchmarks/{path.name}") for path in sorted((ROOT / "docs" / "benchmarks").glob("*.json"))]
+    return [
+        read(f"benchmarks/{path.name}")
+        for path in sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
+    ]
 
 
 def models() -> str:
@@ -105,7 +118,13 @@ def models() -> str:
         cost = cost_of(timm.create_model(name), (3, 32, 32))
         numbers = f"{cost.parameters:,}", f"{cost.paper_gflops:.2f}", f"{cost.gflops:.2f}"
         rows.append([f"`{name}`", scores, *numbers])
-    head = ["timm name", "attention scores", "parameters", "GFLOPs, as the paper counts", "GFLOPs, all products"]
+    head = [
+        "timm name",
+        "attention scores",
+        "parameters",
+        "GFLOPs, as the paper counts",
+        "GFLOPs, all products",
+    ]
     return markdown_table(head, rows, text=2)
 
 
@@ -119,13 +138,24 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
     ]
     found.sort(key=lambda each: (-mean(accuracies(each[2])), each[0].name))
     rows = [[*result(*each), link(f"{model_cards}/{each[0].name}", each[1])] for each in found]
-    head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "top-1, test", "time and hardware", "details"]
+    head = [
+        "model",
+        "parameters",
+        "multiply-adds",
+        "epochs",
+        "PFLOP",
+        "top-1, test",
+        "time and hardware",
+        "details",
+    ]
     return markdown_table(head, rows, text=1)
 
 
 def link(folder: str, recipe: str) -> str:
     """To the card, or to the measurements of a run that the card does not have."""
-    return f"[metrics]({folder}/results/{recipe}-0.json)" if recipe else f"[card]({folder}/README.md)"
+    return (
+        f"[metrics]({folder}/results/{recipe}-0.json)" if recipe else f"[card]({folder}/README.md)"
+    )
 
 
 def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
@@ -149,7 +179,10 @@ def ablation() -> str:
     """The runs of 8 epochs, by accuracy."""
     found = [(name, read_results(ROOT / "model_cards" / name)["8epochs"]) for name in SCORES]
     found.sort(key=lambda each: -mean(accuracies(each[1])))
-    rows = [[f"`{name}`", SCORES[name], work(runs[0].train or Training()), top1(runs)] for name, runs in found]
+    rows = [
+        [f"`{name}`", SCORES[name], work(runs[0].train or Training()), top1(runs)]
+        for name, runs in found
+    ]
     return markdown_table(["model", "scores", "PFLOP", "top-1, test"], rows, text=2)
 
 
@@ -165,9 +198,17 @@ def top1(runs: list[Metrics]) -> str:
 
 
 def time_and_hardware(train: Training, environment: dict[str, Any]) -> str:
-    time = f"{train.cpu_seconds / 60:.0f} CPU min" if train.cpu_seconds else f"{(train.seconds or 0) / 60:.0f} min"
+    time = (
+        f"{train.cpu_seconds / 60:.0f} CPU min"
+        if train.cpu_seconds
+        else f"{(train.seconds or 0) / 60:.0f} min"
+    )
     threads = f"{environment['threads']} thread{'s' * (environment['threads'] != 1)}"
-    device = f"{environment['cpu']}, {threads}" if environment["device"] == "cpu" else environment["device"]
+    device = (
+        f"{environment['cpu']}, {threads}"
+        if environment["device"] == "cpu"
+        else environment["device"]
+    )
     return f"{time}, {device}"
 
 
@@ -183,7 +224,9 @@ def conversions() -> str:
         counts = str(row["layers"]), f"{row['heads']:,}", str(row["left"])
         rows.append([row["architecture"], *counts, f"{row['hard']:.1e}", f"{row['soft']:.1e}"])
     head = ["architecture", "layers", "heads", "left as convolutions", "alpha 46", "alpha 20"]
-    return f"`{found['command']}`\n\n{facts(found['conditions'])}\n\n" + markdown_table(head, rows, text=1)
+    return f"`{found['command']}`\n\n{facts(found['conditions'])}\n\n" + markdown_table(
+        head, rows, text=1
+    )
 
 
 def facts(conditions: dict[str, Any]) -> str:
@@ -194,9 +237,15 @@ def benchmarks() -> str:
     parts = []
     for machine in machines():
         parts.append(f"## {machine['title']}\n")
-        parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(machine.get("notes"))
+        parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(
+            machine.get("notes")
+        )
         for run in machine["runs"]:
-            parts += [f"`{run['command']}`\n", f"{facts(run['conditions'])}\n", table(run["rows"]) + "\n"]
+            parts += [
+                f"`{run['command']}`\n",
+                f"{facts(run['conditions'])}\n",
+                table(run["rows"]) + "\n",
+            ]
     return "\n".join(parts)
 
 
@@ -207,15 +256,22 @@ def speed() -> str:
         lines.append([label])
         for machine in found:
             rows = [row for run in machine["runs"] for row in run["rows"]]
-            same = [row for row in rows if [row["model"], row["phase"], row["subject"]] == kind] or [{}]
-            lines[-1].append(", ".join(filter(None, (cell(same[0], key) for key in ("speed", "memory")))))
-    return markdown_table(["speed, memory"] + [machine["title"] for machine in found], lines, text=1)
+            same = [
+                row for row in rows if [row["model"], row["phase"], row["subject"]] == kind
+            ] or [{}]
+            lines[-1].append(
+                ", ".join(filter(None, (cell(same[0], key) for key in ("speed", "memory"))))
+            )
+    return markdown_table(
+        ["speed, memory"] + [machine["title"] for machine in found], lines, text=1
+    )
 
 
 def proofs() -> dict[str, dict[str, Any]]:
     """What the proofs wrote, by name."""
     return {
-        path.stem: read(f"reliability/{path.name}") for path in sorted((ROOT / "docs" / "reliability").glob("*.json"))
+        path.stem: read(f"reliability/{path.name}")
+        for path in sorted((ROOT / "docs" / "reliability").glob("*.json"))
     }
 
 
@@ -223,14 +279,22 @@ def reliability() -> str:
     """One row per proof, then what each of them tried."""
     found = proofs()
     rows = [
-        [f"[{name}](#{name})", f"{proof['tried']:,}", f"{proof['lost']:,}", f"{proof['seconds'] / 60:.1f}"]
+        [
+            f"[{name}](#{name})",
+            f"{proof['tried']:,}",
+            f"{proof['lost']:,}",
+            f"{proof['seconds'] / 60:.1f}",
+        ]
         for name, proof in found.items()
     ]
     parts = [markdown_table(["proof", "tried", "lost", "minutes"], rows, text=1)]
     for name, proof in found.items():
         parts += [f"## {name}\n", f"{proof['what']}\n", f"`{proof['command']}`\n"]
         parts += [f"{proof['hardware']}; {facts(proof['versions'])}\n"]
-        details = [[kind, outcome.replace("|", "\\|"), f"{count:,}"] for kind, count, outcome in proof["details"]]
+        details = [
+            [kind, outcome.replace("|", "\\|"), f"{count:,}"]
+            for kind, count, outcome in proof["details"]
+        ]
         parts.append(markdown_table(["tried", "outcome", "times"], details, text=2))
     return "\n".join(parts)
 

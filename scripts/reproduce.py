@@ -63,8 +63,18 @@ ROWS = [
         f"{DIGITS} model.init= model.freeze= optim.layer_decay=1.0",
         seeds=3,
     ),
-    Row("sa_quadratic_kernel_tiny_cifar", "train tiny", "model.name=sa_quadratic_kernel_tiny_cifar", seeds=3),
-    Row("sa_learned_tiny_cifar", "train tiny", f"model.name=sa_learned_tiny_cifar {ONE_SIZE}", seeds=3),
+    Row(
+        "sa_quadratic_kernel_tiny_cifar",
+        "train tiny",
+        "model.name=sa_quadratic_kernel_tiny_cifar",
+        seeds=3,
+    ),
+    Row(
+        "sa_learned_tiny_cifar",
+        "train tiny",
+        f"model.name=sa_learned_tiny_cifar {ONE_SIZE}",
+        seeds=3,
+    ),
     Row("sa_content_tiny_cifar", "train tiny", f"model.name=sa_content_tiny_cifar {ONE_SIZE}"),
     # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)
     Row(
@@ -77,7 +87,11 @@ ROWS = [
     Row("sa_mixed_tiny_cifar", "train tiny", f"model.name=sa_mixed_tiny_cifar {ONE_SIZE}"),
     # Which term costs accuracy?
     *(
-        Row(f"sa_{terms}_tiny_cifar.8epochs", "train tiny", f"model.name=sa_{terms}_tiny_cifar {ABLATION}")
+        Row(
+            f"sa_{terms}_tiny_cifar.8epochs",
+            "train tiny",
+            f"model.name=sa_{terms}_tiny_cifar {ABLATION}",
+        )
         for terms in ("quadratic", "quadratic_gen", "learned", "content", "absolute", "eq8")
     ),
     Row(
@@ -111,14 +125,26 @@ def command_of(row: Row, seed: int, data: str, title: str) -> list[str]:
     command = [*shlex.split(row.command), "--out", f"{row.name}-{seed}"]
     if command[0] == "convert":
         return [*command, "--data", data]
-    settings = [f"data.name={data}", f"data.title={title}", *row.settings.split(), f"train.seed={seed}"]
+    settings = [
+        f"data.name={data}",
+        f"data.title={title}",
+        *row.settings.split(),
+        f"train.seed={seed}",
+    ]
     settings.append("train.checkpoint_steps=200")
     return command + [word for setting in settings for word in ("--set", setting)]
 
 
-def unfinished(rows: list[Row], runs: Path, data: str, title: str) -> dict[str, tuple[Row, list[str]]]:
+def unfinished(
+    rows: list[Row], runs: Path, data: str, title: str
+) -> dict[str, tuple[Row, list[str]]]:
     """Row and command of each run that is not finished, by name."""
-    jobs = [(row, seed) for row in rows for seed in range(row.seeds) if not finished(runs / f"{row.name}-{seed}")]
+    jobs = [
+        (row, seed)
+        for row in rows
+        for seed in range(row.seeds)
+        if not finished(runs / f"{row.name}-{seed}")
+    ]
     return {f"{row.name}-{seed}": (row, command_of(row, seed, data, title)) for row, seed in jobs}
 
 
@@ -151,8 +177,17 @@ def work(waiting: dict[str, tuple[Row, list[str]]], runs: Path, jobs: int, lock:
                     del running[name]
                     if not finished(runs / name):
                         failed.append(name)
-                    print(time.strftime("%H:%M:%S"), "failed" if name in failed else "finished", name, flush=True)
-            ready = [name for name, (row, _) in waiting.items() if not row.after or finished(runs / row.after)]
+                    print(
+                        time.strftime("%H:%M:%S"),
+                        "failed" if name in failed else "finished",
+                        name,
+                        flush=True,
+                    )
+            ready = [
+                name
+                for name, (row, _) in waiting.items()
+                if not row.after or finished(runs / row.after)
+            ]
             if not (ready or running):
                 return [*failed, *waiting]
             for name in ready[: jobs - len(running)]:
@@ -189,7 +224,9 @@ def name_of_data(data: str, runs: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--data", default="uoft-cs/cifar10", help="folder or Hub data set")
     parser.add_argument("--title", default="", help="what results call the data")
@@ -208,7 +245,9 @@ def main() -> None:
                 write_digits(runs / "data" / "digits")
             failed = work(unfinished(rows, runs, data, args.title), runs, args.jobs, lock.fileno())
         except BlockingIOError:
-            sys.exit(f"--out: got {runs}, in which runs are still going on; wait for them, or stop them")
+            sys.exit(
+                f"--out: got {runs}, in which runs are still going on; wait for them, or stop them"
+            )
         except KeyboardInterrupt:
             sys.exit("stopped; the same command continues")
     if failed:

@@ -17,7 +17,7 @@ import typer
 from torch import nn
 
 from sa_zoo.convolution.network_conversion import convert
-from sa_zoo.model_folder import write_json
+from sa_zoo.folders.write import write_json
 
 ARCHITECTURES = (
     "resnet18",
@@ -97,9 +97,15 @@ def sweep(name: str, side: int) -> dict[str, str | int | float]:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="timm names; the list in this file if none.")] = None,
-    side: Annotated[int, typer.Option(help="Side of images, where the network takes any size.")] = 96,
-    json: Annotated[Path | None, typer.Option(help="File to write, which scripts/render_docs.py reads.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="timm names; the list in this file if none.")
+    ] = None,
+    side: Annotated[
+        int, typer.Option(help="Side of images, where the network takes any size.")
+    ] = 96,
+    json: Annotated[
+        Path | None, typer.Option(help="File to write, which scripts/render_docs.py reads.")
+    ] = None,
 ) -> None:
     rows = []
     for name in names or ARCHITECTURES:

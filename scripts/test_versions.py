@@ -20,10 +20,16 @@ ROOT = Path(__file__).parents[1]
 SETS = {
     "newest": ("", []),
     # what GPU machines have
-    "gpu": ("", ["torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "huggingface_hub==1.33.0"]),
+    "gpu": (
+        "",
+        ["torch==2.11.0", "torchvision==0.26.0", "transformers==5.17.0", "huggingface_hub==1.33.0"],
+    ),
     # The lower bounds. transformers 5.0 to 5.2 lack transformers.backbone_utils, which modeling_sa.py needs. Only since
     # 1.0.31 does timm record a model's arguments and input size, with which a folder builds the same model again.
-    "lowest": ("2026-04-01", ["torch==2.9.0", "torchvision==0.24.0", "timm==1.0.31", "transformers==5.4.0"]),
+    "lowest": (
+        "2026-04-01",
+        ["torch==2.9.0", "torchvision==0.24.0", "timm==1.0.31", "transformers==5.4.0"],
+    ),
 }
 
 
@@ -37,18 +43,26 @@ def main(
     sets: Annotated[list[str], typer.Argument(help=f"Any of {', '.join(SETS)}.")],
     python: Annotated[str, typer.Option(help="Interpreter, or its version.")] = "3.11",
     tests: Annotated[list[str] | None, typer.Option(help="Test files; all by default.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Folder in which to keep the environments.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder in which to keep the environments.")
+    ] = None,
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [item for extra in project["optional-dependencies"].values() for item in extra]
-    wanted = [*names(project["dependencies"] + extras), "setuptools", "pip"]  # tests install this package
+    wanted = [
+        *names(project["dependencies"] + extras),
+        "setuptools",
+        "pip",
+    ]  # tests install this package
     failed = []
     for name in sets:
         day, fixed = SETS[name]
         with TemporaryDirectory() as folder:
             environment = (keep or Path(folder)) / name
             interpreter = str(environment / "bin" / "python")
-            subprocess.run(["uv", "venv", "--python", python, "--allow-existing", str(environment)], check=True)
+            subprocess.run(
+                ["uv", "venv", "--python", python, "--allow-existing", str(environment)], check=True
+            )
             install = ["uv", "pip", "install", "--python", interpreter, *fixed, *wanted]
             limits = ["--exclude-newer", day]
             for package in names(fixed):

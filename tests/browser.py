@@ -82,9 +82,17 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Messages on the console, and requests for anything but the page itself, since the last call."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        requests = [url for url in urls if not url.startswith(("file:", "data:", "blob:", "about:"))]
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        urls = [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        requests = [
+            url for url in urls if not url.startswith(("file:", "data:", "blob:", "about:"))
+        ]
         return [entry["message"] for entry in self.driver.get_log("browser")] + requests
 
     def downloaded(self, name: str) -> bytes:

@@ -29,7 +29,9 @@ def tmpfs(folder: Path, options: str) -> Iterator[Callable[[str], object]]:
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
-        yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+        yield lambda options: subprocess.run(
+            ["mount", "-o", f"remount,{options}", str(folder)], check=True
+        )
     finally:
         subprocess.run(["umount", str(folder)], check=True)
         folder.rmdir()

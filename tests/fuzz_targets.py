@@ -20,14 +20,14 @@ from model_folders import make_run
 from PIL import Image
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.metrics import read_metrics
-from sa_zoo.model_folder import load_model
+from sa_zoo.folders.check import check_config, check_weights
+from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import load_model
 from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.splits import Decoder
-from sa_zoo.untrusted import check_config, check_weights
 
 REFUSED = (ValueError, OSError)
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
@@ -60,20 +60,42 @@ def decode(data: bytes) -> None:
         return open_picture(io.BytesIO(data))
 
     try:
-        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)).read(image_of, [], "train", 0)
+        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)).read(
+            image_of, [], "train", 0
+        )
     except REFUSED:
         return
     assert image.shape == (3, 8, 8) and image.dtype == torch.uint8
 
 
 KEYS = (
-    ["architecture", "num_classes", "model_args", "pretrained_cfg", "num_features", "global_pool", "label_names"]
-    + [f"model_args.{key}" for key in (*SMALL, "img_size", "patch_size", "in_chans", "global_pool", "drop_rate", "cnn")]
-    + [f"pretrained_cfg.{key}" for key in ("input_size", "mean", "std", "crop_pct", "first_conv", "classifier")]
-    + [f"pretrained_cfg.{key}" for key in ("label_offset", "fixed_input_size", "num_classes", "custom_load", "file")]
+    [
+        "architecture",
+        "num_classes",
+        "model_args",
+        "pretrained_cfg",
+        "num_features",
+        "global_pool",
+        "label_names",
+    ]
+    + [
+        f"model_args.{key}"
+        for key in (*SMALL, "img_size", "patch_size", "in_chans", "global_pool", "drop_rate", "cnn")
+    ]
+    + [
+        f"pretrained_cfg.{key}"
+        for key in ("input_size", "mean", "std", "crop_pct", "first_conv", "classifier")
+    ]
+    + [
+        f"pretrained_cfg.{key}"
+        for key in ("label_offset", "fixed_input_size", "num_classes", "custom_load", "file")
+    ]
 )
 numbers = st.one_of(st.integers(-3, 70), st.integers(), st.floats(), st.booleans(), st.none())
-texts = st.one_of(st.text(max_size=9), st.sampled_from(["resnet18_cifar", "hf-hub:a/b", "local-dir:..", "avg", "head"]))
+texts = st.one_of(
+    st.text(max_size=9),
+    st.sampled_from(["resnet18_cifar", "hf-hub:a/b", "local-dir:..", "avg", "head"]),
+)
 values = st.recursive(
     st.one_of(numbers, texts),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=3)),
@@ -108,5 +130,7 @@ TARGETS: dict[str, Callable[[bytes], Any]] = {
     "metrics": on_file("metrics.json", lambda path: read_metrics(path.parent)),
     "published": lambda data: published_files(data),
     "image": decode,
-    "network": settings(database=None, deadline=None)(given(CHANGES)(load_changed)).hypothesis.fuzz_one_input,
+    "network": settings(database=None, deadline=None)(
+        given(CHANGES)(load_changed)
+    ).hypothesis.fuzz_one_input,
 }

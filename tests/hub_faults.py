@@ -58,22 +58,34 @@ class Hub(HubServer):
     def __init__(self, chance: random.Random, first: Files | None) -> None:
         super().__init__()
         self.theirs: Files = {}
-        self.plan: list[tuple[str, Fault | None, int]] = []  # kind, fault, how often it is to happen
+        self.plan: list[
+            tuple[str, Fault | None, int]
+        ] = []  # kind, fault, how often it is to happen
         if first is not None:
             repository = self.repositories[REPO] = Repository(private=False)
             repository.commit({".gitattributes": b"*.safetensors filter=lfs\n"})
-            repository.tags["v1"] = repository.commit({".gitattributes": b"*.safetensors filter=lfs\n"} | first)
+            repository.tags["v1"] = repository.commit(
+                {".gitattributes": b"*.safetensors filter=lfs\n"} | first
+            )
         for kind in chance.sample(list(KINDS), chance.choice((1, 1, 2, 3))):
             step = STEPS[-1] if kind.startswith("byte") else chance.choice(STEPS)
             if KINDS[kind]:
                 times = chance.choice((1, 1, 2, 3))
-                fault = Fault(step, chance.choice(KINDS[kind]), times, {"Retry-After": "0"}, at=chance.random())
+                fault = Fault(
+                    step,
+                    chance.choice(KINDS[kind]),
+                    times,
+                    {"Retry-After": "0"},
+                    at=chance.random(),
+                )
                 self.faults.append(fault)
                 self.plan.append((kind, fault, times))
             else:
                 parts = 1 if kind.startswith("another commit") else 3
                 for part, where in enumerate(chance.sample(STEPS[1:], parts)):
-                    self.before[where] = lambda name=f"theirs-{part}.txt": self.commit_of_somebody_else(name)
+                    self.before[where] = lambda name=f"theirs-{part}.txt": (
+                        self.commit_of_somebody_else(name)
+                    )
                 self.plan.append((kind, None, 0))
 
     def commit_of_somebody_else(self, name: str) -> None:
@@ -83,7 +95,11 @@ class Hub(HubServer):
 
     def happened(self) -> list[str]:
         """Kinds of the faults that did happen."""
-        return sorted(kind for kind, fault, times in self.plan if (fault.times < times if fault else self.theirs))
+        return sorted(
+            kind
+            for kind, fault, times in self.plan
+            if (fault.times < times if fault else self.theirs)
+        )
 
 
 @cache
@@ -92,7 +108,11 @@ def card_of(finished_run: Path) -> str:
 
 
 def bytes_of(folder: Path) -> Files:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def trial(seed: int, finished_run: Path, place: Path) -> Trial:
@@ -145,7 +165,11 @@ def kept(hub: Hub, first: Files | None, second: Files) -> list[str]:
         return []
     broken = []
     revisions = [first or {}, second]
-    head = {name: content for name, content in repository.commits[repository.head].items() if name != ".gitattributes"}
+    head = {
+        name: content
+        for name, content in repository.commits[repository.head].items()
+        if name != ".gitattributes"
+    }
     ours = {name: content for name, content in head.items() if not re.match("theirs", name)}
     if ours not in revisions:
         broken.append(f"main holds neither the old nor the new revision: {sorted(ours)}")
@@ -153,7 +177,11 @@ def kept(hub: Hub, first: Files | None, second: Files) -> list[str]:
         broken.append("a commit of somebody else was undone")
     for tag, commit in repository.tags.items():
         files = repository.commits[commit].items()
-        tagged = {name: content for name, content in files if name != ".gitattributes" and not re.match("theirs", name)}
+        tagged = {
+            name: content
+            for name, content in files
+            if name != ".gitattributes" and not re.match("theirs", name)
+        }
         if tagged != revisions[0 if tag == "v1" else 1]:
             broken.append(f"tag {tag} is on something else")
     return broken

@@ -24,7 +24,9 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes]) -> str:
-        self.head = hashlib.sha1(f"{self.head}{len(self.commits)}{sorted(files)}".encode()).hexdigest()
+        self.head = hashlib.sha1(
+            f"{self.head}{len(self.commits)}{sorted(files)}".encode()
+        ).hexdigest()
         self.commits[self.head] = files
         return self.head
 
@@ -34,7 +36,10 @@ class Repository:
 
 class Problem(Exception):
     def __init__(self, status: int, message: str, code: str = "", **extra: str) -> None:
-        self.status, self.headers = status, {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self.status, self.headers = (
+            status,
+            {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {}),
+        )
         self.body = json.dumps({"error": message, **extra}).encode()
 
 
@@ -57,7 +62,9 @@ def create(handler: "Handler", body: bytes) -> object:
     url = f"{handler.server.url}/{repo}"
     if repo in handler.server.repositories:
         raise Problem(409, "You already created this model repo", url=url)
-    repository = handler.server.repositories[repo] = Repository(private=request.get("visibility") == "private")
+    repository = handler.server.repositories[repo] = Repository(
+        private=request.get("visibility") == "private"
+    )
     repository.commit({".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
     return {"url": url}
 
@@ -65,7 +72,13 @@ def create(handler: "Handler", body: bytes) -> object:
 def info(handler: "Handler", body: bytes, repo: str, revision: str = "main") -> object:
     commit, files = handler.files(repo, revision)
     siblings = [{"rfilename": path} for path in files]
-    return {"id": repo, "sha": commit, "private": handler.repository(repo).private, "tags": [], "siblings": siblings}
+    return {
+        "id": repo,
+        "sha": commit,
+        "private": handler.repository(repo).private,
+        "tags": [],
+        "siblings": siblings,
+    }
 
 
 def validate_yaml(handler: "Handler", body: bytes) -> object:
@@ -127,7 +140,11 @@ def commit(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
         else:
             raise Problem(400, f"unknown operation {key}")
     sha = repository.commit(files)
-    return {"success": True, "commitOid": sha, "commitUrl": f"{handler.server.url}/{repo}/commit/{sha}"}
+    return {
+        "success": True,
+        "commitOid": sha,
+        "commitUrl": f"{handler.server.url}/{repo}/commit/{sha}",
+    }
 
 
 def tree(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
@@ -135,14 +152,21 @@ def tree(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     entries = []
     for path, content in files.items():
         entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
-        lfs = {"lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}} if is_lfs(path) else {}
+        lfs = (
+            {"lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}}
+            if is_lfs(path)
+            else {}
+        )
         entries.append(entry | lfs)
     return entries
 
 
 def refs(handler: "Handler", body: bytes, repo: str) -> object:
     repository = handler.repository(repo)
-    tags = [{"name": name, "ref": f"refs/tags/{name}", "targetCommit": sha} for name, sha in repository.tags.items()]
+    tags = [
+        {"name": name, "ref": f"refs/tags/{name}", "targetCommit": sha}
+        for name, sha in repository.tags.items()
+    ]
     main = {"name": "main", "ref": "refs/heads/main", "targetCommit": repository.head}
     return {"branches": [main], "converts": [], "tags": tags}
 
@@ -155,13 +179,19 @@ def tag(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     return {}
 
 
-def resolve(handler: "Handler", body: bytes, repo: str, revision: str, path: str) -> tuple[dict[str, str], bytes]:
+def resolve(
+    handler: "Handler", body: bytes, repo: str, revision: str, path: str
+) -> tuple[dict[str, str], bytes]:
     sha, files = handler.files(repo, revision)
     if path not in files:
         raise Problem(404, "Entry not found", "EntryNotFound")
     content = files[path]
     etag = sha256(content) if is_lfs(path) else git_sha1(content)
-    return {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": "application/octet-stream"}, content
+    return {
+        "X-Repo-Commit": sha,
+        "ETag": f'"{etag}"',
+        "Content-Type": "application/octet-stream",
+    }, content
 
 
 REPO, REVISION = r"(?P<repo>[^/]+/[^/]+)", r"(?P<revision>[^/]+)"

@@ -44,7 +44,9 @@ class HubServer(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.faults: list[Fault] = []
-        self.before: dict[str, Callable[[], None]] = {}  # pattern -> what somebody else does just before, once
+        self.before: dict[
+            str, Callable[[], None]
+        ] = {}  # pattern -> what somebody else does just before, once
         self.log: list[str] = []
         self.lock = threading.RLock()
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -55,7 +57,11 @@ class HubServer(ThreadingHTTPServer):
     def writes(self) -> list[str]:
         """Requests that changed something, or tried."""
         reading = r"validate-yaml|preupload|batch|verify"
-        return [line for line in self.log if line[:4] in ("POST", "PUT ", "DELE") and not re.search(reading, line)]
+        return [
+            line
+            for line in self.log
+            if line[:4] in ("POST", "PUT ", "DELE") and not re.search(reading, line)
+        ]
 
     def fault_for(self, line: str) -> Fault | None:
         with self.lock:
@@ -81,11 +87,17 @@ class Handler(BaseHTTPRequestHandler):
             return self.hang_up()
         try:
             if fault and isinstance(fault.kind, int):
-                raise Problem(fault.kind, f"as the test wished for {self.headers.get('Authorization')}")
+                raise Problem(
+                    fault.kind, f"as the test wished for {self.headers.get('Authorization')}"
+                )
             with self.server.lock:
                 status, headers, answer = 200, *self.answer(path, body)
         except Problem as problem:
-            status, headers, answer = problem.status, problem.headers | (fault.headers if fault else {}), problem.body
+            status, headers, answer = (
+                problem.status,
+                problem.headers | (fault.headers if fault else {}),
+                problem.body,
+            )
         if fault and fault.kind == "lose":
             return self.hang_up()
         if fault and fault.kind == "slow":
@@ -108,10 +120,16 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, path: str, body: bytes) -> tuple[dict[str, str], bytes]:
         for method, pattern, respond in ROUTES:
             if re.fullmatch(method, self.command) and (found := re.fullmatch(pattern, path)):
-                if self.command in ("POST", "PUT") or not self.readable(found.groupdict().get("repo")):
+                if self.command in ("POST", "PUT") or not self.readable(
+                    found.groupdict().get("repo")
+                ):
                     self.authorise(found.groupdict().get("repo"))
                 made = respond(self, body, **found.groupdict())
-                return made if isinstance(made, tuple) else ({"Content-Type": "application/json"}, as_json(made))
+                return (
+                    made
+                    if isinstance(made, tuple)
+                    else ({"Content-Type": "application/json"}, as_json(made))
+                )
         raise Problem(404, f"no such route: {self.command} {path}")
 
     def authorise(self, repo: str | None) -> None:

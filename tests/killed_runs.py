@@ -24,7 +24,15 @@ from tiny_runs import MUON
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(
-    ["accelerate", "sa_zoo.fit", "sa_zoo.cli", "sa_zoo.publishing.card", "timm.optim", "transformers", "killed_runs"]
+    [
+        "accelerate",
+        "sa_zoo.verbs.fit",
+        "sa_zoo.cli",
+        "sa_zoo.publishing.card",
+        "timm.optim",
+        "transformers",
+        "killed_runs",
+    ]
 )
 # Everything that draws random numbers or keeps a state of its own; sections for tiny_config. A run takes a second.
 EVERYTHING: dict[str, dict[str, Any]] = {
@@ -33,7 +41,13 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "args": {**MUON["model"]["args"], "drop_rate": 0.1},
     },
     "data": {"image_size": 6},  # not the network's own
-    "augment": {"crop_padding": 1, "flip": True, "random_erasing": 0.5, "mixup": 0.3, "label_smoothing": 0.1},
+    "augment": {
+        "crop_padding": 1,
+        "flip": True,
+        "random_erasing": 0.5,
+        "mixup": 0.3,
+        "label_smoothing": 0.1,
+    },
     "optim": {"name": "adamw", "clip": 1.0},
     "train": {"epochs": 2, "batch_size": 400, "ema": 0.9, "checkpoint_steps": 2},
 }
@@ -88,8 +102,13 @@ def _keep_state(out: Path) -> None:
     remove = train.remove_checkpoints
 
     def keep(folder: Path) -> None:
-        newest, kept = max((folder / "checkpoints").glob("epoch-*"), default=None), beside(out, "-state")
-        if newest and not kept.exists():  # a run killed while it removes them may leave the older one only
+        newest, kept = (
+            max((folder / "checkpoints").glob("epoch-*"), default=None),
+            beside(out, "-state"),
+        )
+        if (
+            newest and not kept.exists()
+        ):  # a run killed while it removes them may leave the older one only
             partial = beside(out, "-state-partial")
             shutil.copytree(newest, partial, dirs_exist_ok=True)
             partial.rename(kept)
@@ -101,10 +120,14 @@ def _keep_state(out: Path) -> None:
 def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[str, str]) -> None:
     """The target of a process."""
     os.environ.update(environment)
-    output = os.open(beside(out, f"-{environment['RANK']}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(
+        beside(out, f"-{environment['RANK']}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    )
     os.dup2(output, 1)
     os.dup2(output, 2)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in what a shell starts in the background
     from sa_zoo.cli import app
 
     try:
@@ -120,7 +143,9 @@ def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[s
     os._exit(0)
 
 
-def start(config: Path, out: Path, kill: Kill | None = None, processes: int = 1, resume: bool = False) -> list[Any]:
+def start(
+    config: Path, out: Path, kill: Kill | None = None, processes: int = 1, resume: bool = False
+) -> list[Any]:
     """Start `sa-zoo train` in one process per rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -129,7 +154,11 @@ def start(config: Path, out: Path, kill: Kill | None = None, processes: int = 1,
     for rank in range(processes):
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RANK": str(rank)}
         if processes > 1:
-            environment |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+            environment |= {
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "LOCAL_WORLD_SIZE": str(processes),
+            }
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = ["train", str(config), "--out", str(out), *(["--resume"] if resume else [])]
         mine = kill if kill and kill.rank == rank else None
@@ -169,7 +198,9 @@ def resumed(config: Path, out: Path, processes: int = 1) -> None:
 
 
 def said(out: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted(beside(out, "").parent.glob(f"{out.name}-[0-9].log")))
+    return "\n".join(
+        path.read_text() for path in sorted(beside(out, "").parent.glob(f"{out.name}-[0-9].log"))
+    )
 
 
 def state_of(out: Path) -> dict[str, Any]:
@@ -185,7 +216,9 @@ def state_of(out: Path) -> dict[str, Any]:
         "counters": {k: v for k, v in rest["counters"].items() if k not in times | {"history"}},
         "history": [{k: v for k, v in line.items() if k not in times} for line in history],
         "published": (out / "model.safetensors").read_bytes(),
-        "heads": (out / "heads.safetensors").read_bytes() if (out / "heads.safetensors").exists() else b"",
+        "heads": (out / "heads.safetensors").read_bytes()
+        if (out / "heads.safetensors").exists()
+        else b"",
         "config": [path.read_bytes() for path in sorted(out.glob("*config.json"))],
         "results": [metrics[key] for key in ("test", "validation", "parameters", "data")],
         "files": sorted(path.relative_to(out).as_posix() for path in out.rglob("*")),

@@ -6,7 +6,7 @@ from pathlib import Path
 import timm
 import torch
 
-from sa_zoo.model_folder import write_timm_files
+from sa_zoo.folders.write import write_timm_files
 
 TEST = {"top1": 0.8711, "top5": 0.9911, "loss": 0.4127, "n": 1009}
 VALIDATION = {"top1": 0.8533, "top5": 0.9873, "loss": 0.4519, "n": 503}

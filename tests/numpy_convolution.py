@@ -16,13 +16,17 @@ def probabilities(keys: tuple, queries: tuple, Delta, alpha, stride, center) -> 
     for head, (shift, sharpness) in enumerate(zip(Delta, alpha, strict=True)):
         for row, index in enumerate(np.ndindex(*queries)):
             q = np.array(index) * stride + center
-            scores = np.array([-sharpness * np.sum((np.array(k) - q - shift) ** 2) for k in np.ndindex(*keys)])
+            scores = np.array(
+                [-sharpness * np.sum((np.array(k) - q - shift) ** 2) for k in np.ndindex(*keys)]
+            )
             weights = np.exp(scores - scores.max())
             table[head, row] = weights / weights.sum()
     return table
 
 
-def attention(keys: np.ndarray, queries: tuple, Delta, alpha, W_val, b_out, stride, center) -> np.ndarray:
+def attention(
+    keys: np.ndarray, queries: tuple, Delta, alpha, W_val, b_out, stride, center
+) -> np.ndarray:
     """b_out + sum_h P_h X W_val_h: keys (B, D_in, *N), W_val (N_h, D_in, D_out) -> (B, D_out, *queries)"""
     P = probabilities(keys.shape[2:], queries, Delta, alpha, stride, center)
     tokens = keys.reshape(*keys.shape[:2], -1)

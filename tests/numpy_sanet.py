@@ -21,7 +21,10 @@ def positional(height: int, width: int, num_heads: int, score) -> np.ndarray:
     """(N_h, T, T) of score(head, dy, dx), key minus query."""
     places = pixels(height, width)
     return np.array(
-        [[[score(h, ky - qy, kx - qx) for ky, kx in places] for qy, qx in places] for h in range(num_heads)]
+        [
+            [[score(h, ky - qy, kx - qx) for ky, kx in places] for qy, qx in places]
+            for h in range(num_heads)
+        ]
     )
 
 
@@ -57,7 +60,10 @@ def pairwise(X: np.ndarray, num_heads: int, score) -> np.ndarray:
     return np.array(
         [
             [
-                [[score(h, X[b, qy, qx], X[b, ky, kx], ky - qy, kx - qx) for ky, kx in places] for qy, qx in places]
+                [
+                    [score(h, X[b, qy, qx], X[b, ky, kx], ky - qy, kx - qx) for ky, kx in places]
+                    for qy, qx in places
+                ]
                 for h in range(num_heads)
             ]
             for b in range(batch)
@@ -124,14 +130,18 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def below(p: dict, prefix: str) -> dict:
-    return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)
+    }
 
 
 def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
     batch, height, width, dim = X.shape
     P = softmax(term(below(p, "terms.0."), X))
     P = np.broadcast_to(P, (batch, *P.shape[-3:]))
-    heads = [np.einsum("bqk,bkd->bqd", P[:, h], X.reshape(batch, -1, dim)) for h in range(P.shape[1])]
+    heads = [
+        np.einsum("bqk,bkd->bqd", P[:, h], X.reshape(batch, -1, dim)) for h in range(P.shape[1])
+    ]
     mixed = np.concatenate(heads, axis=-1).reshape(batch, height, width, -1)
     return linear(p, "W_out", linear(p, "W_val", mixed))
 

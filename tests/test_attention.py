@@ -15,7 +15,14 @@ import sa_zoo
 from sa_zoo.models import positions
 from sa_zoo.models.attention import Attention, attend, attend_by_axes, probabilities_from
 from sa_zoo.models.network import Block, SANet
-from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from sa_zoo.models.terms import (
+    Absolute,
+    Content,
+    GeneralizedQuadratic,
+    Learned,
+    Quadratic,
+    Relative,
+)
 
 PATCH, W, H, D, HEADS, HIDDEN, CLASSES, B, CHANNELS = 2, 3, 5, 7, 11, 13, 17, 19, 23
 TERMS = [
@@ -26,7 +33,9 @@ TERMS = [
     (Relative, oracle.eq8),
     (Absolute, oracle.absolute),
 ]
-every_term = pytest.mark.parametrize(("term", "reference"), TERMS, ids=lambda value: getattr(value, "__name__", ""))
+every_term = pytest.mark.parametrize(
+    ("term", "reference"), TERMS, ids=lambda value: getattr(value, "__name__", "")
+)
 
 
 def arrays(module: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -59,14 +68,30 @@ def test_a_block_is_that_of_the_numpy_loop(term, reference):
     for parameter in block.parameters():  # away from the ones and zeros of the norms
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     X = pixels()
-    assert np.abs(block(X).detach().numpy() - oracle.block(arrays(block), X.numpy(), reference)).max() < 1e-10
+    assert (
+        np.abs(block(X).detach().numpy() - oracle.block(arrays(block), X.numpy(), reference)).max()
+        < 1e-10
+    )
 
 
 @every_term
 def test_the_network_is_that_of_the_numpy_loop(term, reference):
     torch.manual_seed(3)
-    sizes = {"img_size": (PATCH * H, PATCH * W), "in_chans": CHANNELS, "num_classes": CLASSES, "patch_size": PATCH}
-    model = SANet(((term,),), **sizes, embed_dim=D, depth=2, num_heads=HEADS, hidden_dim=HIDDEN, dtype=torch.float64)
+    sizes = {
+        "img_size": (PATCH * H, PATCH * W),
+        "in_chans": CHANNELS,
+        "num_classes": CLASSES,
+        "patch_size": PATCH,
+    }
+    model = SANet(
+        ((term,),),
+        **sizes,
+        embed_dim=D,
+        depth=2,
+        num_heads=HEADS,
+        hidden_dim=HIDDEN,
+        dtype=torch.float64,
+    )
     images = torch.randn(B, CHANNELS, PATCH * H, PATCH * W, dtype=torch.float64)
     expected = oracle.network(arrays(model), images.numpy(), reference, PATCH, depth=2)
     assert np.abs(model(images).detach().numpy() - expected).max() < 1e-10
@@ -74,7 +99,9 @@ def test_the_network_is_that_of_the_numpy_loop(term, reference):
 
 def test_scores_of_several_terms_add_up():
     layer, X = attention(Quadratic, Content), pixels()
-    scores = oracle.quadratic(arrays(layer.terms[0]), X.numpy()) + oracle.content(arrays(layer.terms[1]), X.numpy())
+    scores = oracle.quadratic(arrays(layer.terms[0]), X.numpy()) + oracle.content(
+        arrays(layer.terms[1]), X.numpy()
+    )
     assert np.abs(layer.probabilities(X).detach().numpy() - oracle.softmax(scores)).max() < 1e-10
 
 
@@ -126,7 +153,9 @@ def published():
 def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(published):
     X, large = torch.randn(B, 13, 11, D, dtype=torch.float64), (13, 11)
     for terms, route in (((Quadratic, Learned), "by axes"), ((Quadratic, Content), "definition")):
-        layer = published.Attention(D, HEADS, terms, large, attn_drop=0.5, dtype=torch.float64).eval()
+        layer = published.Attention(
+            D, HEADS, terms, large, attn_drop=0.5, dtype=torch.float64
+        ).eval()
         assert layer.route(X) == route
         assert (layer(X) - layer.W_out(layer.definition(X))).abs().max() < 1e-10
         assert layer.train().route(X) == "definition"  # dropout on probabilities
@@ -174,7 +203,10 @@ def test_half_precision_parameters_still_make_float32_probabilities(dtype):
 
 
 def test_scores_stay_finite_in_float16_where_uncentered_ones_overflow():
-    Delta, alpha = torch.tensor([-30.0], dtype=torch.float16), torch.tensor([46.0], dtype=torch.float16)
+    Delta, alpha = (
+        torch.tensor([-30.0], dtype=torch.float16),
+        torch.tensor([46.0], dtype=torch.float16),
+    )
     places = positions.pixels(32, Delta.device)
     scores = positions.quadratic_scores(Delta, alpha, places, places)
     assert scores.min() < -torch.finfo(torch.float16).max
@@ -187,7 +219,9 @@ def test_scores_stay_finite_in_float16_where_uncentered_ones_overflow():
 @pytest.mark.parametrize("size", [2, 37, 257])
 def test_half_precision_scores_never_overflow_at_any_alpha_and_size(dtype, size):
     """Up to the largest alpha of the type and infinity, for heads that look inside the image or far outside of it."""
-    alphas = torch.tensor([1e-4, 1.0, 46.0, 104.0, 65504.0, torch.finfo(dtype).max, torch.inf], dtype=dtype)
+    alphas = torch.tensor(
+        [1e-4, 1.0, 46.0, 104.0, 65504.0, torch.finfo(dtype).max, torch.inf], dtype=dtype
+    )
     for Delta in (0.0, -1.0, 2.0 * size):
         places = positions.pixels(size, alphas.device)
         scores = positions.quadratic_scores(torch.full_like(alphas, Delta), alphas, places, places)
@@ -218,7 +252,9 @@ def test_half_precision_layers_stay_finite_at_the_largest_parameters(term, dtype
 def test_tables_of_another_grid_are_refused(term, grid):
     layer, X = attention(term), torch.randn(B, *grid, D, dtype=torch.float64)
     for evaluate in (layer, layer.definition):
-        with pytest.raises(RuntimeError, match=f"multiply up to the size of dim . .({2 * H - 1}|{2 * W - 1})."):
+        with pytest.raises(
+            RuntimeError, match=f"multiply up to the size of dim . .({2 * H - 1}|{2 * W - 1})."
+        ):
             evaluate(X)
 
 

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import benchmark
 import pytest
+import timing
 import torch
+from benchmark import Case, Subject, measure, run_cases, step
 from torch import nn
 from typer.testing import CliRunner
 
-from sa_zoo.analysis import benchmark, timing
-from sa_zoo.analysis.benchmark import Case, Subject, measure, run_cases, step
 from sa_zoo.cli import app
 from sa_zoo.kernels.choose import only
 from sa_zoo.models.attention import Attention
@@ -48,7 +49,9 @@ def case(**subjects: Subject) -> Case:
 
 def test_runs_take_turns_and_the_first_round_does_not_count():
     order = []
-    times = timing.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, CPU)
+    times = timing.in_turns(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, CPU
+    )
     assert order == ["a", "b"] * 4
     assert [len(seconds) for seconds in times.values()] == [3, 3]
 
@@ -63,23 +66,37 @@ def test_the_peak_is_the_most_held_at_a_time():
     assert timing.peak_bytes(run, CPU) == pytest.approx(12_000_000, rel=1e-3)
 
 
-@pytest.mark.parametrize(("training", "products"), [(False, 1), (True, 2)])  # no gradient of the images
-def test_work_is_counted_per_image_and_needed_is_the_least_of_those_that_compute_the_same(training, products):
+@pytest.mark.parametrize(
+    ("training", "products"), [(False, 1), (True, 2)]
+)  # no gradient of the images
+def test_work_is_counted_per_image_and_needed_is_the_least_of_those_that_compute_the_same(
+    training, products
+):
     once = products * PIXELS * 11 / 1e9
     nets = {"lean": Net(), "double": Twice(), "other": Twice()}
     functions = {"lean": "f", "double": "f", "other": "g"}
-    subjects = {key: Subject(step(net.train(training), images()), function=functions[key]) for key, net in nets.items()}
+    subjects = {
+        key: Subject(step(net.train(training), images()), function=functions[key])
+        for key, net in nets.items()
+    }
     rows = {row["subject"]: row for row in measure(case(**subjects), 1, CPU)}
     assert [rows[key]["gmacs"] for key in nets] == pytest.approx([once, 2 * once, 2 * once])
     assert [rows[key]["needed"] for key in nets] == pytest.approx([once, once, 2 * once])
     assert rows["other"]["speed"] == rows["other"]["memory"] == 1.0
-    assert all(row["milliseconds"] > 0 and row["images"] == 2 and row["ceiling"] > 0 for row in rows.values())
+    assert all(
+        row["milliseconds"] > 0 and row["images"] == 2 and row["ceiling"] > 0
+        for row in rows.values()
+    )
 
 
 def test_speed_is_the_median_over_rounds_of_the_ratio_to_the_yardstick(monkeypatch):
     seconds = {"quick": [1.0, 2.0, 4.0], "yardstick": [7.0, 10.0, 12.0]}
-    monkeypatch.setattr(benchmark, "in_turns", lambda runs, *_: {name: seconds.get(name, [0.5]) for name in runs})
-    monkeypatch.setattr(benchmark, "matrix_products", lambda *_: (3.0, [lambda: None, lambda: None]))
+    monkeypatch.setattr(
+        benchmark, "in_turns", lambda runs, *_: {name: seconds.get(name, [0.5]) for name in runs}
+    )
+    monkeypatch.setattr(
+        benchmark, "matrix_products", lambda *_: (3.0, [lambda: None, lambda: None])
+    )
     subjects = {name: Subject(step(Net().eval(), images())) for name in seconds}
     quick, yardstick = measure(case(**subjects), 3, CPU)
     assert quick["speed"] == 5.0 and yardstick["speed"] == 1.0
@@ -97,7 +114,9 @@ def test_a_compiled_subject_has_the_work_of_what_it_compiles():
 def test_half_precision_is_autocast_in_training_and_gradients_are_made():
     seen = []
     net = Net().train()
-    net.linear.register_forward_hook(lambda layer, _, output: seen.append((layer.weight.dtype, output.dtype)))
+    net.linear.register_forward_hook(
+        lambda layer, _, output: seen.append((layer.weight.dtype, output.dtype))
+    )
     step(net, images(), dtype=torch.bfloat16)()
     assert seen == [(torch.float32, torch.bfloat16)]
     assert net.linear.weight.grad.shape == (11, PIXELS)
@@ -156,19 +175,38 @@ def test_a_missing_compiler_is_reported(tmp_path):
     )
     assert (
         done.returncode == 1
-        and "--compile: got 'default', expected a mode of torch.compile, and a compiler" in done.stderr
+        and "--compile: got 'default', expected a mode of torch.compile, and a compiler"
+        in done.stderr
     )
 
 
 def test_bench_on_the_command_line(tmp_path):
     out = tmp_path / "result.json"
-    options = ["--batch", "2", "--threads", "1", "--rounds", "1", "--phase", "inference, bf", "--json", str(out)]
+    options = [
+        "--batch",
+        "2",
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+        "--phase",
+        "inference, bf",
+        "--json",
+        str(out),
+    ]
     done = CliRunner().invoke(app, ["bench", "sa_quadratic_tiny_cifar", *options])
     assert done.exit_code == 0, done.output
-    assert "| sa_quadratic_tiny_cifar | inference, bfloat16 | definition, float32 | 2 |" in done.output
+    assert (
+        "| sa_quadratic_tiny_cifar | inference, bfloat16 | definition, float32 | 2 |" in done.output
+    )
     (run,) = json.loads(out.read_text())["runs"]
     assert run["conditions"]["threads"] == run["conditions"]["rounds"] == 1
-    assert {row["subject"] for row in run["rows"]} >= {"as built", "folded", "3x3 convolutions", "resnet18_cifar"}
+    assert {row["subject"] for row in run["rows"]} >= {
+        "as built",
+        "folded",
+        "3x3 convolutions",
+        "resnet18_cifar",
+    }
 
 
 MISTAKES = {
@@ -176,11 +214,26 @@ MISTAKES = {
         ["sa_quadratik"],
         "got 'sa_quadratik', expected a name that timm lists, such as resnet18_cifar",
     ),
-    "an unknown phase": (["--phase", "cooking"], "got 'cooking', expected the beginning of one of inference"),
-    "an unknown way to compile": (["--compile", "fast"], "--compile: got 'fast', expected a mode of torch.compile"),
-    "an unknown device": (["--device", "abacus"], "--device: got 'abacus', expected an available one"),
-    "a device without a clock": (["--device", "meta"], "--device: got 'meta', expected cpu or cuda"),
-    "layers of a CNN": (["resnet18_cifar", "--side", "3"], "--side: got 'resnet18_cifar' as the first model"),
+    "an unknown phase": (
+        ["--phase", "cooking"],
+        "got 'cooking', expected the beginning of one of inference",
+    ),
+    "an unknown way to compile": (
+        ["--compile", "fast"],
+        "--compile: got 'fast', expected a mode of torch.compile",
+    ),
+    "an unknown device": (
+        ["--device", "abacus"],
+        "--device: got 'abacus', expected an available one",
+    ),
+    "a device without a clock": (
+        ["--device", "meta"],
+        "--device: got 'meta', expected cpu or cuda",
+    ),
+    "layers of a CNN": (
+        ["resnet18_cifar", "--side", "3"],
+        "--side: got 'resnet18_cifar' as the first model",
+    ),
 }
 
 

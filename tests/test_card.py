@@ -26,7 +26,11 @@ def change(path, **keys):
 
 def rows(card):
     """Cells of the card's table rows."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in card.splitlines()
+        if line.startswith("|")
+    ]
 
 
 def test_rendering_twice_gives_the_same_bytes(run):
@@ -49,7 +53,11 @@ def test_the_metadata_holds_the_test_scores_exactly_and_names_data_and_revision(
     data = ModelCard(render_card(run)).data
     assert [result.metric_value for result in data.eval_results] == [TEST["top1"], TEST["top5"]]
     assert {result.dataset_revision for result in data.eval_results} == {METRICS["data_revision"]}
-    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "timm", "image-classification")
+    assert (data.license, data.library_name, data.pipeline_tag) == (
+        "apache-2.0",
+        "timm",
+        "image-classification",
+    )
     assert data.datasets == ["uoft-cs/cifar10"] and data.metrics == ["accuracy"]
     assert data.base_model is None
 
@@ -109,7 +117,11 @@ def test_a_converted_model_names_its_network_and_what_the_conversion_changed(run
     card = render_card(run)
     assert ModelCard(card).data.base_model == (base or None)
     assert f"The convolutions of {base}" in card or not base
-    assert "`layer4.*`" in card and "alpha 4.5, with content terms" in card and "was 1.2e-02 on" in card
+    assert (
+        "`layer4.*`" in card
+        and "alpha 4.5, with content terms" in card
+        and "was 1.2e-02 on" in card
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +132,9 @@ def test_a_converted_model_names_its_network_and_what_the_conversion_changed(run
         ("", {}, "resnet_tiny_cifar"),
     ],
 )
-def test_a_baseline_measured_on_the_same_data_is_printed_next_to_the_result(run, tmp_path, init, train, said):
+def test_a_baseline_measured_on_the_same_data_is_printed_next_to_the_result(
+    run, tmp_path, init, train, said
+):
     other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
     change(other / "metrics.json", test={**TEST, "top1": 0.8011}, train=train)
     (other / "train.toml").write_text(f'[model]\nname = "resnet_tiny_cifar"\ninit = "{init}"\n')
@@ -129,7 +143,10 @@ def test_a_baseline_measured_on_the_same_data_is_printed_next_to_the_result(run,
     card = render_card(run)
     assert [said, "test", "1009", "80.11 %", "99.11 %", "0.4127"] in rows(card)
     assert "No baseline was measured" not in card
-    assert [result.metric_value for result in ModelCard(card).data.eval_results] == [TEST["top1"], TEST["top5"]]
+    assert [result.metric_value for result in ModelCard(card).data.eval_results] == [
+        TEST["top1"],
+        TEST["top5"],
+    ]
 
 
 def test_a_baseline_with_an_empty_revision_is_on_the_same_images(run, tmp_path):
@@ -185,7 +202,9 @@ def test_the_code_for_timm_runs_for_any_number_of_channels(tmp_path, channels):
     found = {}
     exec(code.replace("hf-hub:you/sa_quadratic_tiny_cifar", f"local-dir:{folder}"), found)
     assert found["probabilities"].shape == (1, 10)
-    assert ("With transformers" in card) == (channels == 3)  # its pipeline makes three channels of any image
+    assert ("With transformers" in card) == (
+        channels == 3
+    )  # its pipeline makes three channels of any image
 
 
 def test_the_licence_of_weights_of_others_is_theirs(run):
@@ -193,7 +212,11 @@ def test_the_licence_of_weights_of_others_is_theirs(run):
     assert ModelCard(render_card(run)).data.license == "apache-2.0"
     config = json.loads((run / "config.json").read_text())
     config["pretrained_cfg"].pop("license", None)
-    change(run / "config.json", architecture="resnet10t", pretrained_cfg={**config["pretrained_cfg"], "license": None})
+    change(
+        run / "config.json",
+        architecture="resnet10t",
+        pretrained_cfg={**config["pretrained_cfg"], "license": None},
+    )
     assert ModelCard(render_card(run)).data.license == "unknown"
 
 
@@ -204,7 +227,11 @@ def test_a_folder_of_an_unknown_model_is_refused(run):
 
 
 def files(folder):
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_card_is_published_with_the_name_of_its_repository_and_the_folder_stays_as_it_is(run):
@@ -240,7 +267,11 @@ def test_classes_may_have_the_names_of_placeholders(run):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("## Limitations", "## Limitations\n\n[More Information Needed]", r"got '\[More Information Needed\]'"),
+        (
+            "## Limitations",
+            "## Limitations\n\n[More Information Needed]",
+            r"got '\[More Information Needed\]'",
+        ),
         ("## Limitations", "## TODO", "got 'TODO'"),
         ("value: 0.8711", "value: 0.9711", "as model-index"),
         ("license: apache-2.0", "license: mit", "got 'mit' as license"),
@@ -265,7 +296,10 @@ def test_a_card_of_other_weights_is_refused(run):
 def test_a_folder_of_the_catalogue_with_a_tag_has_a_repository_of_its_own(run):
     tagged = run.rename(run.with_name(f"{NAME}.long"))
     card = render_card(tagged)
-    assert f"# {NAME}.long" in card and card.count(f"you/{NAME}.long") == card.count(f"you/{NAME}") == 3
+    assert (
+        f"# {NAME}.long" in card
+        and card.count(f"you/{NAME}.long") == card.count(f"you/{NAME}") == 3
+    )
     assert ModelCard(card).data.model_name == f"{NAME}.long"
 
 

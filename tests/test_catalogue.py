@@ -6,17 +6,17 @@ import re
 import shutil
 from pathlib import Path
 
+import catalogue as commands
 import pytest
 import torch
+from catalogue import add_result, add_run
 from model_folders import TEST, make_run
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-import sa_zoo.catalogue
-from sa_zoo.catalogue import add_result, add_run
 from sa_zoo.cli import app
+from sa_zoo.folders.metrics import read_metrics, read_results
 from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.metrics import read_metrics, read_results
 from sa_zoo.publishing.card import registered_models, render_card, write_catalogue
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.training.config import DataConfig
@@ -55,22 +55,38 @@ def test_a_trained_model_has_its_weights_and_what_was_measured_with_them(catalog
     entry = folder / "sa_quadratic_tiny_cifar"
     weights = (run / "model.safetensors").read_bytes()
     assert (entry / "model.safetensors").read_bytes() == weights
-    assert json.loads((entry / "check.json").read_text())["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert (
+        json.loads((entry / "check.json").read_text())["sha256"]
+        == hashlib.sha256(weights).hexdigest()
+    )
     metrics = read_metrics(entry)
     assert metrics.test.n == 359 and sum(map(sum, metrics.test.confusion_matrix)) == 359
     assert metrics.train == read_metrics(run).train and read_metrics(run).test.n == TEST["n"]
     assert {path.name for path in (entry / "figures").iterdir()} == {
         f"{name}.png"
-        for name in ("confusion_matrix", "head_positions", "head_maps", "head_depth", "learning_curve", "reliability")
+        for name in (
+            "confusion_matrix",
+            "head_positions",
+            "head_maps",
+            "head_depth",
+            "learning_curve",
+            "reliability",
+        )
     }
 
 
 def test_the_code_in_a_folder_is_that_of_the_package(catalogue):
-    for entry in (catalogue[0] / "sa_quadratic_tiny_cifar", MODEL_CARDS / "sa_quadratic_tiny_cifar"):
+    for entry in (
+        catalogue[0] / "sa_quadratic_tiny_cifar",
+        MODEL_CARDS / "sa_quadratic_tiny_cifar",
+    ):
         links = {path.name: path for path in entry.glob("*.py")}
         assert {"modeling_sa.py", "configuration_sa.py", "terms.py"} <= links.keys()
         for name, path in links.items():
-            assert path.is_symlink() and path.read_bytes() == (ROOT / "sa_zoo" / "models" / name).read_bytes()
+            assert (
+                path.is_symlink()
+                and path.read_bytes() == (ROOT / "sa_zoo" / "models" / name).read_bytes()
+            )
 
 
 def test_rendering_the_catalogue_again_changes_nothing(catalogue):
@@ -88,20 +104,28 @@ def test_other_seeds_and_recipes_add_results_which_a_new_run_keeps(catalogue, tm
     results = read_results(entry)
     assert [run.test.n for run in results[""]] == [359, TEST["n"]]
     assert [run.test.n for run in results["short"]] == [TEST["n"]]
-    assert re.search(r"Trained with 2 seeds, .* top-1 on the test images 0\.\d+, 0\.8711\.", render_card(entry))
+    assert re.search(
+        r"Trained with 2 seeds, .* top-1 on the test images 0\.\d+, 0\.8711\.", render_card(entry)
+    )
     assert {"results/seed-1.json", "results/short-0.json"} <= read_manifest(entry).keys()
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("sa_quadratic_tiny_cifar", SMALL), ("resnet_tiny_cifar", {})])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("sa_quadratic_tiny_cifar", SMALL), ("resnet_tiny_cifar", {})]
+)
 def test_large_weights_are_stored_in_half_the_space_and_both_libraries_compute_alike(
     name, arguments, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sa_zoo.catalogue, "FLOAT32_BYTES", 1000)
+    monkeypatch.setattr(commands, "FLOAT32_BYTES", 1000)
     run = make_run(tmp_path / "run", name, **arguments)
     entry = add_run(run, tmp_path / name, DIGITS)
     stored, before = load_file(entry / "model.safetensors"), load_file(run / "model.safetensors")
     assert stored.keys() == before.keys()
-    assert all(torch.equal(stored[key], value.bfloat16()) for key, value in before.items() if value.is_floating_point())
+    assert all(
+        torch.equal(stored[key], value.bfloat16())
+        for key, value in before.items()
+        if value.is_floating_point()
+    )
     logits = torch.tensor(json.loads((entry / "check.json").read_text())["logits"])
     assert torch.allclose(check_loads(f"local-dir:{entry}", entry), logits, atol=1e-5)
     assert logits.bfloat16().float().ne(logits).any()  # computed in float32
@@ -117,8 +141,14 @@ def test_what_is_not_the_folder_of_the_model_is_never_touched(catalogue, tmp_pat
     (model_cards / "diary").mkdir()
     (model_cards / "diary" / "README.md").write_text("Dear diary")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    for add in (lambda entry: add_run(run, entry, DIGITS), lambda entry: add_result(run, entry, "short", 0)):
-        with pytest.raises(ValueError, match=r"expected (a new folder or that of sa_quadratic|a name that timm lists)"):
+    for add in (
+        lambda entry: add_run(run, entry, DIGITS),
+        lambda entry: add_result(run, entry, "short", 0),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"expected (a new folder or that of sa_quadratic|a name that timm lists)",
+        ):
             add(model_cards / place)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -132,14 +162,20 @@ def test_a_recipe_is_a_word(catalogue, tmp_path, recipe):
 
 
 def test_an_unfinished_run_does_not_enter(tmp_path):
-    with pytest.raises(ValueError, match=r"without config\.json, metrics\.json, model\.safetensors"):
+    with pytest.raises(
+        ValueError, match=r"without config\.json, metrics\.json, model\.safetensors"
+    ):
         add_run(tmp_path, tmp_path / "model_cards", DIGITS)
 
 
 def test_one_command_publishes_all_trained_models():
-    done = CliRunner().invoke(app, ["publish", str(MODEL_CARDS), "--owner", "somebody", "--dry-run"])
+    done = CliRunner().invoke(
+        app, ["publish", str(MODEL_CARDS), "--owner", "somebody", "--dry-run"]
+    )
     assert done.exit_code == 0, done.output
-    assert re.findall(r"-> \S+/(somebody/\S+)", done.output) == [f"somebody/{entry.name}" for entry in TRAINED]
+    assert re.findall(r"-> \S+/(somebody/\S+)", done.output) == [
+        f"somebody/{entry.name}" for entry in TRAINED
+    ]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--owner", "somebody", "--repo-id", "somebody/model"]])
@@ -152,14 +188,21 @@ def test_the_committed_cards_are_what_their_folders_give():
     committed = sorted(MODEL_CARDS.glob("*/README.md"))
     assert sorted({path.parent.name.partition(".")[0] for path in committed}) == registered_models()
     for path in committed:
-        assert path.read_text() == render_card(path.parent), f"{path.parent.name}: render the catalogue again"
+        assert path.read_text() == render_card(path.parent), (
+            f"{path.parent.name}: render the catalogue again"
+        )
 
 
 @pytest.mark.parametrize("entry", TRAINED, ids=lambda entry: entry.name)
 def test_committed_weights_give_the_stored_logits_in_both_libraries(entry):
     check = json.loads((entry / "check.json").read_text())
     assert hashlib.sha256((entry / "model.safetensors").read_bytes()).hexdigest() == check["sha256"]
-    assert torch.allclose(check_loads(f"local-dir:{entry}", entry), torch.tensor(check["logits"]), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(
+        check_loads(f"local-dir:{entry}", entry),
+        torch.tensor(check["logits"]),
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_committed_weights_are_small():

@@ -15,7 +15,9 @@ from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.theorem import exact_heads, missed_attention
 
 # Half of the layers in the range where heads still see their neighbours, the others from dull to one-hot.
-ALPHAS = st.one_of(st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf")))
+ALPHAS = st.one_of(
+    st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf"))
+)
 
 
 def adversary(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -37,13 +39,16 @@ def excess(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> float:
     return float(ratio.nan_to_num(0.0).max())  # no weights, no bound, no difference: 0 / 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
 @settings(max_examples=450, deadline=None, derandomize=True)
 @given(drawn=layers(), alpha=ALPHAS, magnitude=st.floats(0.01, 10.0), content=st.booleans())
 def test_no_input_breaks_the_bound(dtype, drawn, alpha, magnitude, content):
     conv, x = drawn.conv.to(dtype), drawn.inputs().to(dtype) * magnitude
     stands = all(
-        pad <= step * (size - 1) for pad, step, size in zip(conv.padding, conv.dilation, conv.kernel_size, strict=True)
+        pad <= step * (size - 1)
+        for pad, step, size in zip(conv.padding, conv.dilation, conv.kernel_size, strict=True)
     )
     layer = attention_from_conv(conv, alpha, content=content and stands and alpha < 40)
     with without_onednn():
@@ -71,7 +76,9 @@ def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_si
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, kernel_size, padding=kernel_size // 2).double()
     layer = attention_from_conv(conv, alpha)
-    x = adversary(attention_from_conv(conv, alpha), attention_from_conv(conv), torch.zeros(1, 3, 17, 19))
+    x = adversary(
+        attention_from_conv(conv, alpha), attention_from_conv(conv), torch.zeros(1, 3, 17, 19)
+    )
     apart = (layer(x.double()) - conv(x.double())).detach().abs().amax(dim=(0, 2, 3))[-1]
     bound = certificate(layer, [17, 19]).bound[-1]
     assert bound / 3 <= apart <= bound
@@ -79,10 +86,15 @@ def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_si
 
 def test_the_two_parts_of_the_bound():
     conv = nn.Conv2d(3, 5, 3, padding=1)
-    soft, at_rounding = certificate(attention_from_conv(conv, 4.0), [7, 7]), attention_from_conv(conv, 18.1)
+    soft, at_rounding = (
+        certificate(attention_from_conv(conv, 4.0), [7, 7]),
+        attention_from_conv(conv, 18.1),
+    )
     assert (soft.attention > 1e3 * soft.rounding).all()
     assert missed_attention(*exact_heads(1, 18.1, 2)) < torch.finfo(torch.float32).eps / 2
-    assert (certificate(at_rounding, [7, 7]).attention < certificate(at_rounding, [7, 7]).rounding).all()
+    assert (
+        certificate(at_rounding, [7, 7]).attention < certificate(at_rounding, [7, 7]).rounding
+    ).all()
     infinite = certificate(attention_from_conv(conv, float("inf")), [7, 7])
     assert not infinite.attention.any() and infinite.worst < 2e-5
     doubled = certificate(attention_from_conv(conv, 4.0), [7, 7], magnitude=2.0)
@@ -94,7 +106,9 @@ def test_without_bias_or_noise_the_bound_of_a_pointwise_layer_is_its_leak():
     """One head, D_in = D_out = 1, weight 1: 2 (1 - 1 / theta^2), theta the sum of exp(-alpha t^2) over all t."""
     conv = nn.Conv2d(1, 1, 1, bias=False).double()
     nn.init.ones_(conv.weight)
-    theta = 1 + 2 * sum(torch.exp(torch.tensor(-0.7 * t * t, dtype=torch.float64)) for t in range(1, 20))
+    theta = 1 + 2 * sum(
+        torch.exp(torch.tensor(-0.7 * t * t, dtype=torch.float64)) for t in range(1, 20)
+    )
     part = certificate(attention_from_conv(conv, 0.7), [5, 5]).attention
     assert part.item() == pytest.approx(2 * (1 - 1 / theta.item() ** 2), rel=1e-12)
 
@@ -114,5 +128,7 @@ def test_a_bound_is_for_images_of_the_layers_dimensions(image):
 
 
 def test_only_attention_has_a_bound():
-    with pytest.raises(ValueError, match="layer: got Conv2d, expected a result of attention_from_conv"):
+    with pytest.raises(
+        ValueError, match="layer: got Conv2d, expected a result of attention_from_conv"
+    ):
         certificate(nn.Conv2d(3, 5, 3), [7, 7])

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from timm.optim import Lamb
 from timm.optim.kron import Kron
 
-from sa_zoo.model_folder import read_json, write_json, write_sums
+from sa_zoo.folders.write import read_json, write_json, write_sums
 from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
 from sa_zoo.training.loop import Counters
 
@@ -22,9 +22,13 @@ FILES = ("state.safetensors", "state.json", "sha256.json")
 def trained(steps: int, optimizer: type = torch.optim.AdamW) -> tuple:
     """Modules and optimizer after some steps."""
     torch.manual_seed(steps)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Flatten())
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Flatten()
+    )
     model = model.to(memory_format=torch.channels_last)
-    opt = optimizer(model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
+    opt = optimizer(
+        model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {})
+    )
     for _ in range(steps):
         model(torch.randn(2, 3, 7, 7)).square().mean().backward()
         opt.step()
@@ -74,7 +78,9 @@ def test_lamb_goes_on_to_the_same_bits(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*opt_einsum")
 def test_a_state_that_no_file_can_hold_is_refused(tmp_path):
     modules, opt = trained(3, Kron)
-    with pytest.raises(ValueError, match=r"optim.name: got an optimizer whose state cannot be saved"):
+    with pytest.raises(
+        ValueError, match=r"optim.name: got an optimizer whose state cannot be saved"
+    ):
         save_checkpoint(tmp_path, modules, opt, {"epoch": 0, "step": 3})
     assert not names(tmp_path)
 
@@ -92,7 +98,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(two, damage, fil
     folder, older, newer = two
     DAMAGES[damage](newer / file)
     modules, opt = trained(1)
-    with pytest.warns(UserWarning, match=f"got {newer}, truncated or damaged: .*; resuming from {older.name}"):
+    with pytest.warns(
+        UserWarning, match=f"got {newer}, truncated or damaged: .*; resuming from {older.name}"
+    ):
         assert load_checkpoint(folder, modules, opt) == {"epoch": 0, "step": 5}
     for key, value in trained(5)[0]["model"].state_dict().items():
         assert torch.equal(value, modules["model"].state_dict()[key])
@@ -104,7 +112,9 @@ def test_two_damaged_checkpoints_are_an_error_that_names_both(two, damage):
     folder, older, newer = two
     for checkpoint in (older, newer):
         DAMAGES[damage](checkpoint / "state.safetensors")
-    with pytest.raises(ValueError, match=rf"(?s)got {newer}, truncated.*state\.safeten.*got {older}, .*a new --out"):
+    with pytest.raises(
+        ValueError, match=rf"(?s)got {newer}, truncated.*state\.safeten.*got {older}, .*a new --out"
+    ):
         load_checkpoint(folder, *trained(1))
 
 
@@ -152,8 +162,12 @@ def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, cal
         else:
             save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
             synced = [path.name.removesuffix(f".{os.getpid()}.incomplete") for path in calls]
-            assert synced[:6:2] == [".state.safetensors", ".state.json", ".sha256.json"], "the sums are written last"
-            assert calls[1::2][:3] == [calls[6]] * 3, "each entry of the new folder, then the folder as a whole"
+            assert synced[:6:2] == [".state.safetensors", ".state.json", ".sha256.json"], (
+                "the sums are written last"
+            )
+            assert calls[1::2][:3] == [calls[6]] * 3, (
+                "each entry of the new folder, then the folder as a whole"
+            )
             assert calls[7] == folder, "and the name of the folder"
             assert len(calls) == 8
     step = load_checkpoint(folder, *trained(1))["step"]
@@ -168,15 +182,18 @@ def test_what_somebody_else_left_there_is_neither_read_nor_removed(two, tmp_path
         (folder / name).write_text("a file")
     for name in ("best-so-far", "epoch-00000-step-0000006-copy"):
         shutil.copytree(precious, folder / name)
-    for name, target in (("epoch-00000-step-0000001", precious), ("epoch-00000-step-0000002", folder / "nowhere")):
+    for name, target in (
+        ("epoch-00000-step-0000001", precious),
+        ("epoch-00000-step-0000002", folder / "nowhere"),
+    ):
         (folder / name).symlink_to(target)
     before = {path for path in names(folder) if path not in (two[1].name, two[2].name)}
     save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
     assert load_checkpoint(folder, *trained(1))["step"] == 7
     assert set(names(folder)) == before | {two[2].name, "epoch-00000-step-0000007"}
-    assert [path.read_text() for path in (*precious.iterdir(), folder / "best-so-far" / "thesis.tex")] == [
-        "years of work"
-    ] * 2
+    assert [
+        path.read_text() for path in (*precious.iterdir(), folder / "best-so-far" / "thesis.tex")
+    ] == ["years of work"] * 2
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "figures/inside"])
@@ -188,12 +205,17 @@ def test_files_are_restored_next_to_the_checkpoints_and_nowhere_else(tmp_path, n
     newer = folder / "epoch-00000-step-0000006"
     (newer / "figures").mkdir()
     (newer / name).write_text("evil")
-    write_json(newer / "sha256.json", read_json(newer / "sha256.json") | {name: sha256(b"evil").hexdigest()})
+    write_json(
+        newer / "sha256.json",
+        read_json(newer / "sha256.json") | {name: sha256(b"evil").hexdigest()},
+    )
     before = set(tmp_path.rglob("*"))
     if name == "figures/inside":
         assert load_checkpoint(folder, *trained(1))["step"] == 6
     else:
-        with pytest.warns(UserWarning, match="sha256.json names .*outside, which is not in the folder; resuming"):
+        with pytest.warns(
+            UserWarning, match="sha256.json names .*outside, which is not in the folder; resuming"
+        ):
             assert load_checkpoint(folder, *trained(1))["step"] == 5
     assert set(tmp_path.rglob("*")) == before
 
@@ -226,5 +248,7 @@ def test_a_state_that_no_run_wrote_is_an_error_that_names_the_file(two, change):
     change(state)
     write_json(newer / "state.json", state)
     write_sums(newer, FILES[:2])
-    with pytest.raises(ValueError, match=rf"^checkpoint: got {newer / 'state.json'}, which no run wrote: .+$"):
+    with pytest.raises(
+        ValueError, match=rf"^checkpoint: got {newer / 'state.json'}, which no run wrote: .+$"
+    ):
         load_checkpoint(folder, *trained(1), TypeAdapter(Counters).validate_python)

@@ -90,7 +90,12 @@ def test_another_model_of_a_recipe_goes_to_a_folder_of_its_own(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     args = "{ img_size = 8, patch_size = 2, num_heads = 1, embed_dim = 16, depth = 1 }"
     changes = ["model.name=test_vit", f"model.args={args}"]
-    changes += ["data.name=digits", "train.epochs=1", "train.precision=no", "augment.small_epochs=0"]
+    changes += [
+        "data.name=digits",
+        "train.epochs=1",
+        "train.precision=no",
+        "augment.small_epochs=0",
+    ]
     result = sa_zoo("train", "tiny", *(part for change in changes for part in ("--set", change)))
     assert result.exit_code == 0, result.output
     assert (tmp_path / "runs" / "tiny-test_vit" / "metrics.json").exists()
@@ -98,7 +103,16 @@ def test_another_model_of_a_recipe_goes_to_a_folder_of_its_own(tmp_path, monkeyp
 
 def test_an_interrupted_run_says_how_to_resume_and_that_works(config, tmp_path):
     out = tmp_path / "a run"
-    arguments = ["train", config, "--out", out, "--set", "train.epochs=12", "--set", "data.title=ten digits"]
+    arguments = [
+        "train",
+        config,
+        "--out",
+        out,
+        "--set",
+        "train.epochs=12",
+        "--set",
+        "data.title=ten digits",
+    ]
     with signalled_by(signal.SIGINT, out, "history.jsonl"):
         result = sa_zoo(*arguments)
     assert result.exit_code == 130
@@ -127,7 +141,9 @@ def test_evaluating_into_the_metrics_of_a_run_changes_the_test_result_only(run, 
     result = sa_zoo("evaluate", out, "--json", out / "metrics.json")
     assert result.exit_code == 0, result.output
     after = json.loads((out / "metrics.json").read_text())
-    assert after.pop("test") == json.loads(result.stdout)["test"] != before.pop("test")  # without details
+    assert (
+        after.pop("test") == json.loads(result.stdout)["test"] != before.pop("test")
+    )  # without details
     assert after == before and {"train", "validation", "environment"} <= after.keys()
     (out / "metrics.json").unlink()
     assert sa_zoo("evaluate", out, "--json", out / "metrics.json").exit_code == 0
@@ -148,18 +164,28 @@ def test_evaluating_in_detail_on_named_data(run):
 
 
 def test_a_label_column_counts_for_the_data_of_the_run_too(run, tmp_path):
-    images = parquet_folder(tmp_path / "images", {split: noise_images(10) for split in ("train", "test")}, classes=10)
+    images = parquet_folder(
+        tmp_path / "images", {split: noise_images(10) for split in ("train", "test")}, classes=10
+    )
     for name in ("config.json", "model.safetensors", "train.toml"):
-        text = (run[0] / name).read_bytes().replace(b'name = "digits"', f'name = "{images}"'.encode())
+        text = (
+            (run[0] / name).read_bytes().replace(b'name = "digits"', f'name = "{images}"'.encode())
+        )
         (tmp_path / name).write_bytes(text)
     result = sa_zoo("evaluate", tmp_path, "--label-column", "nonsense")
-    assert result.exit_code == 1 and "data.label_column: got nonsense, expected one of" in result.stderr
+    assert (
+        result.exit_code == 1
+        and "data.label_column: got nonsense, expected one of" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["test_vit"], "error: --data: got nothing, expected a data set, as test_vit is not a run folder"),
+        (
+            ["test_vit"],
+            "error: --data: got nothing, expected a data set, as test_vit is not a run folder",
+        ),
         (["no_such", "--data", "digits"], "error: model.name: got no_such"),
         (["local-dir:nowhere", "--data", "digits"], "error: model: got local-dir:nowhere"),
     ],
@@ -186,12 +212,18 @@ def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("model.args={ depth = 0 }", r"in_chans, .*depth, hidden_dim: got \(.*, 0, .*\), expected positive"),
+        (
+            "model.args={ depth = 0 }",
+            r"in_chans, .*depth, hidden_dim: got \(.*, 0, .*\), expected positive",
+        ),
         (
             "model.args={ num_heads = 0.5 }",
             "model.args: got what sa_quadratic_tiny_cifar cannot be built with: .*Error",
         ),
-        ("model.args={ nosuch = 1 }", "model.args: got what .* cannot be built with: TypeError: .*nosuch"),
+        (
+            "model.args={ nosuch = 1 }",
+            "model.args: got what .* cannot be built with: TypeError: .*nosuch",
+        ),
         ("model.args={ source = 'x' }", "model.args.source: got 'x', expected nothing"),
     ],
 )
@@ -233,7 +265,14 @@ def test_a_missing_script_is_reported(tmp_path, monkeypatch):
 
 
 def test_converting_a_missing_reference_checkpoint_is_reported(tmp_path):
-    arguments = ["convert-reference", tmp_path / "none.pth", "--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
+    arguments = [
+        "convert-reference",
+        tmp_path / "none.pth",
+        "--model",
+        "sa_quadratic_cifar",
+        "--out",
+        tmp_path / "out",
+    ]
     result = sa_zoo(*arguments)
     assert result.exit_code == 1
     assert "none.pth" in result.stderr
@@ -245,7 +284,9 @@ def test_converting_a_file_that_is_no_checkpoint_is_reported(tmp_path):
     options = ["--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
     result = sa_zoo("convert-reference", tmp_path / "notes.txt", *options)
     assert result.exit_code == 1
-    assert re.fullmatch(r"error: checkpoint: got .*notes.txt, expected a complete file .*\n", result.stderr)
+    assert re.fullmatch(
+        r"error: checkpoint: got .*notes.txt, expected a complete file .*\n", result.stderr
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -254,21 +295,30 @@ def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
     data = parquet_folder(tmp_path / "data", images, classes=10)
     source = make_run(tmp_path / "run", "resnet_tiny_cifar")
     with (source / "train.toml").open("a") as recipe:
-        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n[train]\nepochs = 1\n')
+        recipe.write(
+            f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n[train]\nepochs = 1\n'
+        )
     result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert (metrics["data"], metrics["data_revision"], metrics["test"]["n"]) == ("noise", "v5", 7)
     assert metrics["parameters"] == 783_802 and metrics["baseline"]["model"] == "resnet_tiny_cifar"
     assert "local-dir:out" in (tmp_path / "out" / "explorer.html").read_text()
-    assert "`report.md` has the certificate of each layer" in (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "`report.md` has the certificate of each layer"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
     assert "report.md" in read_manifest(tmp_path / "out")
 
 
 def test_a_conversion_that_cannot_be_measured_leaves_nothing(tmp_path):
     source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
     (source / "train.toml").unlink()
-    for data, said in ("./nowhere", "got ./nowhere"), ("digits", "got 10 classes"), ("./nowhere", "got ./nowhere"):
+    for data, said in (
+        ("./nowhere", "got ./nowhere"),
+        ("digits", "got 10 classes"),
+        ("./nowhere", "got ./nowhere"),
+    ):
         result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
         assert result.exit_code == 1 and said in result.stderr, result.output
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -277,7 +327,9 @@ def test_a_conversion_that_cannot_be_measured_leaves_nothing(tmp_path):
 def test_converting_an_unknown_model_is_reported(tmp_path):
     result = sa_zoo("convert", "resnet18_cifra", "--out", tmp_path / "out")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: model.name: got resnet18_cifra, expected a model folder or a timm name")
+    assert result.stderr.startswith(
+        "error: model.name: got resnet18_cifra, expected a model folder or a timm name"
+    )
     assert "did you mean resnet18_cifar?" in result.stderr
     assert not (tmp_path / "out").exists()
 
@@ -298,7 +350,10 @@ def test_a_run_folder_has_its_card_and_passes_the_checks_of_publishing(run):
     assert (out / "figures" / "learning_curve.png").is_file()
     result = sa_zoo("publish", out, "--repo-id", "you/tiny", "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "model.safetensors" in result.stdout and "the local checks pass; nothing was sent" in result.stdout
+    assert (
+        "model.safetensors" in result.stdout
+        and "the local checks pass; nothing was sent" in result.stdout
+    )
 
 
 def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):
@@ -326,10 +381,17 @@ def test_a_folder_that_is_not_there_is_reported(arguments, said):
 
 
 def test_a_network_of_this_package_is_left_as_a_folder_of_transformers_too(tmp_path):
-    small = ["model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }", "train.epochs=1"]
-    result = sa_zoo("train", "quickstart", "--out", tmp_path / "run", "--set", small[0], "--set", small[1])
+    small = [
+        "model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }",
+        "train.epochs=1",
+    ]
+    result = sa_zoo(
+        "train", "quickstart", "--out", tmp_path / "run", "--set", small[0], "--set", small[1]
+    )
     assert result.exit_code == 0, result.output
     from transformers import AutoModelForImageClassification
 
-    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run", trust_remote_code=False)
+    model = AutoModelForImageClassification.from_pretrained(
+        tmp_path / "run", trust_remote_code=False
+    )
     assert model.config.num_labels == 10 and model.config.hidden_size == 7

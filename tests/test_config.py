@@ -35,14 +35,30 @@ def with_key(dotted: str, value: object) -> dict:
         ("data.validation", 1.5, ["data.validation: got 1.5", "expected less than 1"]),
         ("optim.lr", float("nan"), ["optim.lr: got nan", "expected"]),
         ("optim.lr", float("inf"), ["optim.lr: got inf", "expected"]),
-        ("train.precision", "bf61", ["train.precision: got 'bf61'", "expected 'no', 'bf16' or 'fp16'", "mean bf16?"]),
+        (
+            "train.precision",
+            "bf61",
+            ["train.precision: got 'bf61'", "expected 'no', 'bf16' or 'fp16'", "mean bf16?"],
+        ),
         ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
         ("model.args", 3, ["model.args: got 3", "expected a table"]),
-        ("model.args", {"num_classes": 7}, ["model.args.num_classes: got 7", "the data set and the other keys"]),
-        ("model.args", {"checkpoint_path": "x.pth"}, ["model.args.checkpoint_path: got 'x.pth'", "other keys"]),
+        (
+            "model.args",
+            {"num_classes": 7},
+            ["model.args.num_classes: got 7", "the data set and the other keys"],
+        ),
+        (
+            "model.args",
+            {"checkpoint_path": "x.pth"},
+            ["model.args.checkpoint_path: got 'x.pth'", "other keys"],
+        ),
         ("train.seed", 2**63, ["train.seed: got 9223372036854775808", "expected less than"]),
         ("optim.lr", 1e300, ["optim.lr: got 1e+300", "expected less than"]),
-        ("data.image_size", 10**20, ["data.image_size: got 100000000000000000000", "expected less than"]),
+        (
+            "data.image_size",
+            10**20,
+            ["data.image_size: got 100000000000000000000", "expected less than"],
+        ),
         ("model.freeze", "(", ["model.freeze: got '('", "expected a regular expression"]),
     ],
 )
@@ -59,12 +75,19 @@ def test_every_mistake_is_reported_each_on_its_line():
     with pytest.raises(ValueError) as caught:
         parse_config({"modle": {}, "train": {"epochs": -1, "seed": "x"}})
     lines = str(caught.value).splitlines()
-    assert {line.split(":")[0] for line in lines} == {"modle", "model", "train.epochs", "train.seed"}
+    assert {line.split(":")[0] for line in lines} == {
+        "modle",
+        "model",
+        "train.epochs",
+        "train.seed",
+    }
     assert "did you mean model?" in "".join(lines)
 
 
 def test_accumulation_must_divide_the_batch():
-    with pytest.raises(ValueError, match=r"train.accumulation: got 3, expected a divisor of train.batch_size = 100"):
+    with pytest.raises(
+        ValueError, match=r"train.accumulation: got 3, expected a divisor of train.batch_size = 100"
+    ):
         parse_config(with_key("train.accumulation", 3))
 
 
@@ -115,7 +138,10 @@ def test_a_mistaken_override_is_reported(tmp_path, override, said):
 
 def test_a_missing_file_names_the_nearest(tmp_path):
     written(tmp_path, "")
-    with pytest.raises(FileNotFoundError, match=r"expected a TOML file .*, quickstart, .* \(did you mean run.toml\?\)"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"expected a TOML file .*, quickstart, .* \(did you mean run.toml\?\)",
+    ):
         load_config(tmp_path / "runs.toml")
 
 
@@ -155,7 +181,9 @@ def test_the_written_config_reads_back_equal(args, title, lr, seed):
 def test_a_config_of_the_project_is_valid_and_its_header_gives_its_command(path):
     config = load_config(path)
     assert timm.is_model(config.model.name)
-    header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    header = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    ]
     assert any(re.search(rf"(sa-zoo|-m sa_zoo) train {path.stem}\b", line) for line in header)
     for word in ("Hardware:", "ost", "esult"):
         assert any(word in line for line in header), f"the header does not state the {word}"

@@ -25,10 +25,21 @@ def written(config, folder):
 
 @pytest.mark.parametrize(
     "attention_type",
-    ["quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"],
+    [
+        "quadratic",
+        "quadratic_gen",
+        "quadratic_kernel",
+        "learned",
+        "content",
+        "eq8",
+        "absolute",
+        "mixed",
+    ],
 )
 def test_timm_builds_the_network_that_a_written_configuration_describes(attention_type, tmp_path):
-    written(SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **SIZES), tmp_path)
+    written(
+        SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **SIZES), tmp_path
+    )
     network = timm.create_model(f"local-dir:{tmp_path}")
     assert network.patch_embed.weight.shape == (23, 1, 3, 3)
     assert (len(network.blocks), network.head.out_features, network.img_size) == (3, 11, (21, 21))
@@ -45,17 +56,26 @@ def test_a_non_square_image_size_survives(tmp_path):
 
 
 def test_another_number_of_labels_reaches_every_key_of_timm(tmp_path):
-    first = SAConfig(id2label={0: "cat", 1: "dog", 2: "eel"}, pretrained_cfg={"mean": [0.1, 0.2, 0.3]}, **SIZES)
+    first = SAConfig(
+        id2label={0: "cat", 1: "dog", 2: "eel"}, pretrained_cfg={"mean": [0.1, 0.2, 0.3]}, **SIZES
+    )
     keys = written(first, tmp_path)
     assert keys["label_names"] == ["cat", "dog", "eel"]
     again = written(SAConfig.from_pretrained(tmp_path, num_labels=7), tmp_path)
-    assert again["num_classes"] == again["pretrained_cfg"]["num_classes"] == len(again["label_names"]) == 7
+    assert (
+        again["num_classes"]
+        == again["pretrained_cfg"]["num_classes"]
+        == len(again["label_names"])
+        == 7
+    )
     assert again["pretrained_cfg"]["mean"] == [0.1, 0.2, 0.3]
 
 
 def test_labels_go_to_timm_in_the_order_of_their_numbers():
     config = SAConfig(**SIZES)
-    config.id2label = {str(index): f"class {index}" for index in reversed(range(11))}  # as a JSON file has them
+    config.id2label = {
+        str(index): f"class {index}" for index in reversed(range(11))
+    }  # as a JSON file has them
     assert config.to_dict()["label_names"] == [f"class {index}" for index in range(11)]
 
 
@@ -73,7 +93,13 @@ def test_what_is_derived_is_not_kept(tmp_path):
     described = json.dumps({**keys, "label_descriptions": {"LABEL_3": "a cat"}})
     (tmp_path / "config.json").write_text(described)
     config = SAConfig.from_pretrained(tmp_path)
-    assert not {"num_classes", "num_features", "label_names", "model_args", "label_descriptions"} & set(vars(config))
+    assert not {
+        "num_classes",
+        "num_features",
+        "label_names",
+        "model_args",
+        "label_descriptions",
+    } & set(vars(config))
     assert "label_descriptions" not in config.to_dict()
 
 

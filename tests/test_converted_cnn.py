@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 from transformers import TimmWrapperConfig
 
+from sa_zoo.folders.opened import load_model
 from sa_zoo.interchange.converted_cnn import convert_to_folder
-from sa_zoo.model_folder import load_model
 
 
 @pytest.fixture
@@ -24,10 +24,14 @@ def run(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         weights = {
-            key: torch.rand_like(value) if value.ndim == 1 else value for key, value in network.state_dict().items()
+            key: torch.rand_like(value) if value.ndim == 1 else value
+            for key, value in network.state_dict().items()
         }
         network.load_state_dict(weights)
-        save_file({key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors")
+        save_file(
+            {key: value.contiguous() for key, value in weights.items()},
+            folder / "model.safetensors",
+        )
         save_config_for_hf(network, str(folder / "config.json"))
         return network, folder
 
@@ -35,7 +39,8 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "backbone"), [("resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"), ("test_resnet", "mhsa_network")]
+    ("name", "backbone"),
+    [("resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"), ("test_resnet", "mhsa_network")],
 )
 @pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*", "content": True}])
 def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, tmp_path):
@@ -46,7 +51,13 @@ def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, t
     difference = (loaded(x) - network(x)).abs().max() / network(x).abs().max()
     assert difference <= (0.3 if arguments else 0)
     written = {path.name: path for path in (tmp_path / "converted").iterdir()}
-    assert set(written) == {"model.safetensors", "config.json", "report.md", "report.json", "metrics.json"}
+    assert set(written) == {
+        "model.safetensors",
+        "config.json",
+        "report.md",
+        "report.json",
+        "metrics.json",
+    }
     config = json.loads(written["config.json"].read_text())
     assert config["architecture"] == backbone and "num_classes" not in config["model_args"]
     assert config["model_args"]["alpha"] == arguments.get("alpha", 46.0)
@@ -64,7 +75,9 @@ def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
         config["pretrained_cfg"]["hf_hub_id"] = name and name + revision
         (source / "config.json").write_text(json.dumps(config))
         convert_to_folder(str(source), tmp_path / f"of-{name is None}")
-        assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())["base_model"] == (name or "")
+        assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())[
+            "base_model"
+        ] == (name or "")
 
 
 def test_classes_keep_their_names_in_both_libraries(run, tmp_path):

@@ -33,11 +33,20 @@ def by_numpy(layer, conv, x):
     bias = np.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().numpy()
     Delta, alpha = layer.Delta.detach().numpy(), layer.alpha.detach().numpy()
     queries = layer(x).shape[2:]
-    return attention(keys, queries, Delta, alpha, heads, bias, np.array(conv.stride), np.array(conv.padding))
+    return attention(
+        keys, queries, Delta, alpha, heads, bias, np.array(conv.stride), np.array(conv.padding)
+    )
 
 
 def test_heads_are_kernel_pixels_in_row_major_order():
-    assert head_shifts([2, 3], [5, 1], [3, 1]).tolist() == [[-3, -1], [-3, 0], [-3, 1], [2, -1], [2, 0], [2, 1]]
+    assert head_shifts([2, 3], [5, 1], [3, 1]).tolist() == [
+        [-3, -1],
+        [-3, 0],
+        [-3, 1],
+        [2, -1],
+        [2, 0],
+        [2, 1],
+    ]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -81,7 +90,9 @@ def test_attention_maps_are_those_of_the_paper_and_of_the_evaluation():
     layer = attention_from_conv(conv, 1.3)
     x = torch.randn(3, 2, 7, 5, dtype=torch.float64)
     P = layer.probabilities(x)
-    expected = probabilities((9, 7), (4, 3), layer.Delta.detach().numpy(), layer.alpha.detach().numpy(), 2, 1)
+    expected = probabilities(
+        (9, 7), (4, 3), layer.Delta.detach().numpy(), layer.alpha.detach().numpy(), 2, 1
+    )
     assert P.shape == (9, 12, 63)
     assert np.abs(P.detach().numpy() - expected).max() < 1e-14
     assert torch.allclose(P.sum(dim=-1), torch.ones(9, 12, dtype=torch.float64))
@@ -94,7 +105,9 @@ def test_attention_maps_are_those_of_the_paper_and_of_the_evaluation():
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("kernel_size", [(3, 2), (4, 5)])
 def test_padding_by_name(kernel_size, padding, mode):
-    conv = nn.Conv2d(2, 3, kernel_size, padding=padding, dilation=(1, 2), padding_mode=mode).double()
+    conv = nn.Conv2d(
+        2, 3, kernel_size, padding=padding, dilation=(1, 2), padding_mode=mode
+    ).double()
     x = torch.randn(2, 2, 11, 13, dtype=torch.float64)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
     soft = attention_from_conv(conv, 3.0)
@@ -102,7 +115,9 @@ def test_padding_by_name(kernel_size, padding, mode):
 
 
 @pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
-@pytest.mark.parametrize(("kernel_size", "stride", "dilation"), [(3, 2, 1), (5, 3, 1), (2, 1, 2), (1, 2, 1)])
+@pytest.mark.parametrize(
+    ("kernel_size", "stride", "dilation"), [(3, 2, 1), (5, 3, 1), (2, 1, 2), (1, 2, 1)]
+)
 def test_tensorflows_padding_follows_the_image(image, kernel_size, stride, dilation):
     conv = Conv2dSame(2, 3, kernel_size, stride=stride, dilation=dilation).double()
     x = torch.randn(2, 2, *image, dtype=torch.float64)
@@ -117,7 +132,9 @@ def test_hard_heads_on_the_image_alone_pad_by_replication():
     conv = nn.Conv1d(2, 3, 3, padding=1, padding_mode="replicate").double()
     x = torch.randn(1, 2, 7, dtype=torch.float64)
     places = pixels(7, x.device)
-    scores = quadratic_scores(torch.tensor([-1.0, 0.0, 1.0]), torch.full((3,), 300.0), places, places)
+    scores = quadratic_scores(
+        torch.tensor([-1.0, 0.0, 1.0]), torch.full((3,), 300.0), places, places
+    )
     P = probabilities_from(scores.double())
     layer = attention_from_conv(conv)
     heads = attend(P, x.transpose(1, 2))
@@ -125,7 +142,10 @@ def test_hard_heads_on_the_image_alone_pad_by_replication():
 
 
 def test_what_a_head_misses_is_its_softmax_on_a_wide_grid():
-    alpha, offset = torch.tensor([0.2, 1.7, 9.0]), torch.tensor([[0.0, 0.3], [-0.4, 0.0], [0.1, 0.2]])
+    alpha, offset = (
+        torch.tensor([0.2, 1.7, 9.0]),
+        torch.tensor([[0.0, 0.3], [-0.4, 0.0], [0.1, 0.2]]),
+    )
     missed = missed_attention(offset, alpha)
     grid = np.arange(-40, 41)
     for head in range(3):
@@ -142,7 +162,10 @@ def rounding_alpha(dtype: torch.dtype, axes: int) -> float:
     In two dimensions about 18 for float32, 38 for float64, 9 for float16 and 7 for bfloat16. From there on, attention
     equals a convolution up to the type's rounding; the paper's 46 is beyond all of them.
     """
-    low, high = DULLEST, -4 * axes * math.log(torch.finfo(dtype).eps)  # at high, exp(-alpha) is far below
+    low, high = (
+        DULLEST,
+        -4 * axes * math.log(torch.finfo(dtype).eps),
+    )  # at high, exp(-alpha) is far below
     while high - low > 1e-6 * high:
         alpha = (low + high) / 2
         missed = missed_attention(*exact_heads(1, alpha, axes))
@@ -162,7 +185,8 @@ def one_hot_alpha(dtype: torch.dtype) -> float:
 def test_the_papers_alpha_of_46_is_beyond_rounding_and_short_of_one_hot():
     """What "alpha >= 46 in float32" is: more than enough for sums, not enough for exact zeros."""
     needed = {
-        dtype: rounding_alpha(dtype, 2) for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        dtype: rounding_alpha(dtype, 2)
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     }
     assert [round(alpha) for alpha in needed.values()] == [38, 18, 9, 7]
     assert max(needed.values()) < 46 < one_hot_alpha(torch.float32) < one_hot_alpha(torch.float64)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sa_zoo import attention_from_conv
-from sa_zoo.cost import cost_of, training_macs
+from sa_zoo.folders.cost import cost_of, training_macs
 
 
 class Network(nn.Module):
@@ -40,7 +40,12 @@ def test_transposed_convolutions_meet_every_pixel_of_their_input():
 
 
 # Table 1 of the paper, in billions: ResNet18, SA quadratic, SA learned, SA learned + content.
-PAPER = {"resnet18_cifar": 1.1, "sa_quadratic_cifar": 6.2, "sa_learned_cifar": 6.2, "sa_content_cifar": 15.0}
+PAPER = {
+    "resnet18_cifar": 1.1,
+    "sa_quadratic_cifar": 6.2,
+    "sa_learned_cifar": 6.2,
+    "sa_content_cifar": 15.0,
+}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -52,7 +57,10 @@ def test_flops_as_the_paper_counts_are_those_of_its_table(name):
 
 def test_attention_made_of_a_convolution_counts_as_that_convolution():
     conv = nn.Conv2d(6, 4, (3, 5), stride=2, padding=1, groups=2, bias=False)
-    counts = {cost_of(layer, (6, 13, 17)).linear_macs for layer in (conv, attention_from_conv(conv, alpha=46.0))}
+    counts = {
+        cost_of(layer, (6, 13, 17)).linear_macs
+        for layer in (conv, attention_from_conv(conv, alpha=46.0))
+    }
     assert counts == {4 * 3 * 15 * 7 * 8}
 
 
@@ -75,7 +83,9 @@ def test_fused_attention_counts_both_products_and_one_output():
 
 
 def test_training_counts_one_forward_pass_and_leaves_the_model_alone():
-    model = nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 12 * 10, 7)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 12 * 10, 7)
+    ).eval()
     assert training_macs(model, (3, 13, 11)) == 5 * 3 * 2 * 2 * 12 * 10 + 5 * 12 * 10 * 7
     assert not model.training and model[1].num_batches_tracked == 0
 
@@ -84,7 +94,9 @@ def test_training_counts_what_is_executed():
     executed = timm.create_model("sa_quadratic_tiny_cifar", depth=1, img_size=68)  # 17x17 tokens
     by_definition = cost_of(executed, (3, 68, 68)).macs
     assert training_macs(executed, (3, 68, 68)) < by_definition  # factors by axes
-    with_dropout = timm.create_model("sa_quadratic_tiny_cifar", depth=1, img_size=68, attn_drop_rate=0.1)
+    with_dropout = timm.create_model(
+        "sa_quadratic_tiny_cifar", depth=1, img_size=68, attn_drop_rate=0.1
+    )
     assert training_macs(with_dropout, (3, 68, 68)) == by_definition
 
 

@@ -35,8 +35,12 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def read(name: object, validation: float = 0.0, input_format: InputFormat = FORMAT, **config: str) -> dict[str, Split]:
-    return splits_of(open_source(DataConfig(name=str(name), **config)), validation, input_format, CPU)
+def read(
+    name: object, validation: float = 0.0, input_format: InputFormat = FORMAT, **config: str
+) -> dict[str, Split]:
+    return splits_of(
+        open_source(DataConfig(name=str(name), **config)), validation, input_format, CPU
+    )
 
 
 def splitmix(state: int) -> int:
@@ -62,13 +66,20 @@ def test_a_permutation_holds_each_index_once_and_changes_with_every_counter():
     orders = [permutation(1009, *counters) for counters in [(0, 0), (0, 1), (1, 0)]]
     for order in orders:
         assert sorted(order) == list(range(1009))
-    assert not any(np.array_equal(a, b) for a, b in [(orders[0], orders[1]), (orders[0], orders[2]), orders[1:]])
+    assert not any(
+        np.array_equal(a, b)
+        for a, b in [(orders[0], orders[1]), (orders[0], orders[2]), orders[1:]]
+    )
     assert np.array_equal(permutation(1009, 1, 0), orders[2])
 
 
 def test_digits_are_those_of_scikit_learn_split_for_good():
     splits = read("digits", 0.1)
-    assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (1294, 144, 359)
+    assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (
+        1294,
+        144,
+        359,
+    )
     again = read("digits", 0.1)
     assert torch.equal(splits["train"].images, again["train"].images)
     # all splits together hold exactly the 1,797 digits, as gray levels of scikit-learn's sixteenths
@@ -102,7 +113,10 @@ def test_a_parquet_folder_reads_as_it_is_and_holds_out_a_share(tmp_path):
     for image, got in zip(images["test"], splits["test"].images, strict=True):
         assert np.array_equal(np.array(image).transpose(2, 0, 1), got.numpy())
     assert splits["test"].labels.tolist() == [i % 3 for i in range(11)]
-    originals = {bytes(np.array(image).transpose(2, 0, 1).tobytes()): i % 3 for i, image in enumerate(images["train"])}
+    originals = {
+        bytes(np.array(image).transpose(2, 0, 1).tobytes()): i % 3
+        for i, image in enumerate(images["train"])
+    }
     found = [
         (bytes(image.numpy().tobytes()), int(label))
         for part in (splits["train"], splits["validation"])
@@ -121,7 +135,9 @@ def test_names_and_classes_come_from_the_data(tmp_path):
 
 
 def test_an_image_folder_gives_a_class_a_sub_folder(tmp_path):
-    folder = image_folder(tmp_path / "pets", {"train/cat": 5, "train/dog": 7, "test/cat": 2, "test/dog": 3})
+    folder = image_folder(
+        tmp_path / "pets", {"train/cat": 5, "train/dog": 7, "test/cat": 2, "test/dog": 3}
+    )
     splits = read(folder)
     assert open_source(DataConfig(name=str(folder))).classes == ("cat", "dog")
     assert torch.bincount(splits["train"].labels).tolist() == [5, 7]
@@ -134,11 +150,17 @@ def test_an_image_folder_without_splits_holds_out_a_fifth_for_the_test(tmp_path)
 
 
 def test_of_two_label_columns_the_fine_one_counts_unless_asked(tmp_path):
-    folder = parquet_folder(tmp_path / "two", {"train": noise_images(7)}, columns=("coarse_label", "fine_label"))
+    folder = parquet_folder(
+        tmp_path / "two", {"train": noise_images(7)}, columns=("coarse_label", "fine_label")
+    )
     assert open_source(DataConfig(name=str(folder))).classes[0] == "fine_label 0"
-    assert open_source(DataConfig(name=str(folder), label_column="coarse_label")).classes[0] == "coarse_label 0"
+    assert (
+        open_source(DataConfig(name=str(folder), label_column="coarse_label")).classes[0]
+        == "coarse_label 0"
+    )
     with pytest.raises(
-        ValueError, match=r"data.label_column: got label, expected one of img, coarse_label, fine_label"
+        ValueError,
+        match=r"data.label_column: got label, expected one of img, coarse_label, fine_label",
     ):
         open_source(DataConfig(name=str(folder), label_column="label"))
 
@@ -156,12 +178,16 @@ def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
 def test_a_palette_is_read_as_colours(tmp_path):
     image = noise_images(1)[0].quantize(16)
     folder = parquet_folder(tmp_path / "palette", {"train": [image], "test": [image]})
-    assert np.array_equal(read(folder)["test"].images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1))
+    assert np.array_equal(
+        read(folder)["test"].images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1)
+    )
 
 
 def test_images_are_of_the_mode_that_the_data_set_asks_for(tmp_path):
     images = noise_images(3, mode="L")
-    features = datasets.Features({"img": datasets.Image(mode="RGB"), "label": datasets.ClassLabel(names=["a"])})
+    features = datasets.Features(
+        {"img": datasets.Image(mode="RGB"), "label": datasets.ClassLabel(names=["a"])}
+    )
     rows = datasets.Dataset.from_dict({"img": images, "label": [0] * 3}, features=features)
     (tmp_path / "gray").mkdir()
     rows.to_parquet(str(tmp_path / "gray" / "train.parquet"))
@@ -182,13 +208,19 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
     for name in ("train", "validation", "test"):
         for a, b in zip(kept[name].loader(4), streamed[name].loader(4), strict=True):
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    for a, b in zip(kept["train"].loader_in_order(batches), streamed["train"].loader_in_order(batches), strict=True):
+    for a, b in zip(
+        kept["train"].loader_in_order(batches),
+        streamed["train"].loader_in_order(batches),
+        strict=True,
+    ):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def test_normalising_is_that_of_the_model():
     images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).view(2, 3, 5, 7)
-    wanted = (images.numpy() / 255 - np.reshape(FORMAT.mean, (3, 1, 1))) / np.reshape(FORMAT.std, (3, 1, 1))
+    wanted = (images.numpy() / 255 - np.reshape(FORMAT.mean, (3, 1, 1))) / np.reshape(
+        FORMAT.std, (3, 1, 1)
+    )
     assert np.abs(FORMAT.normalize(images).numpy() - wanted).max() < 1e-5
 
 
@@ -202,8 +234,13 @@ def test_crop_and_flip_are_those_of_each_image_alone():
     got, _ = augment_of(crop_padding=padding, flip=True)(images, torch.zeros(11), indices, epoch)
     flips = 0
     for image, index, result in zip(images.numpy(), indices.tolist(), got.numpy(), strict=True):
-        top, left = (int(counter_hash(s, 5, epoch, index)[0]) % (2 * padding + 1) for s in (CROP_ROWS, CROP_COLUMNS))
-        wanted = np.pad(image, ((0, 0), (padding,) * 2, (padding,) * 2))[:, top : top + 5, left : left + 7]
+        top, left = (
+            int(counter_hash(s, 5, epoch, index)[0]) % (2 * padding + 1)
+            for s in (CROP_ROWS, CROP_COLUMNS)
+        )
+        wanted = np.pad(image, ((0, 0), (padding,) * 2, (padding,) * 2))[
+            :, top : top + 5, left : left + 7
+        ]
         if int(counter_hash(FLIP, 5, epoch, index)[0]) >> 63:
             wanted, flips = wanted[:, :, ::-1], flips + 1
         assert np.array_equal(result, wanted)
@@ -211,13 +248,19 @@ def test_crop_and_flip_are_those_of_each_image_alone():
 
 
 def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
-    images = torch.randint(80, 180, (3, 3, 17, 17), dtype=torch.uint8)  # Pillow clips between its two passes
+    images = torch.randint(
+        80, 180, (3, 3, 17, 17), dtype=torch.uint8
+    )  # Pillow clips between its two passes
     augment = augment_of(small_epochs=2, small_size=11)
     small, whole = (augment(images, torch.zeros(3), torch.arange(3), epoch)[0] for epoch in (1, 2))
     assert torch.equal(whole, images)
     for image, result in zip(images, small, strict=True):
-        wanted = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((11, 11), Image.Resampling.BICUBIC)
-        assert np.abs(result.permute(1, 2, 0).numpy() - np.asarray(wanted, np.float32)).max() < 1.5  # and rounds
+        wanted = Image.fromarray(image.permute(1, 2, 0).numpy()).resize(
+            (11, 11), Image.Resampling.BICUBIC
+        )
+        assert (
+            np.abs(result.permute(1, 2, 0).numpy() - np.asarray(wanted, np.float32)).max() < 1.5
+        )  # and rounds
 
 
 def test_offsets_are_uniform_and_flips_are_half():
@@ -245,7 +288,9 @@ def test_an_image_is_augmented_alike_in_any_batch():
 
 def test_erasing_is_timms_seeded_by_the_image():
     images = torch.randint(1, 256, (23, 3, 16, 16), dtype=torch.uint8)
-    got, _ = augment_of(torch.Tensor.float, random_erasing=0.6)(images, torch.zeros(23), torch.arange(23), 0)
+    got, _ = augment_of(torch.Tensor.float, random_erasing=0.6)(
+        images, torch.zeros(23), torch.arange(23), 0
+    )
     erasing, erased = RandomErasing(0.6, mode="const", device="cpu"), 0
     for index, image in enumerate(images.float()):
         random.seed(int(counter_hash(ERASE, 5, 0, index)[0]))
@@ -291,15 +336,25 @@ def test_a_missing_folder_is_reported(name):
 
 
 def test_an_empty_folder_is_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"):
+    with pytest.raises(
+        FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"
+    ):
         open_source(DataConfig(name=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
     ("counts", "classes", "sizes"),
     [
-        ({"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1}, ("a test", "b"), {"train": 8, "test": 3}),
-        ({"train/bus": 5, "train/train": 3, "val/bus": 2, "val/train": 1}, ("bus", "train"), {"train": 8, "test": 3}),
+        (
+            {"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1},
+            ("a test", "b"),
+            {"train": 8, "test": 3},
+        ),
+        (
+            {"train/bus": 5, "train/train": 3, "val/bus": 2, "val/train": 1},
+            ("bus", "train"),
+            {"train": 8, "test": 3},
+        ),
         ({"pass": 5, "fail": 3, "val": 2}, ("fail", "pass", "val"), {"train": 10}),
         ({"good": 5, "evaluation": 3}, ("evaluation", "good"), {"train": 8}),
     ],
@@ -310,14 +365,18 @@ def test_folders_of_images_are_classes_whatever_their_names(tmp_path, counts, cl
         picture.rename(picture.with_name("speed test.png"))
     (folder / "notes.txt").write_text("of somebody")
     source = open_source(DataConfig(name=str(folder)))
-    assert source.classes == classes and {split: len(labels) for split, labels in source.labels.items()} == sizes
+    assert (
+        source.classes == classes
+        and {split: len(labels) for split, labels in source.labels.items()} == sizes
+    )
     for split, images in source.images.items():
         named = [Path(images.path(row)).parent.name for row in range(sizes[split])]
         assert named == [classes[label] for label in source.labels[split]]
 
 
 @pytest.mark.parametrize(
-    "counts", [{"a/x": 2, "a/y": 2, "b/x": 3}, {"train/a": 2, "train/b/x": 3}, {"a": 2, "b": 2, ".": 1}]
+    "counts",
+    [{"a/x": 2, "a/y": 2, "b/x": 3}, {"train/a": 2, "train/b/x": 3}, {"a": 2, "b": 2, ".": 1}],
 )
 def test_an_image_that_is_in_no_folder_of_a_class_is_refused(tmp_path, counts):
     with pytest.raises(ValueError, match=r"with images in .*, expected \[SPLIT/\]CLASS/IMAGE"):
@@ -326,12 +385,16 @@ def test_an_image_that_is_in_no_folder_of_a_class_is_refused(tmp_path, counts):
 
 def test_a_folder_without_labels_is_reported(tmp_path):
     image_folder(tmp_path / "unlabelled", {"train": 3})
-    with pytest.raises(ValueError, match=r"with columns image, expected labels: a folder per class"):
+    with pytest.raises(
+        ValueError, match=r"with columns image, expected labels: a folder per class"
+    ):
         open_source(DataConfig(name=str(tmp_path / "unlabelled")))
 
 
 def test_a_hidden_label_is_reported(tmp_path):
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
     rows = datasets.Dataset.from_dict({"img": noise_images(2), "label": [1, -1]}, features=features)
     (tmp_path / "hidden").mkdir()
     rows.to_parquet(str(tmp_path / "hidden" / "train.parquet"))
@@ -356,7 +419,9 @@ def test_a_data_set_without_training_images_can_be_tested_on(tmp_path):
         open_source(DataConfig(name=str(folder)))
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm leaves closing to the interpreter
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # timm leaves closing to the interpreter
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
 def test_images_get_the_color_of_the_model_as_in_timm(tmp_path, channels, mode):
     """Images of every mode in one folder, compared with timm's data set."""
@@ -366,27 +431,40 @@ def test_images_get_the_color_of_the_model_as_in_timm(tmp_path, channels, mode):
         kind = "jpg" if found == "CMYK" else "png"
         noise_images(1, seed=i)[0].convert(found).save(folder / f"class{i % 2}" / f"{i}.{kind}")
     input_format = InputFormat((channels, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
-    test = splits_of(open_source(DataConfig(name=str(folder.parent))), 0.0, input_format, CPU, ["test"])["test"]
+    test = splits_of(
+        open_source(DataConfig(name=str(folder.parent))), 0.0, input_format, CPU, ["test"]
+    )["test"]
     expected = ImageDataset(str(folder), input_img_mode=mode)
     assert len(test) == len(expected) == 7
     for got, label, (image, target) in zip(test.images, test.labels, expected, strict=True):
-        assert np.array_equal(got.numpy(), np.array(image).reshape(8, 8, channels).transpose(2, 0, 1))
+        assert np.array_equal(
+            got.numpy(), np.array(image).reshape(8, 8, channels).transpose(2, 0, 1)
+        )
         assert int(label) == target
 
 
 def test_a_model_for_other_channels_needs_images_of_as_many(tmp_path):
-    folder = parquet_folder(tmp_path / "mixed", {"train": [*noise_images(3, mode="RGBA"), *noise_images(1)]})
-    with pytest.raises(ValueError, match=r"image 3 of the train split: got 3 channels \(mode RGB\), expected 4"):
+    folder = parquet_folder(
+        tmp_path / "mixed", {"train": [*noise_images(3, mode="RGBA"), *noise_images(1)]}
+    )
+    with pytest.raises(
+        ValueError, match=r"image 3 of the train split: got 3 channels \(mode RGB\), expected 4"
+    ):
         read(folder, input_format=InputFormat((4, 8, 8), (0.5,) * 4, (0.2,) * 4, "bicubic", 1.0))
 
 
 def test_a_damaged_image_is_reported(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: cannot identify image file"):
+    with pytest.raises(
+        ValueError,
+        match=r"/train/cat/1[.]png, image 1 of the train split: cannot identify image file",
+    ):
         read(folder)
     Image.new("I;16", (8, 8)).save(folder / "train" / "cat" / "1.png")
-    with pytest.raises(ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: got mode I"):
+    with pytest.raises(
+        ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: got mode I"
+    ):
         read(folder)
 
 

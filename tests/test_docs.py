@@ -20,7 +20,11 @@ README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
 THEOREM = (ROOT / "docs" / "theorem.md").read_text(encoding="utf-8")
 # What a row of a table of theorem.md is about, and the rest of the row.
 ROWS = dict(
-    re.findall(r"^\| ((?:Eq|Lemma|Theorem|Section|Appendix)[^|]*?) \|(.*)$", THEOREM.replace(r"\|", ""), re.MULTILINE)
+    re.findall(
+        r"^\| ((?:Eq|Lemma|Theorem|Section|Appendix)[^|]*?) \|(.*)$",
+        THEOREM.replace(r"\|", ""),
+        re.MULTILINE,
+    )
 )
 NAMES = sorted(set(re.findall(r"`(sa_zoo\.[\w.]+)`", THEOREM)))
 TESTS = sorted(set(re.findall(r"`(tests/\w+\.py::\w+)`", THEOREM)))
@@ -44,7 +48,9 @@ def test_a_wrong_number_would_be_rendered_away(render):
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
-    text = re.sub(r"<!-- rendered.*?<!-- end -->", "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"<!-- rendered.*?<!-- end -->", "", README.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert len(text.splitlines()) <= 150
     for document in (README, *DOCS):
         for link in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text(encoding="utf-8")):
@@ -53,8 +59,15 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 
 def commands() -> list[str]:
     texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in (README, *DOCS)]
-    texts = [re.sub(r"<!-- rendered: benchmarks -->.*<!-- end -->", "", text, flags=re.DOTALL) for text in texts]
-    found = [command for text in texts for command in re.findall(r"(?:sa-zoo|-m sa_zoo) ([a-z][^`#\n]*)", text)]
+    texts = [
+        re.sub(r"<!-- rendered: benchmarks -->.*<!-- end -->", "", text, flags=re.DOTALL)
+        for text in texts
+    ]
+    found = [
+        command
+        for text in texts
+        for command in re.findall(r"(?:sa-zoo|-m sa_zoo) ([a-z][^`#\n]*)", text)
+    ]
     return sorted({command.partition(" && ")[0].strip() for command in found})
 
 
@@ -100,7 +113,10 @@ def test_tests_in_the_walk_through_the_theorem_exist(name):
 def test_every_equation_and_lemma_has_its_function_and_its_test():
     subjects = " ".join(ROWS)
     assert all(re.search(rf"\bEq\. {number}\b", subjects) for number in range(1, 11))
-    assert all(subject in subjects for subject in ("Lemma 1", "Lemma 2", "Theorem 1", "Section 4.2", "Section 4.3"))
+    assert all(
+        subject in subjects
+        for subject in ("Lemma 1", "Lemma 2", "Theorem 1", "Section 4.2", "Section 4.3")
+    )
     for subject, row in ROWS.items():
         assert any(f"`{name}`" in row for name in NAMES), subject
         assert any(f"`{name}`" in row for name in TESTS), subject
@@ -138,8 +154,9 @@ with torch.no_grad():
         assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
 assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
 from pathlib import Path
-from sa_zoo.fit import finish_folder
-from sa_zoo.model_folder import load_model, write_timm_files
+from sa_zoo.verbs.fit import finish_folder
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import write_timm_files
 folder = Path(__file__).with_name("folder")
 folder.mkdir()
 write_timm_files(folder, net)
@@ -159,6 +176,10 @@ def test_the_worked_example_runs(tmp_path):
     (tmp_path / "checks.py").write_text(CHECKS)
     command = [sys.executable, "-W", "error", str(tmp_path / "checks.py")]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr

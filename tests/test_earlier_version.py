@@ -21,8 +21,8 @@ from transformers import (
     pipeline,
 )
 
-from sa_zoo.metrics import read_metrics
-from sa_zoo.model_folder import load_model
+from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import load_model
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.publishing.card import render_card
 from sa_zoo.training.config import load_config
@@ -34,22 +34,36 @@ RUN, CONVERTED = EARLIER / "run", EARLIER / "converted"
 
 def loaded(route, folder):
     if route == "AutoModel":
-        base, whole = AutoModel.from_pretrained(folder), AutoModelForImageClassification.from_pretrained(folder)
+        base, whole = (
+            AutoModel.from_pretrained(folder),
+            AutoModelForImageClassification.from_pretrained(folder),
+        )
         return lambda x: whole.head(base(x).pooler_output)
-    if route == "SABackbone":  # AutoBackbone takes no local folder; stage3 is the last block, (B, C, H, W)
-        backbone, whole = SABackbone.from_pretrained(folder), AutoModelForImageClassification.from_pretrained(folder)
+    if (
+        route == "SABackbone"
+    ):  # AutoBackbone takes no local folder; stage3 is the last block, (B, C, H, W)
+        backbone, whole = (
+            SABackbone.from_pretrained(folder),
+            AutoModelForImageClassification.from_pretrained(folder),
+        )
         return lambda x: whole.head(backbone(x).feature_maps[-1].mean((2, 3)))
     model = {
         "timm": lambda: timm.create_model(f"local-dir:{folder}", pretrained=True).eval(),
         "load_model": lambda: load_model(str(folder)).eval(),
-        "AutoModelForImageClassification": lambda: AutoModelForImageClassification.from_pretrained(folder),
+        "AutoModelForImageClassification": lambda: AutoModelForImageClassification.from_pretrained(
+            folder
+        ),
         "TimmWrapper": lambda: TimmWrapperForImageClassification.from_pretrained(folder),
     }[route]()
-    return lambda x: getattr(model(x), "logits", None) if hasattr(model, "from_pretrained") else model(x)
+    return lambda x: (
+        getattr(model(x), "logits", None) if hasattr(model, "from_pretrained") else model(x)
+    )
 
 
 @pytest.mark.parametrize("folder", [RUN, CONVERTED], ids=["run", "converted"])
-@pytest.mark.parametrize("route", ["timm", "load_model", "AutoModelForImageClassification", "TimmWrapper"])
+@pytest.mark.parametrize(
+    "route", ["timm", "load_model", "AutoModelForImageClassification", "TimmWrapper"]
+)
 def test_a_folder_gives_the_stored_logits(folder, route):
     stored = load_file(folder.with_suffix(".safetensors"))
     with torch.no_grad():
@@ -61,7 +75,9 @@ def test_a_folder_gives_the_stored_logits(folder, route):
 def test_the_features_of_a_run_give_the_stored_logits(route):
     stored = load_file(EARLIER / "run.safetensors")
     with torch.no_grad():
-        assert torch.allclose(loaded(route, RUN)(stored["images"]), stored["logits"], rtol=0, atol=1e-5)
+        assert torch.allclose(
+            loaded(route, RUN)(stored["images"]), stored["logits"], rtol=0, atol=1e-5
+        )
 
 
 def test_the_classes_of_this_package_load_the_run():
@@ -73,8 +89,12 @@ def noise(*shape: int) -> Image.Image:
 
 
 def test_the_image_processor_of_the_run_normalizes_as_the_model_was_trained():
-    pixels = AutoImageProcessor.from_pretrained(RUN)(noise(12, 20), return_tensors="pt").pixel_values
-    expected = (torch.from_numpy(np.array(noise(12, 20))).float() / 255 - 0.4733666666666667) / 0.2009
+    pixels = AutoImageProcessor.from_pretrained(RUN)(
+        noise(12, 20), return_tensors="pt"
+    ).pixel_values
+    expected = (
+        torch.from_numpy(np.array(noise(12, 20))).float() / 255 - 0.4733666666666667
+    ) / 0.2009
     assert torch.allclose(pixels[0, 0], expected, atol=1e-5)
 
 
@@ -85,7 +105,9 @@ def test_the_pipeline_gives_the_scores_of_the_converted_model():
     with torch.no_grad():
         scores = model(pixels.permute(2, 0, 1)[None]).softmax(1)[0]
     found = pipeline("image-classification", model=str(CONVERTED))(noise(32, 32, 3), top_k=7)
-    assert sorted(each["score"] for each in found) == pytest.approx(sorted(scores.tolist()), abs=1e-5)
+    assert sorted(each["score"] for each in found) == pytest.approx(
+        sorted(scores.tolist()), abs=1e-5
+    )
     assert len(found) == 7
 
 
@@ -112,7 +134,10 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.skipif(TRANSFORMERS < (5, 10), reason="it copies only the remote code that modeling_sa.py imports itself")
+@pytest.mark.skipif(
+    TRANSFORMERS < (5, 10),
+    reason="it copies only the remote code that modeling_sa.py imports itself",
+)
 def test_the_code_in_the_run_gives_the_stored_logits_without_this_package(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -8,8 +8,9 @@ from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
 from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
 from torch import nn
 
-from sa_zoo.metrics import Scores
-from sa_zoo.model_folder import load_model, write_timm_files
+from sa_zoo.folders.metrics import Scores
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import evaluate, evaluate_source
@@ -31,7 +32,12 @@ class FixedLogits(nn.Module):
 
 
 def scored(logits: np.ndarray, labels: np.ndarray, batch: int = 7, detail: bool = False) -> Scores:
-    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous()
+    images = (
+        torch.arange(len(labels), dtype=torch.uint8)
+        .view(-1, 1, 1, 1)
+        .expand(-1, 3, 2, 2)
+        .contiguous()
+    )
     accelerator = open_accelerator()
     loader = accelerator.prepare(Split(images, labels).loader(batch))
     return evaluate(FixedLogits(logits), loader, FORMAT, accelerator, detail)
@@ -53,7 +59,9 @@ def run_folder(tmp_path_factory):
     torch.manual_seed(0)
     model = create_model(tiny_config().model, 10)
     data_config = {"input_size": input_format_of(model).input_size}
-    write_timm_files(out, model, model_config={"label_names": list("0123456789")}, data_config=data_config)
+    write_timm_files(
+        out, model, model_config={"label_names": list("0123456789")}, data_config=data_config
+    )
     return out
 
 
@@ -74,7 +82,9 @@ def test_accuracy_and_loss_are_those_of_scikit_learn(answers):
 
 @pytest.mark.parametrize("batch", [1, 100, 101, 997])
 def test_the_batch_size_changes_nothing(answers, batch):
-    assert scored(*answers, batch=batch).model_dump() == pytest.approx(scored(*answers).model_dump())
+    assert scored(*answers, batch=batch).model_dump() == pytest.approx(
+        scored(*answers).model_dump()
+    )
 
 
 def test_with_three_classes_the_five_likeliest_are_all(answers):
@@ -95,7 +105,10 @@ def test_detail_counts_classes_confusion_and_calibration(answers):
     for true in range(11):
         assert found.per_class[true] == pytest.approx((predicted[labels == true] == true).mean())
         for guess in range(11):
-            assert found.confusion_matrix[true][guess] == ((labels == true) & (predicted == guess)).sum()
+            assert (
+                found.confusion_matrix[true][guess]
+                == ((labels == true) & (predicted == guess)).sum()
+            )
     error, curve = 0.0, iter(zip(*found.calibration_curve.values(), strict=True))
     for low in range(15):
         inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
@@ -175,7 +188,11 @@ def test_another_number_of_classes_is_reported(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        ("test_vti", ValueError, r"got test_vti, expected a model folder or a timm name \(did you mean test_vit"),
+        (
+            "test_vti",
+            ValueError,
+            r"got test_vti, expected a model folder or a timm name \(did you mean test_vit",
+        ),
         ("local-dir:nowhere", FileNotFoundError, "expected a model folder, with config.json in it"),
         ("test_resnet.none", FileNotFoundError, "weights: got none from test_resnet.none"),
     ],
@@ -193,7 +210,9 @@ def test_a_folder_without_weights_is_reported(run_folder, tmp_path):
 
 def test_truncated_weights_are_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes((run_folder / "model.safetensors").read_bytes()[:-5])
+    (tmp_path / "model.safetensors").write_bytes(
+        (run_folder / "model.safetensors").read_bytes()[:-5]
+    )
     with pytest.raises(ValueError, match="weights: got a truncated or damaged file"):
         load_model(str(tmp_path))
 

@@ -24,11 +24,26 @@ from sa_zoo.analysis import explorer
 from sa_zoo.analysis.explorer import explore
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
-from sa_zoo.fit import fit
-from sa_zoo.pages import explore_source, write_explorer
+from sa_zoo.verbs.explore import explore_source, write_explorer
+from sa_zoo.verbs.fit import fit
 
-SMALL = {"depth": 3, "num_heads": 5, "embed_dim": 11, "hidden_dim": 13, "img_size": (28, 20), "num_classes": 7}
-VARIANTS = ("quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute")
+SMALL = {
+    "depth": 3,
+    "num_heads": 5,
+    "embed_dim": 11,
+    "hidden_dim": 13,
+    "img_size": (28, 20),
+    "num_classes": 7,
+}
+VARIANTS = (
+    "quadratic",
+    "quadratic_gen",
+    "quadratic_kernel",
+    "learned",
+    "content",
+    "eq8",
+    "absolute",
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +71,9 @@ def pictures(height=28, width=20, count=2):
 
 def converted(alpha=1.3, content=False):
     torch.manual_seed(0)
-    cnn = torch.nn.Sequential(torch.nn.Conv2d(3, 7, 5, stride=2, padding=2), torch.nn.Conv2d(7, 5, (3, 2), dilation=2))
+    cnn = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 7, 5, stride=2, padding=2), torch.nn.Conv2d(7, 5, (3, 2), dilation=2)
+    )
     return sa_zoo.convert(cnn, alpha=alpha, content=content, example=pictures())[0]
 
 
@@ -77,7 +94,9 @@ def maps_in_page(browser, layer, query):
 def page(tmp_path_factory):
     """A page of a small quadratic network, as most tests need it."""
     images = pictures(count=3)
-    return explore(network(), images, title="small").save(tmp_path_factory.mktemp("page") / "small.html")
+    return explore(network(), images, title="small").save(
+        tmp_path_factory.mktemp("page") / "small.html"
+    )
 
 
 MODELS = {
@@ -120,7 +139,9 @@ def test_buttons_select_image_layer_and_head(browser, page):
         browser.settle()
         assert browser.run("explorer.state()")[key] == value
     assert browser.run("document.getElementById('head-number').textContent") == "5 of 5, layer 2"
-    pressed = browser.run("[...document.querySelectorAll('[aria-pressed=true]')].map((button) => button.ariaLabel)")
+    pressed = browser.run(
+        "[...document.querySelectorAll('[aria-pressed=true]')].map((button) => button.ariaLabel)"
+    )
     assert pressed[1] == "Layer 2, blocks.1.attn"
     assert pressed[2].startswith("Head 5, largest share")
 
@@ -128,7 +149,18 @@ def test_buttons_select_image_layer_and_head(browser, page):
 def test_keys_move_the_query_and_select(browser, page):
     browser.open(page)
     body = browser.driver.find_element("css selector", "body")
-    body.send_keys("2", Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, "]", "]", "[", "i", "p", Keys.ARROW_UP)
+    body.send_keys(
+        "2",
+        Keys.ARROW_DOWN,
+        Keys.ARROW_RIGHT,
+        Keys.ARROW_RIGHT,
+        "]",
+        "]",
+        "[",
+        "i",
+        "p",
+        Keys.ARROW_UP,
+    )
     browser.settle()
     state = browser.run("explorer.state()")
     assert (state["layer"], state["query"], state["head"], state["image"]) == (1, [3, 4], 1, 1)
@@ -146,10 +178,15 @@ def test_dragging_on_the_map_moves_the_query(kind, browser, page):
     stage = browser.driver.find_element("css selector", "#stage canvas")
     width, height = stage.size["width"], stage.size["height"]
     cell = width / 5  # 7 x 5 tokens
-    start = round(1.5 * cell - width / 2), round(1.5 * cell - height / 2)  # from the middle of the element
+    start = (
+        round(1.5 * cell - width / 2),
+        round(1.5 * cell - height / 2),
+    )  # from the middle of the element
     action = ActionBuilder(browser.driver, mouse=PointerInput(kind, kind))
     action.pointer_action.move_to(stage, *start).pointer_down()
-    action.pointer_action.move_to(stage, start[0] + round(2 * cell), start[1] + round(3 * cell)).pointer_up()
+    action.pointer_action.move_to(
+        stage, start[0] + round(2 * cell), start[1] + round(3 * cell)
+    ).pointer_up()
     action.perform()
     browser.settle()
     assert browser.run("explorer.state().query") == [4, 3]
@@ -157,7 +194,9 @@ def test_dragging_on_the_map_moves_the_query(kind, browser, page):
 
 def test_a_view_of_large_images_is_zoomed_and_clicks_count_from_there(browser, tmp_path):
     model = network(img_size=(160, 124))
-    browser.open(explore(model, pictures(160, 124)).save(tmp_path / "large.html"), "query=20,15&zoom=1")
+    browser.open(
+        explore(model, pictures(160, 124)).save(tmp_path / "large.html"), "query=20,15&zoom=1"
+    )
     stage = browser.driver.find_element("css selector", "#stage canvas")
     stage.click()  # the middle pixel of 17 x 17 around row 20, column 15
     browser.settle()
@@ -221,7 +260,8 @@ def test_sharper_heads_of_other_kinds_are_those_of_the_shown_code(name, browser,
 
 def test_hardening_makes_the_layer_its_convolution(browser, tmp_path):
     browser.driver.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]},
     )
     browser.open(explore(converted(), pictures()).save(tmp_path / "page.html"), "layer=1&query=5,3")
     share = "document.getElementById('meter').value"
@@ -237,7 +277,9 @@ def test_hardening_makes_the_layer_its_convolution(browser, tmp_path):
 
 
 @pytest.mark.parametrize("alpha", [0.9, 3.0, 30.0])
-def test_bound_and_kernel_are_those_of_the_certificate_and_of_the_composed_kernel(alpha, browser, tmp_path):
+def test_bound_and_kernel_are_those_of_the_certificate_and_of_the_composed_kernel(
+    alpha, browser, tmp_path
+):
     model = converted(alpha)
     with torch.no_grad():
         model[0].Delta += 0.3 * torch.randn(25, 2, generator=torch.Generator().manual_seed(2))
@@ -250,7 +292,10 @@ def test_bound_and_kernel_are_those_of_the_certificate_and_of_the_composed_kerne
     assert found["bound"] == pytest.approx(float(expected.attention.max()), rel=1e-5)
     model[0].settle()
     kernel = model[0].composed_kernel().detach()
-    rows, columns = ([first, first + count - 1] for first, count in zip(model[0].first, model[0].count, strict=True))
+    rows, columns = (
+        [first, first + count - 1]
+        for first, count in zip(model[0].first, model[0].count, strict=True)
+    )
     norms = browser.run(f"kernelsOf('quadratic', {heads}, arguments[1], {values}.gram).now", targets.tolist(),
                         {"rows": rows, "columns": columns})  # fmt: skip
     assert torch.allclose(torch.tensor(norms), kernel.norm(dim=(0, 1)), atol=1e-5)
@@ -268,7 +313,10 @@ def test_missed_attention_of_every_kind_is_that_of_a_large_grid(name, browser, t
         scores = (term.v @ term.col.T)[:, :, None] + (term.w @ term.row.T)[:, None, :]
     else:
         S = term.spread if name == "quadratic_gen" else term.spread[:, None, None] * torch.eye(2)
-        offset = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1) - term.Delta[:, None, None]
+        offset = (
+            torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
+            - term.Delta[:, None, None]
+        )
         scores = -0.5 * torch.einsum("hrcd,hde->hrce", offset, S).square().sum(dim=-1)
     P = scores.flatten(1).softmax(dim=1).unflatten(1, [len(rows), len(columns)])
     kind = browser.run("explorer.data.layers[0].kind")
@@ -289,7 +337,10 @@ def test_the_epoch_slider_moves_heads_along_their_path(browser, tmp_path):
         for block in range(3)
         for name, shape in {"Delta": (5, 2), "spread": (5,)}.items()
     }
-    browser.open(explore(model, pictures(), recorded=recorded).save(tmp_path / "page.html"), "layer=3&query=1,1")
+    browser.open(
+        explore(model, pictures(), recorded=recorded).save(tmp_path / "page.html"),
+        "layer=3&query=1,1",
+    )
     final = maps_in_page(browser, 2, (1, 1))
     assert browser.run("document.getElementById('epoch-text').textContent") == "3 of 3"
     slide(browser, "epoch", 1)
@@ -304,8 +355,17 @@ def test_the_address_holds_the_view(browser, page):
     fragment = "image=2&layer=3&head=4&query=1,2&pin=6,0&zoom=1&edits=3,4,2.5,0.25,-1;1,1,0.5"
     browser.open(page, fragment)
     state = browser.run("explorer.state()")
-    assert state["edits"] == {"0": {"0": {"sharpness": 0.5}}, "2": {"3": {"Delta": [0.25, -1], "sharpness": 2.5}}}
-    assert (state["image"], state["layer"], state["head"], state["query"], state["pin"]) == (1, 2, 3, [1, 2], [6, 0])
+    assert state["edits"] == {
+        "0": {"0": {"sharpness": 0.5}},
+        "2": {"3": {"Delta": [0.25, -1], "sharpness": 2.5}},
+    }
+    assert (state["image"], state["layer"], state["head"], state["query"], state["pin"]) == (
+        1,
+        2,
+        3,
+        [1, 2],
+        [6, 0],
+    )
     browser.run("explorer.update({})")
     browser.settle()
     address = browser.run("location.hash")
@@ -338,7 +398,9 @@ def test_the_view_is_exported_as_svg_and_png(browser, page):
     texts = [text.text for text in tree.iter(f"{space}text")]
     assert texts == ["small", "Layer 2 (blocks.1.attn), head 1; query row 2, column 2 and row 6, column 3",
                      *(f"head {head}" for head in range(1, 6))]  # fmt: skip
-    assert len(list(tree.iter(f"{space}image"))) == 2 * 2 + 5 * 3, "two enlarged maps, and both queries for every head"
+    assert len(list(tree.iter(f"{space}image"))) == 2 * 2 + 5 * 3, (
+        "two enlarged maps, and both queries for every head"
+    )
     browser.driver.find_element("id", "png").click()
     (browser.downloads / "png").write_bytes(browser.downloaded("attention.png"))
     drawn = imread(browser.downloads / "png", format="png")
@@ -353,7 +415,9 @@ def test_nothing_in_a_model_becomes_script(browser, tmp_path):
     class Hostile(torch.nn.Sequential):
         pass
 
-    attack = "</script><script>window.taken = 1</script><img src=x onerror='window.taken = 2'>\u2028"
+    attack = (
+        "</script><script>window.taken = 1</script><img src=x onerror='window.taken = 2'>\u2028"
+    )
     model = Hostile()
     model.add_module(attack.replace(".", ""), network())
     path = explore(model, pictures(), title=attack, source=attack).save(tmp_path / "page.html")
@@ -365,7 +429,10 @@ def test_nothing_in_a_model_becomes_script(browser, tmp_path):
 
 def test_without_a_browser_the_tests_fail_and_name_the_packages(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium chromium-driver"), chromium(tmp_path):
+    with (
+        pytest.raises(pytest.fail.Exception, match="apt-get install chromium chromium-driver"),
+        chromium(tmp_path),
+    ):
         pass
 
 
@@ -414,7 +481,10 @@ def test_text_stands_out_and_every_control_has_a_name(scheme, browser, page):
     browser.open(page)
 
     def color(name):
-        return [int(value, 16) / 255 for value in re.findall("..", browser.run(f"color('--{name}')")[1:])]
+        return [
+            int(value, 16) / 255
+            for value in re.findall("..", browser.run(f"color('--{name}')")[1:])
+        ]
 
     def contrast(text, ground):
         low, high = sorted((luminance(text), luminance(ground)))
@@ -426,7 +496,9 @@ def test_text_stands_out_and_every_control_has_a_name(scheme, browser, page):
 
     for text, ground in itertools.product(("ink", "quiet", "accent"), ("paper", "card")):
         assert contrast(color(text), color(ground)) >= 4.5, (text, ground)
-    nearest = [0.45 * norm + 0.55 * card for norm, card in zip(color("norm"), color("card"), strict=True)]
+    nearest = [
+        0.45 * norm + 0.55 * card for norm, card in zip(color("norm"), color("card"), strict=True)
+    ]
     assert contrast(color("ink"), nearest) >= 4.5, "in the table of distances"
     controls = "button, input, a, [tabindex='0'], [role=img]"
     nodes = browser.driver.find_elements("css selector", controls)
@@ -442,14 +514,28 @@ def test_tab_goes_from_the_top_to_the_bottom(browser, page):
     for _ in range(50):
         ActionChains(browser.driver).send_keys(Keys.TAB).perform()
         seen.append(browser.run("document.activeElement.closest('[id]')?.id"))
-    order = ["images", "file", "layers", "previous", "next", "pin", "stage", "heads", "snap", "reset", "geometry"]
+    order = [
+        "images",
+        "file",
+        "layers",
+        "previous",
+        "next",
+        "pin",
+        "stage",
+        "heads",
+        "snap",
+        "reset",
+        "geometry",
+    ]
     order += ["harden", "sharpness", "all", "svg", "png", "copy"]
     assert [name for name in dict.fromkeys(seen) if name in order] == order
 
 
 def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
     page = explore(network(), pictures())
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{page._repr_html_()}")
+    (tmp_path / "notebook.html").write_text(
+        f"<!doctype html><title>notebook</title>{page._repr_html_()}"
+    )
     browser.driver.get((tmp_path / "notebook.html").as_uri())
     frame = browser.driver.find_element("css selector", "iframe")
     browser.driver.switch_to.frame(frame)
@@ -471,9 +557,13 @@ def test_pages_are_small_and_have_as_many_images_as_fit(monkeypatch, caplog):
     fewer = explore(model, images)
     assert 2 < len(data_of(fewer)["images"]) < 9
     assert len(fewer.html) < explorer.LARGEST
-    assert caplog.messages == [f"the page has room for {len(data_of(fewer)['images'])} of the 9 images"]
+    assert caplog.messages == [
+        f"the page has room for {len(data_of(fewer)['images'])} of the 9 images"
+    ]
     monkeypatch.setattr(explorer, "LARGEST", 100_000)
-    with pytest.raises(ValueError, match=r"3 layers whose maps of one image take [\d,]+ bytes, expected less"):
+    with pytest.raises(
+        ValueError, match=r"3 layers whose maps of one image take [\d,]+ bytes, expected less"
+    ):
         explore(model, images)
 
 
@@ -482,7 +572,9 @@ def run(tmp_path_factory):
     """A finished run on the digits."""
     out = tmp_path_factory.mktemp("runs") / "run"
     small = {key: value for key, value in SMALL.items() if key not in ("img_size", "num_classes")}
-    config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": small}, data={"image_size": 16})
+    config = tiny_config(
+        model={"name": "sa_quadratic_tiny_cifar", "args": small}, data={"image_size": 16}
+    )
     fit(config, out)
     return out
 
@@ -502,7 +594,11 @@ def test_the_command_shows_test_images_or_files_and_refuses_others(run, browser,
     assert result.exit_code == 0, result.output
     assert f"{page}: 0." in result.output
     browser.open(page)
-    assert browser.run("explorer.data.images.map((image) => image.name)") == ["1: 0", "2: 1", "3: 2"], "digits"
+    assert browser.run("explorer.data.images.map((image) => image.name)") == [
+        "1: 0",
+        "2: 1",
+        "3: 2",
+    ], "digits"
     Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
     files = ["--image", str(tmp_path / "red.png"), "--image", str(tmp_path / "red.png")]
     assert CliRunner().invoke(app, ["explore", str(run), *files, "--out", str(page)]).exit_code == 0
@@ -518,10 +614,13 @@ def test_the_command_shows_test_images_or_files_and_refuses_others(run, browser,
     assert "expected a picture" in refused.output
 
 
-@pytest.mark.parametrize(("arguments", "size"), [({"in_chans": 1}, [1, 28, 20]), ({"img_size": (36, 44)}, [3, 36, 44])])
+@pytest.mark.parametrize(
+    ("arguments", "size"), [({"in_chans": 1}, [1, 28, 20]), ({"img_size": (36, 44)}, [3, 36, 44])]
+)
 def test_pictures_are_made_to_fit_the_model(arguments, size):
     page = sa_zoo.explore(
-        network("learned", **arguments), {"a": Image.new("RGB", (90, 50)), "b": Image.new("L", (9, 9))}
+        network("learned", **arguments),
+        {"a": Image.new("RGB", (90, 50)), "b": Image.new("L", (9, 9))},
     )
     assert data_of(page)["size"] == size
     assert [image["name"] for image in data_of(page)["images"]] == ["a", "b"]

@@ -16,7 +16,13 @@ import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.figures import comparisons, draw_figures, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
-from sa_zoo.analysis.run_figures import accuracy_against_work, confusion, convolved, learning_curves, reliability
+from sa_zoo.analysis.run_figures import (
+    accuracy_against_work,
+    confusion,
+    convolved,
+    learning_curves,
+    reliability,
+)
 from sa_zoo.cli import app
 
 DETAIL = {
@@ -32,8 +38,15 @@ def run(tmp_path):
     """A run of a quadratic model, with everything that a run of today records."""
     folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
     (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": TEST | DETAIL}))
-    weights = {key: value for key, value in load_file(folder / "model.safetensors").items() if ".terms." in key}
-    save_file({key: np.stack([value + 1, value]) for key, value in weights.items()}, folder / "heads.safetensors")
+    weights = {
+        key: value
+        for key, value in load_file(folder / "model.safetensors").items()
+        if ".terms." in key
+    }
+    save_file(
+        {key: np.stack([value + 1, value]) for key, value in weights.items()},
+        folder / "heads.safetensors",
+    )
     return folder
 
 
@@ -67,7 +80,10 @@ def test_an_older_run_gets_the_figures_that_it_has_data_for(tmp_path, name, figu
 
 def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
     folder = make_run(tmp_path / "run", "sa_content_tiny_cifar", **SMALL)
-    save_file({f"blocks.{i}.attn": np.random.rand(3, 8, 8) for i in range(2)}, folder / "attention.safetensors")
+    save_file(
+        {f"blocks.{i}.attn": np.random.rand(3, 8, 8) for i in range(2)},
+        folder / "attention.safetensors",
+    )
     assert [path.stem for path in draw_figures(folder)] == ["learning_curve", "head_maps"]
 
 
@@ -81,17 +97,27 @@ def test_the_command_writes_figures_of_each_run_and_of_all_together(tmp_path):
     result = CliRunner().invoke(app, ["plot", *map(str, runs), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     names = [
-        f"{name}.{kind}" for name in ("learning_curve", "confusion_matrix", "reliability") for kind in ("png", "svg")
+        f"{name}.{kind}"
+        for name in ("learning_curve", "confusion_matrix", "reliability")
+        for kind in ("png", "svg")
     ]
-    together = [f"{name}.{kind}" for name in ("learning_curves", "accuracy_against_work") for kind in ("png", "svg")]
+    together = [
+        f"{name}.{kind}"
+        for name in ("learning_curves", "accuracy_against_work")
+        for kind in ("png", "svg")
+    ]
     expected = {tmp_path / "out" / f"seed{seed}" / name for name in names for seed in (0, 1)}
-    assert set((tmp_path / "out").rglob("*.*")) == expected | {tmp_path / "out" / name for name in together}
+    assert set((tmp_path / "out").rglob("*.*")) == expected | {
+        tmp_path / "out" / name for name in together
+    }
     assert not (runs[0] / "figures").exists()
     legend = comparisons(runs)["learning_curves"].axes[0].get_legend_handles_labels()[1]
     assert legend == ["tiny, 2 seeds: training, augmented", "tiny, 2 seeds: held out"]
 
 
-@pytest.mark.parametrize(("runs", "said"), [(["none"], "run: got"), (["a/run", "b/run"], "expected different names")])
+@pytest.mark.parametrize(
+    ("runs", "said"), [(["none"], "run: got"), (["a/run", "b/run"], "expected different names")]
+)
 def test_folders_that_are_no_runs_or_have_one_name_are_refused(tmp_path, runs, said):
     for name in runs:
         if "/" in name:
@@ -106,7 +132,10 @@ def test_the_figures_of_one_layer_and_one_epoch_are_whole():
     figure.canvas.draw()
     for label in (figure._supxlabel, figure._supylabel):
         extent = label.get_window_extent()
-        assert 0 <= extent.x0 <= extent.x1 <= figure.bbox.width and 0 <= extent.y0 <= extent.y1 <= figure.bbox.height
+        assert (
+            0 <= extent.x0 <= extent.x1 <= figure.bbox.width
+            and 0 <= extent.y0 <= extent.y1 <= figure.bbox.height
+        )
     line = {"epoch": 1, "loss": 0.5, "top1": 0.75}
     for axes in learning_curves({"": [[line]]}).axes:
         assert all(float(tick).is_integer() for tick in axes.xaxis.get_major_locator()())
@@ -124,11 +153,16 @@ def test_the_curves_hold_the_history():
     training, held_out = loss.get_lines()
     assert training.get_ydata().tolist() == [line["loss"] for line in EPOCHS]
     assert held_out.get_ydata().tolist() == [line["validation"]["loss"] for line in EPOCHS]
-    assert accuracy.get_lines()[0].get_ydata() == pytest.approx([100 * line["top1"] for line in EPOCHS])
+    assert accuracy.get_lines()[0].get_ydata() == pytest.approx(
+        [100 * line["top1"] for line in EPOCHS]
+    )
 
 
 def test_a_band_goes_from_the_lowest_to_the_highest_seed():
-    runs = [[{"epoch": epoch, "loss": epoch * factor, "top1": 0.5} for epoch in (1, 2)] for factor in (1.0, 2.0, 6.0)]
+    runs = [
+        [{"epoch": epoch, "loss": epoch * factor, "top1": 0.5} for epoch in (1, 2)]
+        for factor in (1.0, 2.0, 6.0)
+    ]
     loss = learning_curves({"a": runs, "b": [EPOCHS]}).axes[0]
     assert loss.get_lines()[0].get_ydata().tolist() == [3.0, 6.0]
     band = loss.collections[0].get_paths()[0].vertices
@@ -137,13 +171,18 @@ def test_a_band_goes_from_the_lowest_to_the_highest_seed():
 
 
 def test_a_history_without_held_out_images_has_one_curve():
-    history = [{key: value for key, value in line.items() if key != "validation"} for line in EPOCHS]
+    history = [
+        {key: value for key, value in line.items() if key != "validation"} for line in EPOCHS
+    ]
     assert [len(axes.get_lines()) for axes in learning_curves({"": [history]}).axes] == [1, 1]
 
 
 def test_accuracy_is_drawn_against_work_in_percent():
     axes = accuracy_against_work({"a": [(3.0, 0.9), (1.0, 0.8)], "b": [(7.0, 0.7)]}).axes[0]
-    assert [line.get_xydata().tolist() for line in axes.get_lines()] == [[[1, 80], [3, 90]], [[7, 70]]]
+    assert [line.get_xydata().tolist() for line in axes.get_lines()] == [
+        [[1, 80], [3, 90]],
+        [[7, 70]],
+    ]
 
 
 def test_rows_of_the_confusion_matrix_are_shares_of_the_true_class():
@@ -184,26 +223,42 @@ def test_a_planted_head_is_found_on_the_correct_side_of_the_query(Delta):
     with torch.no_grad():
         term.Delta.copy_(torch.tensor([Delta]))
         term.spread.fill_(9.0)
-        P = model.attention_maps(torch.zeros(1, 3, 32, 32))[0][:, 4 * 8 + 4].unflatten(-1, (8, 8)).numpy()
+        P = (
+            model.attention_maps(torch.zeros(1, 3, 32, 32))[0][:, 4 * 8 + 4]
+            .unflatten(-1, (8, 8))
+            .numpy()
+        )
     planted = {"Delta": np.array([Delta], float), "spread": np.array([9.0])}
     path = {"Delta": np.array([[[0.0, 0.0]], [list(Delta)]])}
     for figure in (head_positions([planted]), head_paths([path])):
-        canvas_up = figure.axes[0].transData.transform([Delta[::-1], (0, 0)])  # matplotlib counts pixels upwards
-        assert np.sign(canvas_up[0] - canvas_up[1]).tolist() == [np.sign(Delta[1]), -np.sign(Delta[0])]
+        canvas_up = figure.axes[0].transData.transform(
+            [Delta[::-1], (0, 0)]
+        )  # matplotlib counts pixels upwards
+        assert np.sign(canvas_up[0] - canvas_up[1]).tolist() == [
+            np.sign(Delta[1]),
+            -np.sign(Delta[0]),
+        ]
         dots = [line for line in figure.axes[0].get_lines() if line.get_marker() in (".", "o")]
         assert dots[-1].get_xydata()[-1].tolist() == list(Delta[::-1])
     picture = rendered(head_maps([P], (4, 4)))
-    colored = np.argwhere(np.ptp(picture, axis=-1) > 40)  # all of the map; what is around it is gray
+    colored = np.argwhere(
+        np.ptp(picture, axis=-1) > 40
+    )  # all of the map; what is around it is gray
     corner, size = colored.min(0), np.ptp(colored, axis=0) + 1
     brightest = np.argwhere((picture > (240, 220, -1)).all(-1) & (picture[..., 2] < 100)).mean(0)
     assert 8 * (brightest - corner) / size - 4.5 == pytest.approx(Delta, abs=0.3)
 
 
 def test_depth_is_drawn_head_by_head():
-    layers = layers_of(timm.create_model("sa_quadratic_tiny_cifar", **SMALL), torch.zeros(1, 3, 32, 32))
+    layers = layers_of(
+        timm.create_model("sa_quadratic_tiny_cifar", **SMALL), torch.zeros(1, 3, 32, 32)
+    )
     heads = [head for layer in layers for head in measure(layer)]
     reach, share = head_depth(heads, 3).axes
-    for axes, values in ((reach, [head.reach for head in heads]), (share, [100 * head.share for head in heads])):
+    for axes, values in (
+        (reach, [head.reach for head in heads]),
+        (share, [100 * head.share for head in heads]),
+    ):
         first, second, means = axes.get_lines()
         assert [*first.get_ydata(), *second.get_ydata()] == pytest.approx(values)
         assert means.get_ydata() == pytest.approx([np.mean(values[:3]), np.mean(values[3:])])
@@ -215,7 +270,9 @@ def test_contours_hold_the_share_of_attention_that_they_claim(general):
     Delta = np.array([[2.0, -3.0]])
     spread = np.array([[[1.3, 0.4], [-0.2, 0.7]]]) if general else np.array([0.7])
     S = spread[0] if general else spread[0] * np.eye(2)
-    drawn = random.multivariate_normal(Delta[0], np.linalg.inv(S @ S.T), size=20_011)[:, ::-1]  # (column, row)
+    drawn = random.multivariate_normal(Delta[0], np.linalg.inv(S @ S.T), size=20_011)[
+        :, ::-1
+    ]  # (column, row)
     center, *contours = head_positions([{"Delta": Delta, "spread": spread}]).axes[0].get_lines()
     assert center.get_xydata().tolist() == [[-3.0, 2.0]]
     inside = [contour.get_path().contains_points(drawn).mean() for contour in contours]
@@ -261,4 +318,6 @@ def test_nothing_is_drawn_through_a_link_out_of_the_folder(run, tmp_path):
 def test_a_history_that_is_not_json_is_reported(run, line):
     (run / "history.jsonl").write_text(f"{line}\n")
     result = CliRunner().invoke(app, ["plot", str(run)])
-    assert result.exit_code == 1 and f"error: {run}/history.jsonl: got" in result.stderr, result.exception
+    assert result.exit_code == 1 and f"error: {run}/history.jsonl: got" in result.stderr, (
+        result.exception
+    )

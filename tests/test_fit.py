@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
-from sa_zoo.fit import fit
-from sa_zoo.metrics import read_metrics
+from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.verbs.fit import fit
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
@@ -24,15 +24,25 @@ TIMES = re.compile(rb'("?(?:train\.)?(?:seconds|images_per_second)"?(?:: | \| ))
 
 def without_times(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, with its measured seconds and rates masked; the learning curve does not show them."""
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    card = re.sub(rb"\| train\.(seconds|cpu_seconds|images_per_second) \| [\d.]+ \|", b"", files["README.md"])
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    card = re.sub(
+        rb"\| train\.(seconds|cpu_seconds|images_per_second) \| [\d.]+ \|", b"", files["README.md"]
+    )
     del files["sha256.json"]  # has the sum of history.jsonl, which holds times
-    return {name: TIMES.sub(rb"\1*", content) for name, content in files.items()} | {"README.md": card}
+    return {name: TIMES.sub(rb"\1*", content) for name, content in files.items()} | {
+        "README.md": card
+    }
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": SMALL}, data={"image_size": 16})
+    config = tiny_config(
+        model={"name": "sa_quadratic_tiny_cifar", "args": SMALL}, data={"image_size": 16}
+    )
     out = tmp_path_factory.mktemp("runs") / "run"
     fit(config, out)
     return config, out
@@ -41,17 +51,37 @@ def run(tmp_path_factory):
 def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, tmp_path):
     config, out = run
     (tmp_path / "run.toml").write_text(dump_config(config))
-    result = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")])
+    result = CliRunner().invoke(
+        app, ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
+    )
     assert result.exit_code == 0, result.output
     ours, theirs = without_times(out), without_times(tmp_path / "run")
     assert ours == theirs
     assert {
         *(
             f"figures/{name}.png"
-            for name in ("learning_curve", "head_positions", "head_paths", "head_maps", "head_depth")
+            for name in (
+                "learning_curve",
+                "head_positions",
+                "head_paths",
+                "head_maps",
+                "head_depth",
+            )
         ),
-        *("README.md", "config.json", "figures/confusion_matrix.png", "figures/reliability.png", "history.jsonl"),
-        *("metrics.json", "model.safetensors", "modeling_sa.py", "preprocessor_config.json", "train.toml"),
+        *(
+            "README.md",
+            "config.json",
+            "figures/confusion_matrix.png",
+            "figures/reliability.png",
+            "history.jsonl",
+        ),
+        *(
+            "metrics.json",
+            "model.safetensors",
+            "modeling_sa.py",
+            "preprocessor_config.json",
+            "train.toml",
+        ),
         "explorer.html",
     } <= set(ours)
 
@@ -63,7 +93,13 @@ def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, kind):
     model = {"name": f"sa_{kind}_tiny_cifar", "args": SMALL}
     fit(tiny_config(model=model, data={"image_size": 16}, train={"epochs": 1}), tmp_path / "run")
     left = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")}
-    assert {"README.md", "explorer.html", "figures/head_maps.png", "modeling_sa.py", "sha256.json"} <= left
+    assert {
+        "README.md",
+        "explorer.html",
+        "figures/head_maps.png",
+        "modeling_sa.py",
+        "sha256.json",
+    } <= left
 
 
 def test_a_finished_run_is_left_alone(run):
@@ -85,10 +121,27 @@ def test_a_run_is_evaluated_as_it_was_trained_with_and_without_its_config(run):
 
 def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_path):
     """`pip install`, then `accelerate launch` from a folder in which there is nothing."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-compile"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-compile",
+    ]
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("sa_zoo", "configs", "model_cards", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in (
+        "sa_zoo",
+        "configs",
+        "model_cards",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+    ):
         (source / name).symlink_to(ROOT / name)  # so that the build leaves nothing in the checkout
     subprocess.run([*pip, f"--target={tmp_path / 'site'}", str(source)], check=True)
     assert {path.name for path in (tmp_path / "site" / "sa_zoo" / "recipes").iterdir()} == {
@@ -97,13 +150,28 @@ def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_p
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     arguments = ["train", "quickstart", "--out", "run", "--set", "train.epochs=1"]
-    arguments += ["--set", "model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1"]
+    arguments += [
+        "--set",
+        "model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }",
+    ]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--num_processes=1",
+        "--num_machines=1",
+    ]
     launch += ["--cpu", "--mixed_precision=no", "--dynamo_backend=no"]
     done = subprocess.run(
-        [*launch, "-m", "sa_zoo", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [*launch, "-m", "sa_zoo", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "sa_quadratic_tiny_cifar on digits: test accuracy" in done.stdout
     assert (tmp_path / "run" / "README.md").is_file()
-    assert (tmp_path / "run" / "explorer.html").is_file(), "its scripts and styles are installed too"
+    assert (tmp_path / "run" / "explorer.html").is_file(), (
+        "its scripts and styles are installed too"
+    )

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 import torch
+from catalogue import add_result, add_run
 from damage import flip
 from model_folders import make_run
 from safetensors.torch import save
 
-from sa_zoo.catalogue import add_result, add_run
-from sa_zoo.model_folder import write_sums
+from sa_zoo.folders.write import write_sums
 from sa_zoo.publishing.card import published_card, write_card
 from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
@@ -43,12 +43,16 @@ def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
 @pytest.mark.parametrize("name", ["config.json", "metrics.json", "model.safetensors"])
 def test_an_unfinished_run_is_refused(run, name):
     (run / name).unlink()
-    with pytest.raises(ValueError, match=f"without {re.escape(name)}, expected the folder of a finished run"):
+    with pytest.raises(
+        ValueError, match=f"without {re.escape(name)}, expected the folder of a finished run"
+    ):
         check_complete(run)
 
 
 def test_something_that_is_no_folder_is_refused(run):
-    with pytest.raises(ValueError, match=r"which is not a folder, expected the folder of a finished run"):
+    with pytest.raises(
+        ValueError, match=r"which is not a folder, expected the folder of a finished run"
+    ):
         check_complete(run / "config.json")
 
 
@@ -68,11 +72,15 @@ def test_a_header_whose_size_reads_like_a_pickle_is_none(run):
 @pytest.mark.parametrize("content", [b"\x80\x04\x95", b"PK\x03\x04archive/data.pkl"])
 def test_a_pickle_under_another_name_is_refused(run, content):
     (run / "preprocessor_config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"got a pickle or an archive in .*preprocessor_config\.json"):
+    with pytest.raises(
+        ValueError, match=r"got a pickle or an archive in .*preprocessor_config\.json"
+    ):
         check(run)
 
 
-@pytest.mark.parametrize("secret", ["hf_" + "a1B2" * 9, "ghp_" + "x" * 36, "-----BEGIN RSA PRIVATE KEY-----"])
+@pytest.mark.parametrize(
+    "secret", ["hf_" + "a1B2" * 9, "ghp_" + "x" * 36, "-----BEGIN RSA PRIVATE KEY-----"]
+)
 def test_a_secret_in_any_file_is_refused_and_not_repeated(run, secret):
     with (run / "train.toml").open("a") as file:
         file.write(f'tracker = "{secret}"\n')
@@ -124,7 +132,9 @@ def test_only_listed_files_are_published(run):
     assert "optimizer.pt" not in manifest
 
 
-@pytest.mark.parametrize("name", ["heads.safetensors", "explorer.html", "history.jsonl", "modeling_sa.py"])
+@pytest.mark.parametrize(
+    "name", ["heads.safetensors", "explorer.html", "history.jsonl", "modeling_sa.py"]
+)
 def test_a_damaged_file_is_neither_published_nor_added_to_the_catalogue(run, tmp_path, name):
     (run / name).write_text("content")
     write_sums(run, [name])
@@ -135,6 +145,8 @@ def test_a_damaged_file_is_neither_published_nor_added_to_the_catalogue(run, tmp
         lambda: add_run(run, tmp_path / "entry", DataConfig(name="digits")),
         lambda: add_result(run, tmp_path / "entry", "seed", 1),
     ):
-        with pytest.raises(ValueError, match=rf"got a damaged folder: .*{name} does not match its sha256"):
+        with pytest.raises(
+            ValueError, match=rf"got a damaged folder: .*{name} does not match its sha256"
+        ):
             use()
     assert not (tmp_path / "entry").exists()

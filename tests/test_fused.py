@@ -26,22 +26,34 @@ from sa_zoo.models.terms import Learned, Quadratic
 VECTORS = [(1, 3), (3, 1), (5, 7), (7, 5), (11, 2)]
 HEADS = 3
 
-needs_it = pytest.mark.skipif(fused.LIBRARY is None, reason="fused.cpp was not built, or the processor has no AVX-512")
+needs_it = pytest.mark.skipif(
+    fused.LIBRARY is None, reason="fused.cpp was not built, or the processor has no AVX-512"
+)
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the processor has no AVX-512")
-@pytest.mark.skipif(platform.system() != "Linux" or not shutil.which("g++"), reason="there is no GNU compiler")
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the processor has no AVX-512"
+)
+@pytest.mark.skipif(
+    platform.system() != "Linux" or not shutil.which("g++"), reason="there is no GNU compiler"
+)
 def test_installing_where_there_is_a_compiler_builds_it():
     assert fused.LIBRARY is not None
 
 
 def factors(size: int, reach: int) -> torch.Tensor:
     """(HEADS, size, size) numbers of both signs, zero beyond so many pixels of a center that each head has its own."""
-    offset = torch.arange(size)[None, None, :] - torch.arange(size)[None, :, None] - torch.arange(HEADS)[:, None, None]
+    offset = (
+        torch.arange(size)[None, None, :]
+        - torch.arange(size)[None, :, None]
+        - torch.arange(HEADS)[:, None, None]
+    )
     return torch.randn(HEADS, size, size) * (offset.abs() <= reach)
 
 
-def given(B: int, H: int, W: int, vectors: tuple[int, int] = (2, 3), reach: int = 99) -> list[torch.Tensor]:
+def given(
+    B: int, H: int, W: int, vectors: tuple[int, int] = (2, 3), reach: int = 99
+) -> list[torch.Tensor]:
     torch.manual_seed(0)
     D, N = (number * fused.LANES for number in vectors)
     return [
@@ -65,7 +77,9 @@ def threads_of_torch(number: int):
 
 def by_loops(X, P_down, P_across, W_val, b_val) -> np.ndarray:
     """The sum by its definition, pixel by pixel, in float64."""
-    X, P_down, P_across, W_val = (tensor.double().numpy() for tensor in (X, P_down, P_across, W_val))
+    X, P_down, P_across, W_val = (
+        tensor.double().numpy() for tensor in (X, P_down, P_across, W_val)
+    )
     B, H, W, D = X.shape
     out = np.zeros((B, H, W, len(W_val)))
     for h in range(len(P_down)):
@@ -93,7 +107,9 @@ def test_it_is_the_sum_over_heads_pixel_by_pixel(vectors, reach):
 
 
 @needs_it
-@pytest.mark.parametrize(("B", "H", "W"), [(1, 1, 1), (0, 5, 7), (3, 1, 13), (3, 13, 1), (1, 23, 19), (5, 2, 3)])
+@pytest.mark.parametrize(
+    ("B", "H", "W"), [(1, 1, 1), (0, 5, 7), (3, 1, 13), (3, 13, 1), (1, 23, 19), (5, 2, 3)]
+)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_sizes_on_any_number_of_threads(B, H, W, threads):
     with threads_of_torch(threads):
@@ -106,7 +122,9 @@ def test_an_image_comes_out_the_same_in_any_batch_on_any_number_of_threads():
     expected = fused.fused_values(X, *rest)
     for threads in (1, 2, 3, 7):
         with threads_of_torch(threads):
-            assert torch.equal(torch.cat([fused.fused_values(image[None], *rest) for image in X]), expected)
+            assert torch.equal(
+                torch.cat([fused.fused_values(image[None], *rest) for image in X]), expected
+            )
 
 
 @needs_it
@@ -166,7 +184,9 @@ def test_threads_do_not_write_over_each_other():
     expected = [fused.fused_values(*some) for some in tensors]
     with ThreadPoolExecutor(max_workers=3) as threads:
         for _ in range(5):
-            for got, want in zip(threads.map(lambda some: fused.fused_values(*some), tensors), expected, strict=True):
+            for got, want in zip(
+                threads.map(lambda some: fused.fused_values(*some), tensors), expected, strict=True
+            ):
                 assert torch.equal(got, want)
 
 
@@ -178,7 +198,8 @@ def test_other_shapes_and_types_are_refused():
     with pytest.raises(ValueError, match=r"float32 and channels .* got torch.float64"):
         fused.fused_values(X.double(), P_down, P_across, W_val, b_val)
     with pytest.raises(
-        ValueError, match=r"expected float32 \[\(3, 11, 11\), \(3, 7, 7\), .* got torch.float32 \(3, 7, 7\)"
+        ValueError,
+        match=r"expected float32 \[\(3, 11, 11\), \(3, 7, 7\), .* got torch.float32 \(3, 7, 7\)",
     ):
         fused.fused_values(X, P_across, P_down, W_val, b_val)
     with pytest.raises(ValueError, match=r"torch\.float64"):
@@ -193,22 +214,30 @@ def test_it_counts_what_it_multiplies():
     X, P_down, P_across, W_val, _ = tensors
     with FlopCounterMode(display=False) as counted:
         fused.fused_values(*tensors)
-    mixing = int((P_down != 0).sum()) * 7 * X.shape[3] + int((P_across != 0).sum()) * 11 * X.shape[3]
+    mixing = (
+        int((P_down != 0).sum()) * 7 * X.shape[3] + int((P_across != 0).sum()) * 11 * X.shape[3]
+    )
     assert counted.get_total_flops() == 2 * 2 * (mixing + 11 * 7 * W_val.numel())
 
 
 @needs_it
 def test_torch_accepts_it_as_an_operator():
-    torch.library.opcheck(fused.fused_values, tuple(given(2, 5, 7)), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        fused.fused_values, tuple(given(2, 5, 7)), test_utils=("test_schema", "test_faketensor")
+    )
 
 
 # Sizes that are evaluated by axes without compiled code, and that are not.
 @needs_it
 @pytest.mark.parametrize(("H", "W"), [(17, 13), (7, 5)])
 @pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
-def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(H, W, terms, monkeypatch):
+def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(
+    H, W, terms, monkeypatch
+):
     calls = []
-    monkeypatch.setitem(choose.ROUTES, "fused", lambda *given: calls.append(1) or fused.fused(*given))
+    monkeypatch.setitem(
+        choose.ROUTES, "fused", lambda *given: calls.append(1) or fused.fused(*given)
+    )
     torch.manual_seed(0)
     layer = Attention(32, HEADS, terms, (H, W)).eval()
     X = torch.randn(2, H, W, 32)
@@ -222,7 +251,9 @@ def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(H, W
         with mode():
             assert difference(layer, X) < 1e-5
     assert len(calls) == 2
-    assert difference(layer, X) < 1e-5  # with gradients, under autocast and in other types it is not used
+    assert (
+        difference(layer, X) < 1e-5
+    )  # with gradients, under autocast and in other types it is not used
     with torch.no_grad():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert difference(layer, X) < 0.02
@@ -245,7 +276,9 @@ def test_dropout_on_probabilities_does_not_go_by_axes():
 def test_a_build_that_cannot_be_loaded_gives_a_warning(tmp_path, monkeypatch):
     damaged = tmp_path / "_fused.abi3.so"
     damaged.write_bytes(b"not a library")
-    monkeypatch.setattr(fused, "find_spec", lambda name: importlib.util.spec_from_file_location(name, damaged))
+    monkeypatch.setattr(
+        fused, "find_spec", lambda name: importlib.util.spec_from_file_location(name, damaged)
+    )
     with pytest.warns(UserWarning, match=r"without compiled code: .*_fused\.abi3\.so"):
         assert fused._loaded() is None
 
@@ -253,7 +286,9 @@ def test_a_build_that_cannot_be_loaded_gives_a_warning(tmp_path, monkeypatch):
 def test_torchs_variable_turns_it_off():
     code = "from sa_zoo.kernels import fused; print(fused.LIBRARY)"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.strip() == "None"
 
 
@@ -285,7 +320,9 @@ def test_exported_and_traced_graphs_do_without_it_and_take_any_number_of_images(
     layer = Attention(32, HEADS, (Quadratic,), (17, 13)).eval()
     some, others = torch.randn(16, 17, 13, 32), torch.randn(5, 17, 13, 32)
     with torch.no_grad():
-        exported = torch.export.export(layer, (some,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        exported = torch.export.export(
+            layer, (some,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
         traced = torch.jit.trace(layer, some)
         assert "fused_values" not in str(exported.graph) + str(traced.inlined_graph)
         for other in (exported.module(), traced):

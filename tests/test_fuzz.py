@@ -16,4 +16,6 @@ def test_what_fuzzing_found_is_read_or_refused(name):
 
 
 def test_random_values_in_a_configuration_are_loaded_or_refused():
-    settings(max_examples=60, derandomize=True, database=None, deadline=None)(given(CHANGES)(load_changed))()
+    settings(max_examples=60, derandomize=True, database=None, deadline=None)(
+        given(CHANGES)(load_changed)
+    )()

@@ -17,7 +17,10 @@ def opened(conv, alpha, gate):
 
 
 def test_with_its_gate_shut_the_layer_is_the_positional_one():
-    grouped, circular = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.Conv1d(2, 3, 5, padding_mode="circular")
+    grouped, circular = (
+        nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
+        nn.Conv1d(2, 3, 5, padding_mode="circular"),
+    )
     for conv in (grouped, circular):
         layer = attention_from_conv(conv.double(), 2.3, content=True)
         x = torch.randn(2, conv.in_channels, *[7] * (conv.weight.ndim - 2), dtype=torch.float64)
@@ -44,7 +47,9 @@ def test_scores_are_position_plus_gated_content():
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     P = layer.probabilities(x).detach().numpy()
     keys = np.pad(x.numpy(), [(0, 0), (0, 0), (1, 1), (0, 0)])
-    W_qry, W_key, Delta = (tensor.detach().numpy() for tensor in (layer.W_qry, layer.W_key, layer.Delta))
+    W_qry, W_key, Delta = (
+        tensor.detach().numpy() for tensor in (layer.W_qry, layer.W_key, layer.Delta)
+    )
     assert P.shape == (2, 6, 4 * 2, 6 * 5)
     for batch in range(2):
         for head in range(6):
@@ -54,7 +59,9 @@ def test_scores_are_position_plus_gated_content():
                 for k in np.ndindex(6, 5):
                     away = np.array(k) - (i + 1, 2 * j) - Delta[head]
                     content = query @ (W_key[head] @ keys[batch, :, *k])
-                    scores[k] = -1.1 * away @ away + gate[head].item() * content / np.sqrt(len(query))
+                    scores[k] = -1.1 * away @ away + gate[head].item() * content / np.sqrt(
+                        len(query)
+                    )
                 weights = np.exp(scores - scores.max()).ravel()
                 assert np.abs(P[batch, head, number] - weights / weights.sum()).max() < 1e-12
 
@@ -68,14 +75,19 @@ def test_many_images_with_gates_of_any_size_follow_the_definition(gate):
     keys = layer.pad(x)
     query, key = layer.content(keys)
     P = torch.softmax(layer.positional_scores([9, 21]) + query @ key, dim=-1)
-    expected = torch.einsum("bhqk,bik,oih->boq", P, keys.flatten(2), layer.W_val().flatten(2)) + layer.b_out[:, None]
+    expected = (
+        torch.einsum("bhqk,bik,oih->boq", P, keys.flatten(2), layer.W_val().flatten(2))
+        + layer.b_out[:, None]
+    )
     assert (layer(x).flatten(2) - expected).abs().max() < 1e-12
 
 
 def test_the_batch_is_free_in_an_exported_layer():
     layer = attention_from_conv(nn.Conv2d(2, 3, 3, padding=1), 4.0, content=True)
     few, many = torch.randn(2, 2, 5, 7), torch.randn(37, 2, 5, 7)
-    exported = torch.export.export(layer, (few,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    exported = torch.export.export(
+        layer, (few,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    ).module()
     assert torch.allclose(exported(many), layer(many), atol=1e-6)
 
 

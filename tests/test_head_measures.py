@@ -14,7 +14,14 @@ import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.heads import layers_of, measure, table
 
 H, W = 5, 7
-SIZES = {"img_size": (10, 14), "patch_size": 2, "embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}
+SIZES = {
+    "img_size": (10, 14),
+    "patch_size": 2,
+    "embed_dim": 11,
+    "depth": 2,
+    "hidden_dim": 13,
+    "num_heads": 3,
+}
 
 
 def images(count=1):
@@ -42,7 +49,10 @@ def by_loops(P, window):
 def test_measures_of_a_learned_model_are_those_of_the_definitions(window):
     torch.manual_seed(0)
     model = timm.create_model("sa_learned_tiny_cifar", **SIZES)
-    term = {name: value.detach().double().numpy() for name, value in model.blocks[1].attn.terms[0].named_parameters()}
+    term = {
+        name: value.detach().double().numpy()
+        for name, value in model.blocks[1].attn.terms[0].named_parameters()
+    }
     share, reach, center, overlap = by_loops(softmax(learned(term, np.zeros((1, H, W, 1)))), window)
     rows = measure(layers_of(model, images())[1], window)
     np.fill_diagonal(overlap, -1)
@@ -51,7 +61,10 @@ def test_measures_of_a_learned_model_are_those_of_the_definitions(window):
     assert np.array([row.center for row in rows]) == pytest.approx(center, abs=1e-5)
     assert [row.twin for row in rows] == overlap.argmax(1).tolist()
     assert [row.overlap for row in rows] == pytest.approx(overlap.max(1), abs=1e-6)
-    assert all(row.alpha is row.condition is None and row.variation == 0 and not row.degenerate for row in rows)
+    assert all(
+        row.alpha is row.condition is None and row.variation == 0 and not row.degenerate
+        for row in rows
+    )
 
 
 def test_the_maps_of_a_content_model_are_averaged_and_what_images_move_is_counted():
@@ -68,7 +81,9 @@ def test_the_maps_of_a_content_model_are_averaged_and_what_images_move_is_counte
 def test_planted_heads_are_described_as_they_are():
     rows = measure(layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))[0], window=3)
     assert [row.center for row in rows] == KERNEL
-    assert [row.alpha for row in rows] == pytest.approx([72.0] * 9) and rows[0].condition == pytest.approx(1)
+    assert [row.alpha for row in rows] == pytest.approx([72.0] * 9) and rows[
+        0
+    ].condition == pytest.approx(1)
     assert all(row.share == pytest.approx(1, abs=1e-9) and row.distance < 1e-9 for row in rows)
     middle = rows[4]
     assert middle.reach < 1e-9 and middle.overlap < 0.2
@@ -95,7 +110,9 @@ def test_degenerate_heads_are_those_of_the_papers_criteria(name, spread, expecte
     model.blocks[0].attn.terms[0].spread.data.copy_(torch.tensor(spread))
     layer = layers_of(model, images())[0]
     assert [row.degenerate for row in measure(layer)] == expected
-    assert not any(row.degenerate for row in measure(layer, least_sharpness=0, worst_condition=math.inf))
+    assert not any(
+        row.degenerate for row in measure(layer, least_sharpness=0, worst_condition=math.inf)
+    )
 
 
 def test_the_sharpness_and_condition_of_a_head_with_any_covariance_are_those_of_its_eigenvalues():
@@ -104,7 +121,9 @@ def test_the_sharpness_and_condition_of_a_head_with_any_covariance_are_those_of_
     model.blocks[0].attn.terms[0].spread.data[1] = torch.from_numpy(S)
     row = measure(layers_of(model, images())[0])[1]
     small, large = np.linalg.svd(S)[1][::-1] ** 2
-    assert (row.alpha, row.condition) == pytest.approx(((small + large) / 4, large / small), rel=1e-5)
+    assert (row.alpha, row.condition) == pytest.approx(
+        ((small + large) / 4, large / small), rel=1e-5
+    )
 
 
 def test_a_vision_transformer_that_attends_everywhere_is_no_convolution():
@@ -123,7 +142,10 @@ def test_a_vision_transformer_that_attends_everywhere_is_no_convolution():
 
 def test_the_table_has_a_line_per_head_and_their_mean_per_layer():
     layers = layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))
-    rows = [replace(row, share=(i % 9) / 8) for i, row in enumerate(row for layer in layers for row in measure(layer))]
+    rows = [
+        replace(row, share=(i % 9) / 8)
+        for i, row in enumerate(row for layer in layers for row in measure(layer))
+    ]
     lines = table(rows, 3).splitlines()
     assert len(lines) == 2 + 2 * (9 + 1) and len({line.count("|") for line in lines}) == 1
     assert "| -1.00, +1.00 | 72 | 1 | 25.0% |" in lines[2 + 2]

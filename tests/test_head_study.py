@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
-from sa_zoo.cost import cost_of
+from sa_zoo.folders.cost import cost_of
+from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import write_timm_files
 from sa_zoo.interchange.converted_cnn import convert_to_folder
-from sa_zoo.metrics import read_metrics
-from sa_zoo.model_folder import load_model, write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_source
 
@@ -24,7 +25,11 @@ def heads(*arguments):
 
 
 def cells(output):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in output.splitlines() if line[:1] == "|"]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in output.splitlines()
+        if line[:1] == "|"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,9 @@ def folder(tmp_path_factory):
 def test_a_network_of_convolutions_keeps_its_accuracy_as_convolutions(tmp_path):
     network = convolutional_network(num_classes=10)
     write_timm_files(tmp_path, network, data_config={"input_size": (3, 16, 16)})
-    code, output = heads(tmp_path, "--data", "digits", "--convolve", "3,5", "--out", tmp_path / "study")
+    code, output = heads(
+        tmp_path, "--data", "digits", "--convolve", "3,5", "--out", tmp_path / "study"
+    )
     assert code == 0, output
     accuracy = evaluate_source(str(tmp_path), DataConfig(name="digits")).test.top1
     first, second, every = cells(output)[2:]
@@ -71,11 +78,20 @@ def test_layers_without_a_row_are_named(tmp_path):
     convert_to_folder(str(source), tmp_path / "converted")
     code, output = heads(tmp_path / "converted", "--out", tmp_path / "study")
     assert code == 0, output
-    convolutions = {name: each for name, each in cnn.named_modules() if isinstance(each, torch.nn.Conv2d)}
-    plain = [name for name, conv in convolutions.items() if conv.padding == (0, 0) and conv.stride == (1, 1)]
+    convolutions = {
+        name: each for name, each in cnn.named_modules() if isinstance(each, torch.nn.Conv2d)
+    }
+    plain = [
+        name
+        for name, conv in convolutions.items()
+        if conv.padding == (0, 0) and conv.stride == (1, 1)
+    ]
     assert {row[0] for row in cells(output)[2:]} == set(plain) == {"layer1.0.downsample.0"}
     left_out = ", ".join(name for name in convolutions if name not in plain)
-    assert f"Not shown, because their keys include padding or they have a stride: {left_out}." in output
+    assert (
+        f"Not shown, because their keys include padding or they have a stride: {left_out}."
+        in output
+    )
     assert (tmp_path / "study" / "heads.md").read_text().strip() == output.strip()
 
 
@@ -92,11 +108,17 @@ def test_a_degenerate_head_is_removed_or_reset_in_a_new_folder(folder, tmp_path,
     ):
         cost = cost_of(network, (3, 16, 16))
         assert (parameters, macs) == (f"{cost.parameters:,}", f"{cost.macs / 1e6:,.2f}")
-        assert accuracy == f"{evaluate_source(str(source), DataConfig(name='digits')).test.top1:.2%}"
-        assert float(speed.replace(",", "")) > 0 and int(count) == (18 if source == folder else left)
+        assert (
+            accuracy == f"{evaluate_source(str(source), DataConfig(name='digits')).test.top1:.2%}"
+        )
+        assert float(speed.replace(",", "")) > 0 and int(count) == (
+            18 if source == folder else left
+        )
     assert "layer.head 2.5" in output
     measured = read_metrics(tmp_path / "new")
-    assert f"{measured.baseline.test.top1:.2%}" == old[-1] and f"{measured.test.top1:.2%}" == new[-1]
+    assert (
+        f"{measured.baseline.test.top1:.2%}" == old[-1] and f"{measured.test.top1:.2%}" == new[-1]
+    )
     assert "before" in (tmp_path / "new" / "README.md").read_text()
 
 
@@ -107,12 +129,20 @@ def test_a_degenerate_head_is_removed_or_reset_in_a_new_folder(folder, tmp_path,
         (["--prune"], "--out: got nothing"),
         (["--convolve", "3"], "--data: got nothing, expected a data set"),
         (["--convolve", "4", "--data", "digits"], "window: got 4, expected an odd number up to 8"),
-        (["--convolve", "x", "--data", "digits"], "--convolve: got x, expected odd numbers, such as 3,5,7"),
-        (["--prune", "--sharpness", "0", "--data", "digits", "--out", "OUT"], "heads: got none that is degenerate"),
+        (
+            ["--convolve", "x", "--data", "digits"],
+            "--convolve: got x, expected odd numbers, such as 3,5,7",
+        ),
+        (
+            ["--prune", "--sharpness", "0", "--data", "digits", "--out", "OUT"],
+            "heads: got none that is degenerate",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(folder, tmp_path, arguments, said):
-    code, output = heads(folder, *(str(tmp_path / "out") if each == "OUT" else each for each in arguments))
+    code, output = heads(
+        folder, *(str(tmp_path / "out") if each == "OUT" else each for each in arguments)
+    )
     assert code == 1 and said in output
     assert not any(tmp_path.iterdir())
 
@@ -123,6 +153,10 @@ def test_a_vision_transformer_of_timm_is_described_on_images(tmp_path):
     code, output = heads(tmp_path, "--data", "digits", "--window", "1")
     assert code == 0, output
     rows = cells(output)[2:]
-    assert [row[1] for row in rows] == ["1", "2", "mean"] and all(re.fullmatch(r"\d+%", row[8]) for row in rows)
+    assert [row[1] for row in rows] == ["1", "2", "mean"] and all(
+        re.fullmatch(r"\d+%", row[8]) for row in rows
+    )
     code, output = heads(tmp_path, "--data", "digits", "--convolve", "1")
-    assert code == 1 and "--convolve: got VisionTransformer, expected one of this package's" in output
+    assert (
+        code == 1 and "--convolve: got VisionTransformer, expected one of this package's" in output
+    )

@@ -34,7 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:De
 
 HUB_VERSION = Version(huggingface_hub.__version__).release
 REPO = "you/test-vit"
-CREATE, COMMIT, TAG = "POST /api/repos/create", "POST /api/models/.*/commit/", "POST /api/models/.*/tag/"
+CREATE, COMMIT, TAG = (
+    "POST /api/repos/create",
+    "POST /api/models/.*/commit/",
+    "POST /api/models/.*/tag/",
+)
 INFO, REFS = "GET /api/models/you/test-vit$", "GET /api/models/.*/refs"
 
 
@@ -79,7 +83,14 @@ def test_the_whole_road_is_one_commit_and_a_tag_on_it(hub, run):
     repository = hub.repositories[REPO]
     assert repository.tags == {"v1": commit} and repository.head == commit
     assert hub.count("POST .*/commit/") == 1
-    names = ["README.md", "config.json", "history.jsonl", "metrics.json", "model.safetensors", "train.toml"]
+    names = [
+        "README.md",
+        "config.json",
+        "history.jsonl",
+        "metrics.json",
+        "model.safetensors",
+        "train.toml",
+    ]
     expected = {name: (run / name).read_bytes() for name in names if name != "README.md"}
     expected["README.md"] = published_card(run, REPO).encode()
     listed = json.loads(published(hub)["sa_zoo.json"])["files"]
@@ -89,15 +100,23 @@ def test_the_whole_road_is_one_commit_and_a_tag_on_it(hub, run):
     assert published(hub) == expected | {"sa_zoo.json": published(hub)["sa_zoo.json"]}
 
 
-def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_follow(hub, run, tmp_path):
+def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_follow(
+    hub, run, tmp_path
+):
     write_card(run)
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
+    before = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in run.rglob("*")
+        if path.is_file()
+    }
     folders = {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()}
     publish(run, "you/first", dry_run=True)
     publish(run, "you/first")
     publish(run, "you/second", tag="v1")
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
-    assert {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()} == folders
+    assert {
+        path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")] if path.is_dir()
+    } == folders
     for repo_id in ("you/first", "you/second"):
         repository = hub.repositories[repo_id]
         assert repository.commits[repository.head]["README.md"].decode().count(repo_id) == 3
@@ -114,7 +133,12 @@ def test_a_dry_run_checks_and_prints_and_asks_nothing_of_the_hub(hub, run, capsy
     assert publish(run, REPO, private=True, tag="v1", dry_run=True) is None
     printed = capsys.readouterr().out
     assert hub.log == []
-    assert "model.safetensors" in printed and REPO in printed and "private" in printed and "v1" in printed
+    assert (
+        "model.safetensors" in printed
+        and REPO in printed
+        and "private" in printed
+        and "v1" in printed
+    )
     assert "not published: checkpoints, training_args.bin" in printed
 
 
@@ -145,7 +169,9 @@ def test_every_step_survives_a_lost_answer_and_nothing_happens_twice(hub, run):
 
 
 def test_every_step_waits_as_long_as_a_busy_hub_asks(hub, run):
-    hub.faults = [Fault(step, 503, headers={"Retry-After": "0"}) for step in (CREATE, INFO, REFS, TAG)]
+    hub.faults = [
+        Fault(step, 503, headers={"Retry-After": "0"}) for step in (CREATE, INFO, REFS, TAG)
+    ]
     hub.faults.append(Fault(COMMIT, 429, headers={"Retry-After": "1"}))
     started = time.monotonic()
     publish(run, REPO, tag="v1")
@@ -183,12 +209,16 @@ def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub
         publish(run, REPO, tag="v1")
     assert hub.repositories[REPO].tags == {}
     commit = publish(run, REPO, tag="v1")
-    assert hub.repositories[REPO].tags == {"v1": commit} and len(hub.repositories[REPO].commits) == 2
+    assert (
+        hub.repositories[REPO].tags == {"v1": commit} and len(hub.repositories[REPO].commits) == 2
+    )
 
 
 def test_a_flipped_bit_on_download_gets_no_tag(hub, run):
     hub.faults = [Fault("GET .*/resolve/.*/model.safetensors", "flip")]
-    with pytest.raises(Refused, match=r"returned model\.safetensors with other bytes, nothing was tagged"):
+    with pytest.raises(
+        Refused, match=r"returned model\.safetensors with other bytes, nothing was tagged"
+    ):
         publish(run, REPO, tag="v1")
     assert hub.repositories[REPO].tags == {}
     assert publish(run, REPO, tag="v1") == hub.repositories[REPO].tags["v1"]
@@ -204,7 +234,9 @@ def test_somebody_else_committing_in_between_is_a_conflict_and_not_an_overwrite(
 
 def test_somebody_else_committing_before_the_attempt_is_noticed_too(hub, run):
     publish(run, REPO)
-    hub.before[f"GET /api/models/{REPO}/tree/"] = lambda: hub.repositories[REPO].commit({"theirs.txt": b"1"})
+    hub.before[f"GET /api/models/{REPO}/tree/"] = lambda: hub.repositories[REPO].commit(
+        {"theirs.txt": b"1"}
+    )
     (run / "LICENSE").write_text("Apache License")
     hub.log.clear()
     with pytest.raises(Refused, match=r"theirs\.txt"):
@@ -220,13 +252,21 @@ def other_work(hub, files):
 
 
 @pytest.mark.parametrize(
-    "theirs", [{"README.md": b"# Years of work\n", "weights/model.ckpt": b"w"}, {"sa_zoo.json": b'{"files": [1]}'}]
+    "theirs",
+    [
+        {"README.md": b"# Years of work\n", "weights/model.ckpt": b"w"},
+        {"sa_zoo.json": b'{"files": [1]}'},
+    ],
 )
 def test_a_repository_with_other_work_is_listed_and_left_alone(hub, run, theirs):
     repository = other_work(hub, theirs)
-    with pytest.raises(Refused, match="expected an empty repository or one that sa_zoo published") as raised:
+    with pytest.raises(
+        Refused, match="expected an empty repository or one that sa_zoo published"
+    ) as raised:
         publish(run, REPO, tag="v1")
-    assert f"holds {', '.join(theirs)}, expected" in str(raised.value) and "--merge" in str(raised.value)
+    assert f"holds {', '.join(theirs)}, expected" in str(raised.value) and "--merge" in str(
+        raised.value
+    )
     assert published(hub) == theirs and len(repository.commits) == 1 and repository.tags == {}
     assert hub.writes() == [] and hub.objects == {}
 
@@ -235,10 +275,16 @@ def test_merging_into_other_work_replaces_files_of_the_same_name_and_keeps_the_r
     repository = other_work(hub, {"README.md": b"# Mine\n", "weights/model.ckpt": b"w"})
     commit = publish(run, REPO, tag="v1", merge=True)
     assert repository.tags == {"v1": commit}
-    assert published(hub)["weights/model.ckpt"] == b"w" and b"# Mine" not in published(hub)["README.md"]
+    assert (
+        published(hub)["weights/model.ckpt"] == b"w"
+        and b"# Mine" not in published(hub)["README.md"]
+    )
     (run / "LICENSE").write_text("Apache License")  # from now on it is known what is whose
     publish(run, REPO)
-    assert published(hub)["weights/model.ckpt"] == b"w" and published(hub)["LICENSE"] == b"Apache License"
+    assert (
+        published(hub)["weights/model.ckpt"] == b"w"
+        and published(hub)["LICENSE"] == b"Apache License"
+    )
     (run / "LICENSE").unlink()
     publish(run, REPO)
     assert published(hub)["weights/model.ckpt"] == b"w" and "LICENSE" not in published(hub)
@@ -247,7 +293,9 @@ def test_merging_into_other_work_replaces_files_of_the_same_name_and_keeps_the_r
 def test_a_file_edited_on_the_hub_is_not_overwritten(hub, run):
     publish(run, REPO)
     repository = hub.repositories[REPO]
-    repository.commit(repository.commits[repository.head] | {"README.md": b"# By hand\n", "notes.txt": b"n"})
+    repository.commit(
+        repository.commits[repository.head] | {"README.md": b"# By hand\n", "notes.txt": b"n"}
+    )
     (run / "LICENSE").write_text("Apache License")
     with pytest.raises(Refused, match=r"which holds README\.md, expected"):
         publish(run, REPO)
@@ -295,7 +343,9 @@ def test_no_pickle_is_ever_sent(hub, run):
     torch.save({}, run / "pytorch_model.bin")
     publish(run, REPO, tag="v1")
     for repository in hub.repositories.values():
-        assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in repository.commits[repository.head])
+        assert not any(
+            name.endswith((".bin", ".pt", ".pkl")) for name in repository.commits[repository.head]
+        )
     assert len(hub.objects) == 1
 
 
@@ -328,7 +378,9 @@ def test_a_public_repository_is_no_place_for_something_private(hub, run):
 )
 def test_each_refusal_says_what_to_do(hub, run, status, error, words):
     hub.faults = [Fault(REFS, status, times=99)]
-    with pytest.raises(error, match=rf"could not read the tags at {hub.url}/{REPO}: .*{words}") as raised:
+    with pytest.raises(
+        error, match=rf"could not read the tags at {hub.url}/{REPO}: .*{words}"
+    ) as raised:
         publish(run, REPO, tag="v1")
     assert TOKEN not in str(raised.value)
     assert hub.count(REFS) == (3 if status in (429, 500, 503) else 1)
@@ -361,7 +413,9 @@ def test_without_network_the_message_names_the_endpoint(hub, run, monkeypatch):
         publish(run, REPO)
 
 
-@pytest.mark.skipif(HUB_VERSION < (1, 33), reason="huggingface_hub 1.8 does without by itself, 1.33 does not")
+@pytest.mark.skipif(
+    HUB_VERSION < (1, 33), reason="huggingface_hub 1.8 does without by itself, 1.33 does not"
+)
 def test_a_hub_without_xet_storage_is_reported_with_what_to_do(hub, run, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with pytest.raises(ConnectionError, match=r"could not commit at .*set HF_HUB_DISABLE_XET=1"):

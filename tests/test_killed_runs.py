@@ -7,7 +7,17 @@ import signal
 
 import pytest
 from damage import DAMAGES, tmpfs
-from killed_runs import EVERYTHING, Kill, beside, differences, finish, resumed, said, start, state_of
+from killed_runs import (
+    EVERYTHING,
+    Kill,
+    beside,
+    differences,
+    finish,
+    resumed,
+    said,
+    start,
+    state_of,
+)
 from tiny_runs import tiny_config
 
 from sa_zoo.training.config import dump_config
@@ -51,12 +61,16 @@ def change(changes: list[str], pattern: str) -> int:
         (signal.SIGINT, r"rmdir .*/checkpoints$", 0.0, 2),
     ],
 )
-def test_a_run_killed_anywhere_resumes_to_the_same_bits(whole, tmp_path, number, pattern, after, processes):
+def test_a_run_killed_anywhere_resumes_to_the_same_bits(
+    whole, tmp_path, number, pattern, after, processes
+):
     """While it saves a checkpoint, writes the model folder or finishes; weights, optimizer, average, history, files."""
     config, undisturbed = whole
     _, expected, changes = undisturbed[processes]
     out = tmp_path / "run"
-    codes = finish(start(config, out, Kill(number, change(changes, pattern), after), processes), grace=20)
+    codes = finish(
+        start(config, out, Kill(number, change(changes, pattern), after), processes), grace=20
+    )
     assert any(codes) and 70 not in codes, (codes, said(out))
     assert (codes[0] == -signal.SIGKILL) == (number == signal.SIGKILL)
     resumed(config, out, processes)
@@ -65,10 +79,13 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits(whole, tmp_path, number,
 
 def test_the_other_process_says_why_it_stops(whole, tmp_path):
     config, undisturbed = whole
-    started = start(config, tmp_path / "run", Kill(signal.SIGKILL, change(undisturbed[2][2], SAVING)), 2)
+    started = start(
+        config, tmp_path / "run", Kill(signal.SIGKILL, change(undisturbed[2][2], SAVING)), 2
+    )
     assert finish(started, grace=20) == [-signal.SIGKILL, 1]
-    assert "error: another process of the run has ended: its output or the system's log says why" in said(
-        tmp_path / "run"
+    assert (
+        "error: another process of the run has ended: its output or the system's log says why"
+        in said(tmp_path / "run")
     )
 
 
@@ -104,7 +121,11 @@ def test_damage_to_a_finished_run_is_reported_and_nothing_is_written(whole, tmp_
     DAMAGES[how](out / "model.safetensors")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert finish(start(config, out, resume=True)) == [1]
-    assert re.search(r"^error: .*model\.safetensors.*sha256|^error: .*model\.safetensors is not there", said(out), re.M)
+    assert re.search(
+        r"^error: .*model\.safetensors.*sha256|^error: .*model\.safetensors is not there",
+        said(out),
+        re.M,
+    )
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
@@ -113,15 +134,21 @@ def test_a_finished_run_without_its_metrics_is_not_trained_again(whole, tmp_path
     shutil.copytree(undisturbed[1][0], tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
     assert finish(start(config, tmp_path / "run", resume=True)) == [1]
-    assert "got a finished run" in said(tmp_path / "run") and "without metrics.json" in said(tmp_path / "run")
+    assert "got a finished run" in said(tmp_path / "run") and "without metrics.json" in said(
+        tmp_path / "run"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a disk of its own")
 @pytest.mark.parametrize("state", ["full", "read-only"])
-def test_a_full_or_read_only_disk_is_a_clear_error_and_costs_nothing(whole, stopped, tmp_path, state):
+def test_a_full_or_read_only_disk_is_a_clear_error_and_costs_nothing(
+    whole, stopped, tmp_path, state
+):
     config, undisturbed = whole
     disk = tmp_path / "disk"
-    size = sum(path.stat().st_size for path in stopped.rglob("*")) // 1024 + 60  # too little for one checkpoint more
+    size = (
+        sum(path.stat().st_size for path in stopped.rglob("*")) // 1024 + 60
+    )  # too little for one checkpoint more
     with tmpfs(disk, f"size={size}k" if state == "full" else "size=64m") as remount:
         out = disk / "run"
         shutil.copytree(stopped, out)

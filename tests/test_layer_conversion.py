@@ -10,7 +10,11 @@ from timm.layers import StdConv2d
 from timm.layers.conv2d_same import Conv2dSame
 from torch import nn
 
-from sa_zoo.convolution.layer_conversion import attention_from_conv, conv_from_attention, nearest_convolution
+from sa_zoo.convolution.layer_conversion import (
+    attention_from_conv,
+    conv_from_attention,
+    nearest_convolution,
+)
 from sa_zoo.convolution.patches import PatchAttention, fold_patches, unfold_patches
 from sa_zoo.convolution.slices import low_rank_slices
 from sa_zoo.convolution.soft import SoftAttention
@@ -26,13 +30,20 @@ def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
     assert repr(again) == repr(conv)
     assert torch.equal(again.weight, conv.weight)
     assert conv.bias is None or torch.equal(again.bias, conv.bias)
-    assert attention_from_conv(again).state_dict().keys() == attention_from_conv(conv).state_dict().keys()
+    assert (
+        attention_from_conv(again).state_dict().keys()
+        == attention_from_conv(conv).state_dict().keys()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_padding_by_name_and_tensorflows_come_back_as_the_same_function():
     x = torch.randn(1, 2, 7, 8)
-    for conv in (nn.Conv2d(2, 3, (4, 3), padding="same"), nn.Conv2d(2, 3, 3, padding="valid"), Conv2dSame(2, 3, 3, 2)):
+    for conv in (
+        nn.Conv2d(2, 3, (4, 3), padding="same"),
+        nn.Conv2d(2, 3, 3, padding="valid"),
+        Conv2dSame(2, 3, 3, 2),
+    ):
         again = conv_from_attention(attention_from_conv(conv))
         assert isinstance(again, type(conv))
         assert torch.equal(again(x), conv(x))
@@ -41,7 +52,9 @@ def test_padding_by_name_and_tensorflows_come_back_as_the_same_function():
 def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_kernel():
     """The effective kernel, from the answer to an impulse, cut to the convolution's taps; the rest is the distance."""
     torch.manual_seed(0)
-    conv = nn.Conv2d(2, 3, (3, 2), padding=(2, 1), dilation=(2, 1)).double()  # 41 x 42 queries for 41 x 41 pixels
+    conv = nn.Conv2d(
+        2, 3, (3, 2), padding=(2, 1), dilation=(2, 1)
+    ).double()  # 41 x 42 queries for 41 x 41 pixels
     layer = attention_from_conv(conv, 1.4)
     with torch.no_grad():
         layer.Delta += 0.3 * torch.randn_like(layer.Delta)
@@ -66,7 +79,10 @@ def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_ker
 
 def test_the_sharper_the_heads_the_nearer_the_convolution():
     conv = nn.Conv2d(3, 5, 3, padding=1)
-    found = [nearest_convolution(attention_from_conv(conv, alpha)) for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+    found = [
+        nearest_convolution(attention_from_conv(conv, alpha))
+        for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    ]
     distances = [distance for _, distance in found]
     assert distances == sorted(distances, reverse=True)
     errors = [(near.weight - conv.weight).abs().max().item() for near, _ in found]
@@ -101,7 +117,9 @@ def test_head_dim_of_the_slices_rank_loses_nothing_and_the_usual_one_most():
     assert torch.equal(conv_from_attention(usual)(x), usual(x))
     rank_two = nn.Conv2d(19, 18, 3).double()
     with torch.no_grad():
-        rank_two.weight.copy_(torch.einsum("orkl,irkl->oikl", torch.randn(18, 2, 3, 3), torch.randn(19, 2, 3, 3)))
+        rank_two.weight.copy_(
+            torch.einsum("orkl,irkl->oikl", torch.randn(18, 2, 3, 3), torch.randn(19, 2, 3, 3))
+        )
     exact = attention_from_conv(rank_two, head_dim=2)
     assert exact.W_val.error < 1e-6
     assert torch.allclose(exact(x), rank_two(x), atol=1e-4)
@@ -128,7 +146,8 @@ def test_folding_patches_and_back():
     assert torch.equal(folded, nn.functional.pixel_unshuffle(x, 2))
     assert torch.equal(unfold_patches(folded, 2), x)
     assert torch.equal(
-        unfold_patches(fold_patches(torch.arange(30.0).view(1, 2, 15), 3), 3).flatten(), torch.arange(30.0)
+        unfold_patches(fold_patches(torch.arange(30.0).view(1, 2, 15), 3), 3).flatten(),
+        torch.arange(30.0),
     )
 
 
@@ -137,14 +156,25 @@ def test_folding_patches_and_back():
     ("kernel_size", "dilation", "groups"),
     [([3], [2], 1), ([5, 3], [1, 1], 2), ([7, 1], [1, 3], 1), ([3, 1, 3], [1, 1, 2], 1)],
 )
-def test_attention_among_patches_is_the_convolution_with_fewer_heads(kernel_size, dilation, groups, patch):
+def test_attention_among_patches_is_the_convolution_with_fewer_heads(
+    kernel_size, dilation, groups, patch
+):
     conv = CONVOLUTIONS[len(kernel_size)](
-        2 * groups, 3 * groups, kernel_size, padding="same", dilation=dilation, groups=groups, dtype=torch.float64
+        2 * groups,
+        3 * groups,
+        kernel_size,
+        padding="same",
+        dilation=dilation,
+        groups=groups,
+        dtype=torch.float64,
     )
     x = torch.randn(2, 2 * groups, *[2 * patch] * len(kernel_size), dtype=torch.float64)
     layer = attention_from_conv(conv, patch=patch)
     assert isinstance(layer, PatchAttention)
-    heads = [2 * -(-step * (size - 1) // (2 * patch)) + 1 for size, step in zip(kernel_size, dilation, strict=True)]
+    heads = [
+        2 * -(-step * (size - 1) // (2 * patch)) + 1
+        for size, step in zip(kernel_size, dilation, strict=True)
+    ]
     assert len(layer.attention.alpha) == np.prod(heads)
     assert torch.allclose(layer(x), conv(x), atol=1e-12)
     again = conv_from_attention(layer)
@@ -154,9 +184,13 @@ def test_attention_among_patches_is_the_convolution_with_fewer_heads(kernel_size
 
 @pytest.mark.parametrize("alpha", [46.0, 3.0])
 @pytest.mark.parametrize("patch", [2, 3])
-def test_the_distance_of_trained_patches_is_that_of_the_input_that_sets_them_furthest_apart(patch, alpha):
+def test_the_distance_of_trained_patches_is_that_of_the_input_that_sets_them_furthest_apart(
+    patch, alpha
+):
     torch.manual_seed(0)
-    layer = attention_from_conv(nn.Conv2d(2, 3, (3, 5), padding=(1, 2)).double(), alpha, patch=patch)
+    layer = attention_from_conv(
+        nn.Conv2d(2, 3, (3, 5), padding=(1, 2)).double(), alpha, patch=patch
+    )
     with torch.no_grad():
         layer.attention.W_val.weight += 0.1 * torch.randn_like(layer.attention.W_val.weight)
         layer.attention.b_out += 0.1 * torch.randn_like(layer.attention.b_out)
@@ -164,7 +198,9 @@ def test_the_distance_of_trained_patches_is_that_of_the_input_that_sets_them_fur
     x = torch.zeros(1, 2, 7 * patch, 7 * patch, dtype=torch.float64, requires_grad=True)
     middle = range(3 * patch, 4 * patch)
     reached = []
-    for pixel in [(channel, row, column) for channel in range(3) for row in middle for column in middle]:
+    for pixel in [
+        (channel, row, column) for channel in range(3) for row in middle for column in middle
+    ]:
         apart = (layer(x) - conv(x))[(0, *pixel)]
         (gradient,) = torch.autograd.grad(apart, x)
         reached.append(apart.abs().item() + gradient.abs().sum().item())
@@ -233,7 +269,13 @@ def test_a_frozen_tensor_stays_frozen_in_both_directions(arguments, frozen):
     conv = nn.Conv2d(3, 5, 3, padding=1)
     getattr(conv, frozen).requires_grad_(False)
     layer = attention_from_conv(conv, **arguments)
-    trained = {name.rpartition(".")[2] == "b_out": value.requires_grad for name, value in layer.named_parameters()}
+    trained = {
+        name.rpartition(".")[2] == "b_out": value.requires_grad
+        for name, value in layer.named_parameters()
+    }
     assert trained == {True: frozen == "weight", False: frozen == "bias"}
     again = conv_from_attention(layer)
-    assert (again.weight.requires_grad, again.bias.requires_grad) == (frozen == "bias", frozen == "weight")
+    assert (again.weight.requires_grad, again.bias.requires_grad) == (
+        frozen == "bias",
+        frozen == "weight",
+    )

@@ -35,7 +35,9 @@ def test_maps_of_our_networks_are_their_probabilities(variant):
 @pytest.mark.parametrize("content", [False, True])
 def test_maps_of_a_converted_network_are_those_of_its_layers(content):
     torch.manual_seed(0)
-    cnn = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3, stride=2, padding=1), torch.nn.Conv2d(5, 7, (2, 5), padding=1))
+    cnn = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 5, 3, stride=2, padding=1), torch.nn.Conv2d(5, 7, (2, 5), padding=1)
+    )
     network, _ = sa_zoo.convert(cnn, alpha=1.7, content=content, example=images())
     for module in network.modules():
         if isinstance(module, ContentAttention):
@@ -46,7 +48,9 @@ def test_maps_of_a_converted_network_are_those_of_its_layers(content):
         assert torch.allclose(layer.maps, layer.module.probabilities(x), atol=1e-6)
         query, heads = (2, 3), layer.at((2, 3))
         assert heads.shape[-2:] == layer.module.pad(x).shape[-2:]
-        assert torch.allclose(heads.flatten(-2), layer.maps[..., 2 * layer.grid[1] + 3, :], atol=1e-6)
+        assert torch.allclose(
+            heads.flatten(-2), layer.maps[..., 2 * layer.grid[1] + 3, :], atol=1e-6
+        )
     assert attention_layers(network, images())[0].standing(query) == (5, 7)
 
 
@@ -65,7 +69,9 @@ def test_maps_of_a_vision_transformer_are_those_that_its_attention_uses(name, mo
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
     with torch.no_grad():
         model(x)
-    assert len(layers) == len(model.blocks), "without the attention of one query that pools the pixels of test_vit3"
+    assert len(layers) == len(model.blocks), (
+        "without the attention of one query that pools the pixels of test_vit3"
+    )
     for layer, P in zip(layers, seen, strict=False):
         assert layer.grid == (6, 6)
         kept = P[:, :, 1:, 1:]
@@ -75,6 +81,10 @@ def test_maps_of_a_vision_transformer_are_those_that_its_attention_uses(name, mo
 
 @pytest.mark.parametrize("name", ["test_resnet", "swin_tiny_patch4_window7_224"])
 def test_networks_without_such_attention_are_refused(name):
-    small = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 3)} if name.startswith("swin") else {}
+    small = (
+        {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 3)}
+        if name.startswith("swin")
+        else {}
+    )
     with pytest.raises(ValueError, match="expected one"):
         attention_layers(timm.create_model(name, **small), images(1, 224, 224))

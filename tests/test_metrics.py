@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sa_zoo.metrics import Metrics, Scores, Training, read_metrics, write_metrics
+from sa_zoo.folders.metrics import Metrics, Scores, Training, read_metrics, write_metrics
 
 ROOT = Path(__file__).parents[1]
 SCORES = Scores(top1=0.7, top5=0.9, loss=1.1, n=13)
@@ -13,7 +13,9 @@ SCORES = Scores(top1=0.7, top5=0.9, loss=1.1, n=13)
 
 def test_what_is_written_reads_back_equal_and_holds_only_what_was_measured(tmp_path):
     train = Training(epochs=3)
-    metrics = Metrics(model="test_vit", data="digits", test=SCORES, train=train, environment={"threads": 2})
+    metrics = Metrics(
+        model="test_vit", data="digits", test=SCORES, train=train, environment={"threads": 2}
+    )
     path = write_metrics(tmp_path, metrics)
     assert read_metrics(tmp_path) == metrics
     assert json.loads(path.read_text()) == {

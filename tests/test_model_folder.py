@@ -10,7 +10,15 @@ import timm
 import torch
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.model_folder import SUMS, damage, new_folder, read_json, write_file, write_json, write_timm_files
+from sa_zoo.folders.write import (
+    SUMS,
+    damage,
+    new_folder,
+    read_json,
+    write_file,
+    write_json,
+    write_timm_files,
+)
 
 
 def power_cut(*_: object) -> None:
@@ -30,7 +38,9 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
 
 def test_contents_and_names_are_on_the_disk_before_a_write_returns(tmp_path, monkeypatch):
     synced, sync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or sync(fd))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or sync(fd)
+    )
     write_file(tmp_path / "a.txt", "content")
     assert synced == [False, True]
     with new_folder(tmp_path / "folder") as folder:
@@ -62,12 +72,21 @@ def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
 
 def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"), new_folder(tmp_path):
+    with (
+        pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"),
+        new_folder(tmp_path),
+    ):
         pass
-    with pytest.raises(FileExistsError, match="expected the name of"), new_folder(tmp_path / "mine.txt"):
+    with (
+        pytest.raises(FileExistsError, match="expected the name of"),
+        new_folder(tmp_path / "mine.txt"),
+    ):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    with pytest.raises(FileExistsError, match=r"out: got \., expected the name of"), new_folder(Path()):
+    with (
+        pytest.raises(FileExistsError, match=r"out: got \., expected the name of"),
+        new_folder(Path()),
+    ):
         pass
 
 
@@ -78,8 +97,12 @@ def test_timms_two_files_load_by_timm_and_by_transformers(tmp_path):
     write_timm_files(tmp_path, model)
     x = torch.randn(2, *model.pretrained_cfg["input_size"])
     with torch.no_grad():
-        assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x))
-        assert torch.equal(AutoModelForImageClassification.from_pretrained(tmp_path)(x).logits, model(x))
+        assert torch.equal(
+            timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x)
+        )
+        assert torch.equal(
+            AutoModelForImageClassification.from_pretrained(tmp_path)(x).logits, model(x)
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
@@ -88,7 +111,10 @@ def test_a_manifest_that_names_files_outside_of_the_folder_is_refused(tmp_path, 
     (tmp_path / "run" / "figures").mkdir(parents=True)
     (tmp_path / "outside").touch()
     write_json(tmp_path / "run" / SUMS, {name: sha256(b"").hexdigest()})
-    assert damage(tmp_path / "run") == f"{tmp_path}/run/{SUMS} names {name}, which is not in the folder"
+    assert (
+        damage(tmp_path / "run")
+        == f"{tmp_path}/run/{SUMS} names {name}, which is not in the folder"
+    )
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", "\udcff"])

@@ -35,7 +35,9 @@ def make(attention_type="quadratic", **changes):
 def in_timm(model, **rates):
     keys = model.config.to_dict()
     arguments = keys["model_args"] | rates
-    network = timm.create_model(keys["architecture"], num_classes=model.num_labels, **arguments).eval()
+    network = timm.create_model(
+        keys["architecture"], num_classes=model.num_labels, **arguments
+    ).eval()
     network.load_state_dict(model.state_dict())
     return network
 
@@ -64,9 +66,14 @@ def test_both_faces_have_the_same_keys_logits_features_and_maps(attention_type):
 
 def test_everything_that_is_dropped_in_training_is_dropped_by_timm_too():
     model = make(
-        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2, classifier_dropout=0.3, drop_path_rate=0.4
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.2,
+        classifier_dropout=0.3,
+        drop_path_rate=0.4,
     ).train()
-    network = in_timm(model, proj_drop_rate=0.1, attn_drop_rate=0.2, drop_rate=0.3, drop_path_rate=0.4).train()
+    network = in_timm(
+        model, proj_drop_rate=0.1, attn_drop_rate=0.2, drop_rate=0.3, drop_path_rate=0.4
+    ).train()
     torch.manual_seed(2)
     logits = model(images(batch=17)).logits
     torch.manual_seed(2)
@@ -90,10 +97,15 @@ def test_the_base_model_and_the_backbone_have_the_features_that_timm_has():
     model.config.out_indices = [1, 3]
     base, backbone = SAModel(model.config).eval(), SABackbone(model.config).eval()
     for other in (base, backbone):
-        other.load_state_dict({key: value for key, value in model.state_dict().items() if not key.startswith("head.")})
+        other.load_state_dict(
+            {key: value for key, value in model.state_dict().items() if not key.startswith("head.")}
+        )
     with torch.no_grad():
         assert torch.equal(base(x).last_hidden_state, network.forward_features(x).flatten(1, 2))
-        assert torch.equal(base(x).pooler_output, network.forward_head(network.forward_features(x), pre_logits=True))
+        assert torch.equal(
+            base(x).pooler_output,
+            network.forward_head(network.forward_features(x), pre_logits=True),
+        )
         maps = backbone(x)
         # index 0 is the embedding: stage N is what leaves timm's block N - 1
         expected = network.forward_intermediates(x, indices=[0, 2], intermediates_only=True)
@@ -105,19 +117,36 @@ def test_the_base_model_and_the_backbone_have_the_features_that_timm_has():
 
 @pytest.mark.parametrize("attention_type", TERMS)
 def test_from_config_draws_each_tensor_as_timm_does(attention_type):
-    sizes = {"hidden_size": 101, "num_attention_heads": 7, "intermediate_size": 103, "num_hidden_layers": 5}
+    sizes = {
+        "hidden_size": 101,
+        "num_attention_heads": 7,
+        "intermediate_size": 103,
+        "num_hidden_layers": 5,
+    }
     config = SAConfig(attention_type=attention_type, num_labels=LABELS, **SIZES | sizes)
     torch.manual_seed(0)
     ours = AutoModelForImageClassification.from_config(config).state_dict()
     keys = config.to_dict()
-    theirs = timm.create_model(keys["architecture"], num_classes=LABELS, **keys["model_args"]).state_dict()
+    theirs = timm.create_model(
+        keys["architecture"], num_classes=LABELS, **keys["model_args"]
+    ).state_dict()
     assert ours.keys() == theirs.keys()
-    for name in {re.sub(r"^blocks\.\d+\.", "", key) for key in ours}:  # blocks are drawn alike: pool them
+    for name in {
+        re.sub(r"^blocks\.\d+\.", "", key) for key in ours
+    }:  # blocks are drawn alike: pool them
         pooled = [
-            torch.cat([v.flatten() for k, v in state.items() if re.fullmatch(rf"(blocks\.\d+\.)?{name}", k)])
+            torch.cat(
+                [
+                    v.flatten()
+                    for k, v in state.items()
+                    if re.fullmatch(rf"(blocks\.\d+\.)?{name}", k)
+                ]
+            )
             for state in (ours, theirs)
         ]
-        (mean, std), (expected_mean, expected_std) = ((x.mean().item(), x.std().item()) for x in pooled)
+        (mean, std), (expected_mean, expected_std) = (
+            (x.mean().item(), x.std().item()) for x in pooled
+        )
         chance = 5 / math.sqrt(pooled[0].numel())
         assert abs(std - expected_std) <= chance * expected_std, name
         assert abs(mean - expected_mean) <= 2 * chance * expected_std, name
@@ -142,7 +171,9 @@ def test_outputs_come_as_a_tuple_where_they_are_wanted_so():
 
 
 def test_gradient_checkpointing_changes_no_gradient():
-    model = make("content", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, drop_path_rate=0.1).train()
+    model = make(
+        "content", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, drop_path_rate=0.1
+    ).train()
     gradients = []
     # what transformers 5.23 calls activation checkpointing was gradient checkpointing before
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
@@ -161,7 +192,10 @@ def test_gradient_checkpointing_changes_no_gradient():
 def test_the_model_compiles_as_one_graph(changes):
     model, x = make("eq8"), images()
     with torch.no_grad():
-        expected, outputs = model(x, **changes), torch.compile(model, fullgraph=True, backend="eager")(x, **changes)
+        expected, outputs = (
+            model(x, **changes),
+            torch.compile(model, fullgraph=True, backend="eager")(x, **changes),
+        )
     assert torch.allclose(outputs.logits, expected.logits, atol=1e-6)
     assert outputs.keys() == expected.keys()
 
@@ -172,17 +206,25 @@ def test_bfloat16_weights_take_float32_images(tmp_path):
     half = SAForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
     with torch.no_grad():
         logits, expected = half(images()).logits, model(images()).logits
-    assert {parameter.dtype for parameter in half.parameters()} == {logits.dtype} == {torch.bfloat16}
+    assert (
+        {parameter.dtype for parameter in half.parameters()} == {logits.dtype} == {torch.bfloat16}
+    )
     assert torch.allclose(logits.float(), expected, atol=0.05)
 
 
 def test_another_number_of_labels_makes_a_new_head_and_keeps_the_rest(tmp_path):
     model = make()
     model.save_pretrained(tmp_path)
-    other = SAForImageClassification.from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+    other = SAForImageClassification.from_pretrained(
+        tmp_path, num_labels=7, ignore_mismatched_sizes=True
+    )
     assert other.head.weight.shape == (7, 23)
     before = model.state_dict()
-    assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items() if not k.startswith("head."))
+    assert all(
+        torch.equal(v, before[k])
+        for k, v in other.state_dict().items()
+        if not k.startswith("head.")
+    )
     bound = 1 / math.sqrt(23)  # of nn.Linear's own initialisation
     assert bound / 2 < other.head.weight.abs().max() <= bound
 
@@ -193,14 +235,18 @@ def test_the_base_model_takes_a_classifier_without_complaint_and_the_other_way_r
     base, report = AutoModel.from_pretrained(tmp_path / "classifier", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     base.save_pretrained(tmp_path / "base")
-    _, report = SAForImageClassification.from_pretrained(tmp_path / "base", output_loading_info=True)
+    _, report = SAForImageClassification.from_pretrained(
+        tmp_path / "base", output_loading_info=True
+    )
     assert set(report["missing_keys"]) == {"head.weight", "head.bias"}
 
 
 def test_a_tensor_that_is_missing_is_drawn_and_its_neighbour_stays(tmp_path):
     model = make("quadratic_gen", num_attention_heads=211)
     model.save_pretrained(tmp_path)
-    weights = load((tmp_path / "model.safetensors").read_bytes())  # not mapped to the file that is written next
+    weights = load(
+        (tmp_path / "model.safetensors").read_bytes()
+    )  # not mapped to the file that is written next
     Delta = weights.pop("blocks.1.attn.terms.0.Delta")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     term = SAForImageClassification.from_pretrained(tmp_path).blocks[1].attn.terms[0]
@@ -231,11 +277,15 @@ def test_another_image_size_gives_what_timm_gives(attention_type):
 def test_images_that_do_not_fit_are_refused_in_words():
     with pytest.raises(ValueError, match="got images of 16x16, expected 14x14"):
         make("learned")(images(16))
-    with pytest.raises(ValueError, match="got 15x15, expected positive multiples of the patch size 2"):
+    with pytest.raises(
+        ValueError, match="got 15x15, expected positive multiples of the patch size 2"
+    ):
         make("quadratic")(images(15))
     with pytest.raises(ValueError, match=r"pixel_values: got None, expected images \(B, 3, H, W\)"):
         make()(labels=torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"pixel_values: got shape \(3, 14, 14\), expected images \(B, 3, H, W\)"):
+    with pytest.raises(
+        ValueError, match=r"pixel_values: got shape \(3, 14, 14\), expected images \(B, 3, H, W\)"
+    ):
         make()(images(14)[0])
 
 
@@ -273,7 +323,9 @@ def test_trainer_restores_the_best_of_its_checkpoints(tmp_path):
     )
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
-    best, last = (load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in (4, 6))
+    best, last = (
+        load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in (4, 6)
+    )
     restored = model.state_dict()
     assert restored.keys() == best.keys()
     assert all(torch.equal(restored[key], best[key]) for key in best)

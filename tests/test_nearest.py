@@ -27,13 +27,17 @@ def by_loops(P):
     for h in range(heads):
         for i in range(K):
             for j in range(K):
-                found[h, i, j] = np.mean([P[h, y * W + x, (y + i - r) * W + x + j - r] for y, x in inner])
+                found[h, i, j] = np.mean(
+                    [P[h, y * W + x, (y + i - r) * W + x + j - r] for y, x in inner]
+                )
         for y in range(H):
             for x in range(W):
                 conv = np.zeros((H, W))
                 for i in range(K):
                     for j in range(K):
-                        conv[min(max(y + i - r, 0), H - 1), min(max(x + j - r, 0), W - 1)] += found[h, i, j]
+                        conv[min(max(y + i - r, 0), H - 1), min(max(x + j - r, 0), W - 1)] += found[
+                            h, i, j
+                        ]
                 away[h, y * W + x] = np.abs(P[h, y * W + x] - conv.ravel()).sum()
     return found, away
 
@@ -50,17 +54,27 @@ def test_a_layer_of_one_hot_heads_is_the_convolution_of_its_value_matrices():
     attention, X = network.blocks[1].attn, torch.randn(2, H, W, network.embed_dim)
     P = attention.probabilities(X).detach()
     nearest = NearestConvolution(attention, P, (H, W), K)
-    kernel = attention.W_val.weight.unflatten(1, [9, -1]).unflatten(1, [K, K]).permute(0, 3, 1, 2)  # (D_out, D, K, K)
-    by_hand = conv2d(pad(X.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate"), kernel, attention.W_val.bias)
+    kernel = (
+        attention.W_val.weight.unflatten(1, [9, -1]).unflatten(1, [K, K]).permute(0, 3, 1, 2)
+    )  # (D_out, D, K, K)
+    by_hand = conv2d(
+        pad(X.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate"), kernel, attention.W_val.bias
+    )
     with torch.no_grad():
         expected = attention.W_out(by_hand.permute(0, 2, 3, 1))
-        assert torch.allclose(nearest(X), expected, atol=1e-5) and torch.allclose(attention(X), expected, atol=1e-5)
+        assert torch.allclose(nearest(X), expected, atol=1e-5) and torch.allclose(
+            attention(X), expected, atol=1e-5
+        )
     assert nearest.bound < 1e-6
     assert distance(P, (H, W), K).max() < 1e-6
 
 
 def test_the_taps_of_a_planted_head_are_where_it_looks():
-    c = taps(convolutional_network().blocks[0].attn.probabilities(torch.zeros(1, H, W, 2)).detach(), (H, W), 5)
+    c = taps(
+        convolutional_network().blocks[0].attn.probabilities(torch.zeros(1, H, W, 2)).detach(),
+        (H, W),
+        5,
+    )
     for head, (row, column) in enumerate(KERNEL):
         assert np.unravel_index(int(c[head].argmax()), (5, 5)) == (2 + row, 2 + column)
 

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from sa_zoo.models.network import Block, SANet
-from sa_zoo.models.terms import TERMS, Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from sa_zoo.models.terms import (
+    TERMS,
+    Absolute,
+    Content,
+    GeneralizedQuadratic,
+    Learned,
+    Quadratic,
+    Relative,
+)
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
 
@@ -47,12 +55,18 @@ def test_groups_of_terms_divide_the_blocks_equally():
 
 @pytest.mark.parametrize(("heads", "kernel"), [(9, 3), (25, 5)])
 def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(heads, kernel):
-    model = SANet(TERMS["quadratic_kernel"], **SMALL | {"num_heads": heads, "depth": 2, "img_size": 34}).double()
+    model = SANet(
+        TERMS["quadratic_kernel"], **SMALL | {"num_heads": heads, "depth": 2, "img_size": 34}
+    ).double()
     attn = model.blocks[0].attn
-    slices = attn.W_val.weight.unflatten(1, [heads, 7])  # (out, heads, in), heads in row-major order of the pixels
+    slices = attn.W_val.weight.unflatten(
+        1, [heads, 7]
+    )  # (out, heads, in), heads in row-major order of the pixels
     weight = slices.transpose(1, 2).unflatten(2, [kernel, kernel])
     X, half = torch.randn(5, 17, 17, 7, dtype=torch.double), kernel // 2
-    expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, attn.W_val.bias).permute(0, 2, 3, 1)
+    expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, attn.W_val.bias).permute(
+        0, 2, 3, 1
+    )
     for spread, error in (None, 0.1), (30.0, 1e-12):  # as it starts, and in the limit
         if spread:
             attn.terms[0].spread.data.fill_(spread)
@@ -62,12 +76,26 @@ def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(
 
 def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weights_are_the_same():
     torch.manual_seed(5)
-    usual = SANet(TERMS["quadratic"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}).state_dict()
+    usual = SANet(
+        TERMS["quadratic"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}
+    ).state_dict()
     torch.manual_seed(5)
-    kernel = SANet(TERMS["quadratic_kernel"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}).state_dict()
+    kernel = SANet(
+        TERMS["quadratic_kernel"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}
+    ).state_dict()
     changed = {key for key, value in kernel.items() if not torch.equal(value, usual[key])}
-    assert changed == {f"blocks.{block}.attn.terms.0.{name}" for block in (0, 1) for name in ("Delta", "spread")}
-    nearest = [[-1, -1], [-1, 0], [-1, 1], [0, -1], [0, 0], [0, 1], [1, 0]]  # to the middle, as there are 7 heads
+    assert changed == {
+        f"blocks.{block}.attn.terms.0.{name}" for block in (0, 1) for name in ("Delta", "spread")
+    }
+    nearest = [
+        [-1, -1],
+        [-1, 0],
+        [-1, 1],
+        [0, -1],
+        [0, 0],
+        [0, 1],
+        [1, 0],
+    ]  # to the middle, as there are 7 heads
     assert kernel["blocks.1.attn.terms.0.Delta"].tolist() == nearest
 
 
@@ -96,7 +124,9 @@ def test_an_unchanged_size_changes_no_encoding(term):
 
 
 def test_sizes_that_patches_do_not_tile_are_refused():
-    with pytest.raises(ValueError, match="got 9x6, expected positive multiples of the patch size 2"):
+    with pytest.raises(
+        ValueError, match="got 9x6, expected positive multiples of the patch size 2"
+    ):
         net(img_size=(9, 6))
     with pytest.raises(AssertionError, match="image width"):
         net()(torch.randn(1, 3, 10, 7))
@@ -118,7 +148,8 @@ def test_a_single_image_without_a_batch_is_refused():
 
 
 @pytest.mark.parametrize(
-    "terms", ["quadratic", (("quadratic",), (Quadratic,)), Quadratic, (Quadratic,), (), ((), (Quadratic,))]
+    "terms",
+    ["quadratic", (("quadratic",), (Quadratic,)), Quadratic, (Quadratic,), (), ((), (Quadratic,))],
 )
 def test_terms_that_are_no_groups_of_classes_are_refused(terms):
     with pytest.raises(ValueError, match="expected tuples of classes"):
@@ -127,8 +158,12 @@ def test_terms_that_are_no_groups_of_classes_are_refused(terms):
 
 def test_the_embedding_is_space_to_depth_and_a_linear_map():
     model, x = net(in_chans=5), torch.randn(2, 5, 10, 6)
-    depth = torch.nn.functional.pixel_unshuffle(x, 2).permute(0, 2, 3, 1)  # (B, 5, 3, 5 * 4), channel major
-    expected = torch.nn.functional.linear(depth, model.patch_embed.weight.flatten(1), model.patch_embed.bias)
+    depth = torch.nn.functional.pixel_unshuffle(x, 2).permute(
+        0, 2, 3, 1
+    )  # (B, 5, 3, 5 * 4), channel major
+    expected = torch.nn.functional.linear(
+        depth, model.patch_embed.weight.flatten(1), model.patch_embed.bias
+    )
     assert torch.allclose(model.embed(x), expected, atol=1e-6)
 
 

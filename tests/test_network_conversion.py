@@ -37,7 +37,11 @@ class Tiny(nn.Module):
 
 
 def attentions(network):
-    return {name: module for name, module in network.named_modules() if isinstance(module, ConvolutionalAttention)}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, ConvolutionalAttention)
+    }
 
 
 def test_a_network_is_the_same_function_after_conversion_and_the_original_untouched():
@@ -48,7 +52,10 @@ def test_a_network_is_the_same_function_after_conversion_and_the_original_untouc
     converted, report = convert(network, example=x)
     assert network.training and converted.training and not attentions(network)
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert list(attentions(converted)) == ["stem.0", "shared", "head"] and converted.again is converted.shared
+    assert (
+        list(attentions(converted)) == ["stem.0", "shared", "head"]
+        and converted.again is converted.shared
+    )
     assert torch.equal(converted.eval()(x)["map"], network.eval()(x)["map"])
     assert report.logits == 0.0
     assert report.skipped == {
@@ -111,7 +118,9 @@ def test_networks_of_timm_and_torchvision_of_any_evaluation(build):
         converted, report = convert(network, alpha=alpha, example=x)
         assert report.logits <= tolerance
         assert {type(layer) for layer in attentions(converted).values()} == {kind}
-        assert len(report.layers) == sum(isinstance(module, nn.Conv2d) for module in network.modules())
+        assert len(report.layers) == sum(
+            isinstance(module, nn.Conv2d) for module in network.modules()
+        )
 
 
 def test_content_terms_start_at_the_same_function():
@@ -150,11 +159,15 @@ def test_positions_are_kept_from_weight_decay():
 def test_a_converted_network_reaches_another_process_as_it_is():
     network, x = timm.create_model("mhsa_resnet_tiny_cifar").eval(), torch.randn(2, 3, 32, 32)
     other = pickle.loads(pickle.dumps(network))  # as multiprocessing sends it
-    assert torch.equal(other(x), network(x)) and other.no_weight_decay() == network.no_weight_decay()
+    assert (
+        torch.equal(other(x), network(x)) and other.no_weight_decay() == network.no_weight_decay()
+    )
 
 
 def test_what_cannot_be_converted_is_said():
-    with pytest.raises(ValueError, match=r"layers: got 'stem\.1x', expected names of convolutions, such as stem\.0"):
+    with pytest.raises(
+        ValueError, match=r"layers: got 'stem\.1x', expected names of convolutions, such as stem\.0"
+    ):
         convert(Tiny(), layers="stem.1x", example=torch.randn(1, 3, 19, 17))
     with pytest.raises(ValueError, match="expected names of convolutions, of which it has none"):
         convert(torch.nn.Linear(3, 5), example=torch.randn(1, 3))

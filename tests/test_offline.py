@@ -53,7 +53,10 @@ AutoModelForImageClassification.from_pretrained("digits").save_pretrained("saved
 def without_network(*command: str) -> list[str]:
     """The command in a network namespace of its own, where the system allows it."""
     unshare = ["unshare", "--map-root-user", "--net"]
-    if shutil.which("unshare") and subprocess.run([*unshare, "true"], capture_output=True).returncode == 0:
+    if (
+        shutil.which("unshare")
+        and subprocess.run([*unshare, "true"], capture_output=True).returncode == 0
+    ):
         return [*unshare, *command]
     return list(command)
 
@@ -64,7 +67,11 @@ def watched(folder: Path, code: str, **variables: str) -> str:
     (folder / "watch" / "sitecustomize.py").write_text(WATCH)
     log = folder / "watch" / "log"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {"PYTHONPATH": f"{folder / 'watch'}:{ROOT}", "WATCHED": str(log), "HF_HOME": str(folder / "home")}
+    environment |= {
+        "PYTHONPATH": f"{folder / 'watch'}:{ROOT}",
+        "WATCHED": str(log),
+        "HF_HOME": str(folder / "home"),
+    }
     done = subprocess.run(
         without_network(sys.executable, "-c", code),
         env=environment | variables,
@@ -92,15 +99,19 @@ def test_a_model_of_the_hub_loads_from_the_cache(tmp_path):
     run = make_run(tmp_path / "test_vit", "test_vit", num_classes=7)
     hub = HubServer()
     repository = hub.repositories["you/tiny"] = Repository(private=False)
-    repository.commit({path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"})
-    code = "import sa_zoo.model_folder as m; print(m.load_model('hf-hub:you/tiny').num_classes)"
+    repository.commit(
+        {path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"}
+    )
+    code = "import sa_zoo.folders.write as m; print(m.load_model('hf-hub:you/tiny').num_classes)"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, cwd=tmp_path)
     hub.shutdown()
     hub.server_close()
     assert hub.count("evil.bin") == 0 and not list((tmp_path / "home").rglob("evil.bin"))
-    assert str(hub.server_port) in watched(tmp_path, code, HF_ENDPOINT=hub.url)  # it asks, and does without
+    assert str(hub.server_port) in watched(
+        tmp_path, code, HF_ENDPOINT=hub.url
+    )  # it asks, and does without
 
 
 def test_what_was_checked_is_what_loads_when_its_repository_changes_in_between(tmp_path):
@@ -112,12 +123,14 @@ def test_what_was_checked_is_what_loads_when_its_repository_changes_in_between(t
         return repository.commit({path.name: path.read_bytes() for path in run.iterdir()})
 
     first = commit(7)
-    code = "import timm, sa_zoo.untrusted\nwith sa_zoo.untrusted.checked('hf-hub:you/tiny') as source:"
+    code = "import timm, sa_zoo.folders.check\nwith sa_zoo.folders.check.checked('hf-hub:you/tiny') as source:"
     code += "\n print(source, flush=True); input(); print(timm.create_model(source, pretrained=True).num_classes)"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, text=True
+    ) as process:
         assert process.stdout.readline() == f"hf-hub:you/tiny@{first}\n"
         commit(11)
         assert process.communicate("\n") == ("7\n", None)

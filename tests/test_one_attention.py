@@ -47,13 +47,21 @@ def test_a_convolutional_layer_is_attention_with_a_quadratic_term_on_the_padded_
     rows, columns = (slice(padding, padding + count) for count in layer(x).shape[2:])
     expected = attention(keys.permute(0, 2, 3, 1))[:, rows, columns].permute(0, 3, 1, 2)
     direction = torch.randn_like(expected)
-    inputs = [x, attention.terms[0].Delta, attention.W_val.weight, attention.W_val.bias, attention.terms[0].spread]
+    inputs = [
+        x,
+        attention.terms[0].Delta,
+        attention.W_val.weight,
+        attention.W_val.bias,
+        attention.terms[0].spread,
+    ]
     wanted = torch.autograd.grad(expected, inputs, direction, retain_graph=True)
     spread = attention.terms[0].spread.detach()
     for forward in (layer, layer.explicit):
         y = forward(x)
         assert (y - expected).abs().max() < 1e-10
-        got = torch.autograd.grad(y, [x, layer.Delta, layer.W_val.weight, layer.b_out, layer.alpha], direction)
+        got = torch.autograd.grad(
+            y, [x, layer.Delta, layer.W_val.weight, layer.b_out, layer.alpha], direction
+        )
         kernel = got[2].flatten(2).transpose(1, 2).flatten(1)
         for mine, theirs in zip((*got[:2], kernel, got[3], got[4] * spread), wanted, strict=True):
             assert (mine - theirs).abs().max() < 1e-10 * max(1.0, float(theirs.abs().max()))
@@ -86,8 +94,14 @@ def test_lemma_2_the_weights_of_equation_8_give_quadratic_scores():
     delta = position[None, :] - position[:, None]  # (T, T, 2), k - q
     r_delta = torch.cat([delta.square().sum(dim=-1, keepdim=True), delta], dim=-1)  # (T, T, D_p)
     Delta = term.Delta.detach()
-    v = -alpha[:, None] * torch.stack([torch.ones(heads), -2 * Delta[:, 0], -2 * Delta[:, 1]], dim=1)  # (N_h, D_p)
-    X, u, What_key = torch.randn(H * W, D, dtype=torch.float64), torch.randn(heads, D).double(), torch.eye(3).double()
+    v = -alpha[:, None] * torch.stack(
+        [torch.ones(heads), -2 * Delta[:, 0], -2 * Delta[:, 1]], dim=1
+    )  # (N_h, D_p)
+    X, u, What_key = (
+        torch.randn(H * W, D, dtype=torch.float64),
+        torch.randn(heads, D).double(),
+        torch.eye(3).double(),
+    )
     W_qry = W_key = torch.zeros(D, D, dtype=torch.float64)
     query, key = X @ W_qry, X @ W_key
     A = torch.stack(
@@ -134,7 +148,9 @@ def test_lemma_1_heads_on_the_kernel_pixels_are_the_convolution():
     expected = conv.bias.detach()[:, None, None] + sum(
         torch.einsum("oi,biyx->boyx", kernel, padded[:, :, 1 + dy :, 2 + dx :][:, :, :H, :W])
         for kernel, (dy, dx) in zip(
-            conv.weight.detach().flatten(2).unbind(2), head_shifts([3, 5], [1, 1], [1, 2]).int().tolist(), strict=True
+            conv.weight.detach().flatten(2).unbind(2),
+            head_shifts([3, 5], [1, 1], [1, 2]).int().tolist(),
+            strict=True,
         )
     )
     layer = attention_from_conv(conv)

@@ -12,7 +12,14 @@ from timm.utils import reparameterize_model
 import sa_zoo  # noqa: F401  registers the names
 
 H, W = 44, 52  # enough tokens to go by axes
-SMALL = {"embed_dim": 7, "depth": 2, "num_heads": 3, "hidden_dim": 13, "img_size": (H, W), "patch_size": 4}
+SMALL = {
+    "embed_dim": 7,
+    "depth": 2,
+    "num_heads": 3,
+    "hidden_dim": 13,
+    "img_size": (H, W),
+    "patch_size": 4,
+}
 T = 11 * 13
 NAMES = [name for name in timm.list_models(module="timm_models") if name.startswith("sa_")]
 BATCH = {0: torch.export.Dim("batch", min=2, max=97)}

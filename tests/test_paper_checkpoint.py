@@ -19,7 +19,10 @@ def reference_state(kind: str, heads: int = 9, classes: int = 10) -> dict[str, t
     torch.manual_seed(0)
 
     def linear(name, inputs, outputs):
-        return {f"{name}.weight": torch.randn(outputs, inputs) / inputs**0.5, f"{name}.bias": torch.randn(outputs)}
+        return {
+            f"{name}.weight": torch.randn(outputs, inputs) / inputs**0.5,
+            f"{name}.bias": torch.randn(outputs),
+        }
 
     def norm(name):
         return {f"{name}.weight": 1 + 0.1 * torch.randn(D), f"{name}.bias": 0.1 * torch.randn(D)}
@@ -29,7 +32,9 @@ def reference_state(kind: str, heads: int = 9, classes: int = 10) -> dict[str, t
         block = f"encoder.layer.{layer}"
         attention = f"{block}.attention.self"
         if kind == "learned":
-            state[f"{attention}.relative_indices"] = torch.arange(SIDE)[None] - torch.arange(SIDE)[:, None] + SIDE - 1
+            state[f"{attention}.relative_indices"] = (
+                torch.arange(SIDE)[None] - torch.arange(SIDE)[:, None] + SIDE - 1
+            )
             for axis in ("row", "col"):
                 state[f"{attention}.{axis}_embeddings.weight"] = torch.randn(2 * SIDE - 1, D)
                 state[f"{attention}.head_keys_{axis}.weight"] = torch.randn(heads, D) / 20
@@ -37,9 +42,15 @@ def reference_state(kind: str, heads: int = 9, classes: int = 10) -> dict[str, t
             state[f"{attention}.attention_centers"] = 2 * torch.randn(heads, 2)
             shape = (heads,) if kind == "isotropic" else (heads, 2, 2)
             state[f"{attention}.attention_spreads"] = torch.rand(shape)
-            state[f"{attention}.R"] = torch.zeros(2, 2, 2, 2, 5)  # there 50 x 50 x 50 x 50 x 5; never read
-        state |= linear(f"{attention}.value", heads * D, D) | linear(f"{block}.attention.output.dense", D, D)
-        state |= norm(f"{block}.attention.output.LayerNorm") | linear(f"{block}.intermediate.dense", D, HIDDEN)
+            state[f"{attention}.R"] = torch.zeros(
+                2, 2, 2, 2, 5
+            )  # there 50 x 50 x 50 x 50 x 5; never read
+        state |= linear(f"{attention}.value", heads * D, D) | linear(
+            f"{block}.attention.output.dense", D, D
+        )
+        state |= norm(f"{block}.attention.output.LayerNorm") | linear(
+            f"{block}.intermediate.dense", D, HIDDEN
+        )
         state |= linear(f"{block}.output.dense", HIDDEN, D) | norm(f"{block}.output.LayerNorm")
     return state | linear("classifier", D, classes)
 
@@ -49,17 +60,34 @@ def reference_scores(state: dict, attention: str, kind: str) -> torch.Tensor:
     place = torch.arange(SIDE)
     if kind == "learned":
         index = state[f"{attention}.relative_indices"]
-        row = state[f"{attention}.row_embeddings.weight"][index] @ state[f"{attention}.head_keys_row.weight"].T
-        col = state[f"{attention}.col_embeddings.weight"][index] @ state[f"{attention}.head_keys_col.weight"].T
-        return (row[None, :, None, :] + col[:, None, :, None]).permute(0, 1, 4, 2, 3)  # [i, j, h, k, l]
-    first = (place[None, :] - place[:, None])[:, None, :, None].expand(SIDE, SIDE, SIDE, SIDE).float()
-    second = (place[None, :] - place[:, None])[None, :, None, :].expand(SIDE, SIDE, SIDE, SIDE).float()
+        row = (
+            state[f"{attention}.row_embeddings.weight"][index]
+            @ state[f"{attention}.head_keys_row.weight"].T
+        )
+        col = (
+            state[f"{attention}.col_embeddings.weight"][index]
+            @ state[f"{attention}.head_keys_col.weight"].T
+        )
+        return (row[None, :, None, :] + col[:, None, :, None]).permute(
+            0, 1, 4, 2, 3
+        )  # [i, j, h, k, l]
+    first = (
+        (place[None, :] - place[:, None])[:, None, :, None].expand(SIDE, SIDE, SIDE, SIDE).float()
+    )
+    second = (
+        (place[None, :] - place[:, None])[None, :, None, :].expand(SIDE, SIDE, SIDE, SIDE).float()
+    )
     r_delta = torch.stack([first, second, first**2, second**2, first * second], dim=-1)
     mu, spread = state[f"{attention}.attention_centers"], state[f"{attention}.attention_spreads"]
-    inverse = torch.diag_embed((spread**2)[:, None].expand(-1, 2)) if kind == "isotropic" else spread @ spread.mT
+    inverse = (
+        torch.diag_embed((spread**2)[:, None].expand(-1, 2))
+        if kind == "isotropic"
+        else spread @ spread.mT
+    )
     a, b, c = inverse[:, 0, 0], inverse[:, 0, 1], inverse[:, 1, 1]
     u = -0.5 * torch.stack(
-        [-2 * (a * mu[:, 0] + b * mu[:, 1]), -2 * (c * mu[:, 1] + b * mu[:, 0]), a, c, 2 * b], dim=-1
+        [-2 * (a * mu[:, 0] + b * mu[:, 1]), -2 * (c * mu[:, 1] + b * mu[:, 0]), a, c, 2 * b],
+        dim=-1,
     )
     return torch.einsum("ijklr,hr->ijhkl", r_delta, u)
 
@@ -81,7 +109,9 @@ def reference_forward(state: dict, images: torch.Tensor, kind: str) -> torch.Ten
         scores = reference_scores(state, f"{block}.attention.self", kind)
         P = scores.flatten(3).softmax(-1).unflatten(3, [SIDE, SIDE])
         mixed = torch.einsum("ijhkl,bkld->bijhd", P, x).flatten(3)
-        mixed = linear(f"{block}.attention.output.dense", linear(f"{block}.attention.self.value", mixed))
+        mixed = linear(
+            f"{block}.attention.output.dense", linear(f"{block}.attention.self.value", mixed)
+        )
         x = norm(f"{block}.attention.output.LayerNorm", mixed + x)
         hidden = F.gelu(linear(f"{block}.intermediate.dense", x))
         x = norm(f"{block}.output.LayerNorm", linear(f"{block}.output.dense", hidden) + x)
@@ -121,7 +151,9 @@ def test_a_checkpoint_of_another_variant_is_refused_and_nothing_written(tmp_path
 
 
 def test_unknown_tensors_are_named(tmp_path):
-    state = reference_state("isotropic") | {"encoder.layer.0.attention.self.query.weight": torch.zeros(1)}
+    state = reference_state("isotropic") | {
+        "encoder.layer.0.attention.self.query.weight": torch.zeros(1)
+    }
     with pytest.raises(ValueError, match=r"query\.weight"):
         convert_reference(saved(state, tmp_path / "c"), "sa_quadratic_cifar", tmp_path / "out")
 
@@ -161,11 +193,19 @@ def test_tensors_of_another_kind_or_shape_are_refused(state, tmp_path):
 def test_tensors_without_memory_of_their_own_do_not_ask_for_it(tmp_path):
     one, path = torch.zeros(1), tmp_path / "c"
     huge = {"classifier.weight": one.expand(200_000, 400), "classifier.bias": one.expand(200_000)}
-    with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected one of .* more than [\d,]+ parameters"):
-        convert_reference(saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"^checkpoint: got .*, expected one of .* more than [\d,]+ parameters"
+    ):
+        convert_reference(
+            saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out"
+        )
     huge = {"features_upscale.weight": one.expand(8_000_000_000, 12)}
-    with pytest.raises(ValueError, match=r"(?s)^checkpoint: got .*size mismatch for patch_embed.weight"):
-        convert_reference(saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"(?s)^checkpoint: got .*size mismatch for patch_embed.weight"
+    ):
+        convert_reference(
+            saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out"
+        )
 
 
 class Bomb:

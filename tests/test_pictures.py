@@ -30,7 +30,9 @@ def test_pictures_are_turned_upright(tmp_path):
     picture, exif = noise_images(1, (13, 7))[0], Image.Exif()
     exif[0x0112] = 6  # orientation: shown after a quarter turn clockwise
     picture.save(tmp_path / "x.png", exif=exif)
-    assert np.array_equal(np.array(open_picture(tmp_path / "x.png")), np.rot90(np.array(picture), -1))
+    assert np.array_equal(
+        np.array(open_picture(tmp_path / "x.png")), np.rot90(np.array(picture), -1)
+    )
 
 
 @pytest.mark.parametrize("kind", ["EPS", "TGA", "JPEG2000"])

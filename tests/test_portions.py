@@ -35,7 +35,9 @@ def test_the_workspace_is_reused_in_every_mode_and_separate_for_each_thread():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_attention_in_the_workspace_is_attention_by_axes(dtype):
     torch.manual_seed(0)
-    P_down, P_across = (probabilities_from(torch.randn(3, side, side, dtype=dtype)) for side in (5, 13))
+    P_down, P_across = (
+        probabilities_from(torch.randn(3, side, side, dtype=dtype)) for side in (5, 13)
+    )
     X = torch.randn(2, 5, 13, K, dtype=dtype)
     expected = attend_by_axes([P_down, P_across], X)
     assert (portions.attend_in_workspace(P_down, P_across, X) - expected).abs().max() < 1e-6

@@ -7,15 +7,22 @@ from tiny_runs import tiny_config
 from transformers import AutoModelForImageClassification, TimmWrapperForImageClassification
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.fit import finish_folder
+from sa_zoo.folders.metrics import Metrics
+from sa_zoo.folders.opened import load_model
 from sa_zoo.interchange.pruned_heads import prune_heads, reset_heads, write_changed
-from sa_zoo.metrics import Metrics
-from sa_zoo.model_folder import load_model
 from sa_zoo.models.terms import TERMS
 from sa_zoo.training.train import train
+from sa_zoo.verbs.fit import finish_folder
 
 HEADS, D = 5, 11
-SIZES = {"img_size": 8, "patch_size": 2, "embed_dim": D, "depth": 3, "hidden_dim": 13, "num_heads": HEADS}
+SIZES = {
+    "img_size": 8,
+    "patch_size": 2,
+    "embed_dim": D,
+    "depth": 3,
+    "hidden_dim": 13,
+    "num_heads": HEADS,
+}
 CHOSEN = {0: [1, 4], 2: [0]}
 
 
@@ -26,7 +33,9 @@ def network(variant="quadratic", classes=7):
 
 def of_heads(name, value):
     """A parameter of attention with an axis of heads, moved to the front and apart; None if it has none."""
-    if ".attn." not in name or name.endswith(("W_val.bias", "W_out.weight", "W_out.bias", ".row", ".col", ".P")):
+    if ".attn." not in name or name.endswith(
+        ("W_val.bias", "W_out.weight", "W_out.bias", ".row", ".col", ".P")
+    ):
         return None
     axis = 1 if name.endswith("W_val.weight") else 0
     return value.unflatten(axis, [HEADS, -1]).movedim(axis, 0)
@@ -47,7 +56,9 @@ def test_heads_without_values_are_removed_without_a_trace(variant):
         for name, value in model.named_parameters()
         if name.startswith(f"blocks.{block}.")
     )
-    rest = sum(value.numel() for name, value in model.named_parameters() if not name.startswith("blocks."))
+    rest = sum(
+        value.numel() for name, value in model.named_parameters() if not name.startswith("blocks.")
+    )
     assert sum(value.numel() for value in pruned.parameters()) == expected + rest
 
 
@@ -56,7 +67,9 @@ def test_resetting_changes_the_chosen_heads_and_nothing_else(variant):
     model = network(variant)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(1)  # as if trained: some heads of an untrained network are always the same
+            parameter.add_(
+                1
+            )  # as if trained: some heads of an untrained network are always the same
     before, after = model.state_dict(), reset_heads(model, CHOSEN).state_dict()
     for name, value in before.items():
         block = int(name.split(".")[1]) if name.startswith("blocks.") else -1
@@ -110,7 +123,11 @@ def test_a_model_keeps_its_type_and_the_pooling_that_it_was_changed_to(change):
 @pytest.mark.parametrize(
     ("model", "heads", "said"),
     [
-        (network(), {1: list(range(HEADS))}, "heads: got all those of block 2, expected at least one"),
+        (
+            network(),
+            {1: list(range(HEADS))},
+            "heads: got all those of block 2, expected at least one",
+        ),
         (network(), {3: [0]}, r"heads: got \[0\] of block 3"),
         (network(), {0: [HEADS]}, r"heads: got \[5\] of block 0"),
         (timm.create_model("test_vit"), {0: [0]}, "model: got VisionTransformer"),
@@ -123,5 +140,8 @@ def test_heads_that_cannot_be_removed_are_refused(model, heads, said):
 
 @pytest.mark.parametrize("num_heads", [0, [3, 2], [3, 0, 2]])
 def test_a_number_of_heads_that_does_not_fit_the_blocks_is_refused(num_heads):
-    with pytest.raises(ValueError, match=r"num_heads: got .*, expected a positive number, or one for each of 3 blocks"):
+    with pytest.raises(
+        ValueError,
+        match=r"num_heads: got .*, expected a positive number, or one for each of 3 blocks",
+    ):
         timm.create_model("sa_quadratic_cifar", **SIZES | {"num_heads": num_heads})

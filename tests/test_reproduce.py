@@ -13,8 +13,8 @@ from PIL import Image
 from tiny_runs import signalled_by
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.cost import training_macs
-from sa_zoo.metrics import read_metrics
+from sa_zoo.folders.cost import training_macs
+from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.training.config import Config, load_config
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "reproduce.py"
@@ -49,7 +49,9 @@ def test_each_row_trains_the_model_of_its_name_by_a_valid_config(reproduce):
         command = reproduce.command_of(row, 7, "data/cifar10", "some images")
         assert command[command.index("--out") + 1] == f"{row.name}-7"
         if command[0] == "train":
-            config = load_config(command[1], [value for key, value in pairwise(command) if key == "--set"])
+            config = load_config(
+                command[1], [value for key, value in pairwise(command) if key == "--set"]
+            )
             assert config.train.seed == 7
             assert config.model.name == row.name.partition(".")[0]
 
@@ -80,13 +82,18 @@ def test_the_queue_stops_resumes_and_leaves_what_is_finished(reproduce, tmp_path
         reproduce.Row("first", "train quickstart", SMALL),
     ]
     runs = tmp_path / "runs"
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--out", str(runs), "--data", str(tmp_path), "--tiny"])
+    monkeypatch.setattr(
+        sys, "argv", ["reproduce.py", "--out", str(runs), "--data", str(tmp_path), "--tiny"]
+    )
     with (
         signalled_by(signal.SIGTERM, runs, "first-0/history.jsonl"),
         pytest.raises(SystemExit, match="the same command continues"),
     ):
         reproduce.main()
-    assert list((runs / "first-0" / "checkpoints").iterdir()) and not (runs / "logs" / "wrong-0.log").exists()
+    assert (
+        list((runs / "first-0" / "checkpoints").iterdir())
+        and not (runs / "logs" / "wrong-0.log").exists()
+    )
     with pytest.raises(SystemExit, match=r"failed, see their logs in .*: wrong-0$"):
         reproduce.main()
     assert "expected a timm optimizer" in (runs / "logs" / "wrong-0.log").read_text()
@@ -95,7 +102,11 @@ def test_the_queue_stops_resumes_and_leaves_what_is_finished(reproduce, tmp_path
     reproduce.TINY.pop(0)
     reproduce.main()
     assert {path: path.stat().st_mtime_ns for path in runs.glob("first-0/*")} == written
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--out", str(runs), "--data", str(runs), "--tiny"])
-    with pytest.raises(SystemExit, match=f"--data: got {runs}, expected {tmp_path}, as the runs in {runs} have"):
+    monkeypatch.setattr(
+        sys, "argv", ["reproduce.py", "--out", str(runs), "--data", str(runs), "--tiny"]
+    )
+    with pytest.raises(
+        SystemExit, match=f"--data: got {runs}, expected {tmp_path}, as the runs in {runs} have"
+    ):
         reproduce.main()
     assert (runs / "data" / "cifar10").resolve() == tmp_path

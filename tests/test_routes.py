@@ -14,11 +14,26 @@ from sa_zoo.kernels.choose import ROUTES, only
 from sa_zoo.models import attention as attention_file
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
-from sa_zoo.models.terms import Absolute, Content, GeneralizedQuadratic, Learned, Quadratic, Relative
+from sa_zoo.models.terms import (
+    Absolute,
+    Content,
+    GeneralizedQuadratic,
+    Learned,
+    Quadratic,
+    Relative,
+)
 
 # Images large enough to be evaluated by axes, small enough that P is remembered.
 H, W, D, HEADS, B = 17, 11, 7, 3, 5
-TERMS = [(Quadratic,), (GeneralizedQuadratic,), (Learned,), (Content,), (Relative,), (Absolute,), (Quadratic, Content)]
+TERMS = [
+    (Quadratic,),
+    (GeneralizedQuadratic,),
+    (Learned,),
+    (Content,),
+    (Relative,),
+    (Absolute,),
+    (Quadratic, Content),
+]
 
 
 class Definition(Attention):
@@ -34,7 +49,9 @@ def several_portions(monkeypatch):
     monkeypatch.setattr(portions, "KEPT", 1)
 
 
-every_term = pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms))
+every_term = pytest.mark.parametrize(
+    "terms", TERMS, ids=lambda terms: "+".join(term.__name__ for term in terms)
+)
 
 
 def layers(terms, dtype=torch.float64, **kwargs) -> tuple[Attention, Definition]:
@@ -52,7 +69,9 @@ def pixels(dtype=torch.float64) -> torch.Tensor:
 
 def same(layer: Attention, X: torch.Tensor, error: float = 1e-10) -> None:
     """The layer gives what its weights give by the definition."""
-    explicit = Definition(D, HEADS, [type(term) for term in layer.terms], (H, W), dtype=X.dtype).eval()
+    explicit = Definition(
+        D, HEADS, [type(term) for term in layer.terms], (H, W), dtype=X.dtype
+    ).eval()
     explicit.load_state_dict(layer.state_dict())
     with torch.no_grad():
         assert (layer(X) - explicit(X)).abs().max() < error
@@ -67,7 +86,11 @@ def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, err
     assert (y - expected).abs().max() < error
     direction = torch.randn_like(y)
     gradients = torch.autograd.grad(y, [X, *layer.parameters()], direction)
-    for got, want in zip(gradients, torch.autograd.grad(expected, [X, *explicit.parameters()], direction), strict=True):
+    for got, want in zip(
+        gradients,
+        torch.autograd.grad(expected, [X, *explicit.parameters()], direction),
+        strict=True,
+    ):
         assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
 
 
@@ -108,7 +131,10 @@ def test_a_route_can_be_asked_for(route):
         assert layer.route(X) == route
         assert (layer(X) - explicit(X)).abs().max() < 1e-10
     assert len(ROUTES) <= 6
-    with pytest.raises(ValueError, match="got 'dense', expected one of definition, by axes"), only("dense"):
+    with (
+        pytest.raises(ValueError, match="got 'dense', expected one of definition, by axes"),
+        only("dense"),
+    ):
         pass
 
 
@@ -138,12 +164,16 @@ def test_bfloat16_is_within_its_rounding(terms):
 
 def test_under_autocast_nothing_is_written_into_the_workspace(monkeypatch):
     layer, _ = layers((Quadratic,), torch.float32)
-    monkeypatch.setattr(portions, "attend_in_workspace", lambda *given: pytest.fail("out= ignores autocast"))
+    monkeypatch.setattr(
+        portions, "attend_in_workspace", lambda *given: pytest.fail("out= ignores autocast")
+    )
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(pixels(torch.float32)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)], ids=lambda terms: terms[0].__name__)
+@pytest.mark.parametrize(
+    "terms", [(Quadratic,), (GeneralizedQuadratic,)], ids=lambda terms: terms[0].__name__
+)
 def test_dropout_on_probabilities_is_that_of_the_definition(terms):
     layer, explicit = layers(terms, attn_drop=0.5)
     X = pixels()
@@ -170,7 +200,12 @@ def test_gradients_see_the_dropout_of_content_that_the_values_saw():
     assert abs(float(slope - (gradient * along).sum())) < 1e-6
 
 
-PROJECTIONS = [(Content, "terms.0.W_qry"), (Content, "terms.0.W_key"), (Content, "W_val"), (Quadratic, "W_val")]
+PROJECTIONS = [
+    (Content, "terms.0.W_qry"),
+    (Content, "terms.0.W_key"),
+    (Content, "W_val"),
+    (Quadratic, "W_val"),
+]
 
 
 @pytest.mark.parametrize(("term", "path"), PROJECTIONS)
@@ -189,14 +224,22 @@ def test_hooks_of_a_projection_are_called(term, path, mode):
 def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mode):
     block = Block(D, HEADS, 13, terms, grid)
     X, seen = torch.randn(B, *grid, D), []
-    watched = [module for path, module in block.named_modules() if not list(module.children()) and "drop" not in path]
+    watched = [
+        module
+        for path, module in block.named_modules()
+        if not list(module.children()) and "drop" not in path
+    ]
     with mode():
         expected = block(X)
         for module in watched:
-            module.register_forward_hook(lambda module, given, made: seen.append((module, given, made, made.clone())))
+            module.register_forward_hook(
+                lambda module, given, made: seen.append((module, given, made, made.clone()))
+            )
         assert (block(X) - expected).abs().max() < 1e-5
         block(X + 1.0)
-    of_terms = [module for module in watched if any(module in term.modules() for term in block.attn.terms)]
+    of_terms = [
+        module for module in watched if any(module in term.modules() for term in block.attn.terms)
+    ]
     assert [module for module, *_ in seen[: len(watched)] if module not in of_terms] == [
         module for module in watched if module not in of_terms
     ]
@@ -216,7 +259,9 @@ def test_a_hook_of_a_term_changes_its_scores():
 
 def test_backward_hooks_of_projections_are_called():
     layer, gradients = layers((Content,))[0], []
-    layer.terms[0].W_qry.register_full_backward_hook(lambda module, given, of_output: gradients.append(of_output[0]))
+    layer.terms[0].W_qry.register_full_backward_hook(
+        lambda module, given, of_output: gradients.append(of_output[0])
+    )
     layer(pixels().requires_grad_()).sum().backward()
     assert len(gradients[0]) == B
 
@@ -237,7 +282,9 @@ def test_function_transforms_of_torch_work(mode):
     layer = layers((Quadratic,))[0].eval()
     X = torch.stack([pixels(), 2.0 * pixels()])
     with mode():
-        assert (torch.func.vmap(layer)(X) - torch.stack([layer(some) for some in X])).abs().max() < 1e-10
+        assert (
+            torch.func.vmap(layer)(X) - torch.stack([layer(some) for some in X])
+        ).abs().max() < 1e-10
         y, slope = torch.func.jvp(layer, (X[0],), (X[1],))
         assert (slope - (layer(X[0] + X[1]) - y)).abs().max() < 1e-10  # the layer is affine
 
@@ -251,7 +298,9 @@ def test_derivatives_forward_need_no_grad_mode(terms):
 
     def tangent(mode):
         with mode():
-            return torch.func.jvp(lambda p: torch.func.functional_call(layer, p, (X,)), (parameters,), (along,))[1]
+            return torch.func.jvp(
+                lambda p: torch.func.functional_call(layer, p, (X,)), (parameters,), (along,)
+            )[1]
 
     expected = tangent(torch.enable_grad)
     for _ in range(3):
@@ -260,14 +309,18 @@ def test_derivatives_forward_need_no_grad_mode(terms):
     with only("definition"), dual_level():
         expected = unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent
     with torch.no_grad(), dual_level():
-        assert (unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent - expected).abs().max() < 1e-4
+        assert (
+            unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent - expected
+        ).abs().max() < 1e-4
 
 
 def test_gradients_by_function_transforms_are_those_of_backward():
     """Of a batch of several portions, which they cannot evaluate again."""
     block, X = Block(D, HEADS, 13, (Quadratic,), (H, W), dtype=torch.float64), pixels()
     parameters = dict(block.named_parameters())
-    got = torch.func.grad(lambda p: torch.func.functional_call(block, p, (X,)).square().sum())(parameters)
+    got = torch.func.grad(lambda p: torch.func.functional_call(block, p, (X,)).square().sum())(
+        parameters
+    )
     expected = torch.autograd.grad(block(X).square().sum(), list(parameters.values()))
     for mine, theirs in zip(got.values(), expected, strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-10)
@@ -315,7 +368,10 @@ def test_threads_do_not_write_over_each_other():
 
     expected = [evaluated(X) for X in images]
     with ThreadPoolExecutor(max_workers=3) as threads:
-        assert all(torch.equal(got, want) for got, want in zip(threads.map(evaluated, images), expected, strict=True))
+        assert all(
+            torch.equal(got, want)
+            for got, want in zip(threads.map(evaluated, images), expected, strict=True)
+        )
 
 
 def test_large_probabilities_are_not_remembered():
@@ -332,7 +388,9 @@ def test_probabilities_are_built_once_while_nothing_changes(monkeypatch):
     built = []
     original = attention_file.probabilities_from
     monkeypatch.setattr(
-        attention_file, "probabilities_from", lambda scores: built.append(scores.shape) or original(scores)
+        attention_file,
+        "probabilities_from",
+        lambda scores: built.append(scores.shape) or original(scores),
     )
     with torch.no_grad():
         for _ in range(3):
@@ -348,7 +406,9 @@ def test_probabilities_are_built_once_while_nothing_changes(monkeypatch):
 CHANGES = {
     "written in place": lambda layer: layer.terms[0].Delta.add_(0.5),
     "written through .data": lambda layer: layer.terms[0].spread.data.mul_(1.5),
-    "replaced": lambda layer: setattr(layer.terms[0], "Delta", torch.nn.Parameter(layer.terms[0].Delta + 1.0)),
+    "replaced": lambda layer: setattr(
+        layer.terms[0], "Delta", torch.nn.Parameter(layer.terms[0].Delta + 1.0)
+    ),
     "loaded": lambda layer: layer.load_state_dict(layers([type(layer.terms[0])])[0].state_dict()),
     "trained": lambda layer: [p.copy_(p - 0.1 * torch.ones_like(p)) for p in layer.parameters()],
 }

@@ -51,10 +51,18 @@ class Recording(Handler):
 
     def handle_any(self):
         elsewhere = getattr(self.server, "elsewhere", None)
-        headers = [f"{key}: {value}" for key, value in self.headers.items() if key.lower() != "authorization"]
+        headers = [
+            f"{key}: {value}"
+            for key, value in self.headers.items()
+            if key.lower() != "authorization"
+        ]
         self.server.seen.append(f"{self.path} {headers}")
         self.server.authorized += "Authorization" in self.headers
-        if elsewhere and self.command == "GET" and re.search(r"/resolve/.*/model\.safetensors", self.path):
+        if (
+            elsewhere
+            and self.command == "GET"
+            and re.search(r"/resolve/.*/model\.safetensors", self.path)
+        ):
             repository = self.server.repositories["you/tiny"]
             elsewhere.content = repository.commits[repository.head]["model.safetensors"]
             self.send_response(302)
@@ -82,20 +90,48 @@ def test_a_token_reaches_the_hub_in_its_header_and_nothing_else(tmp_path):
     threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
     hub = HubServer()
     hub.RequestHandlerClass, hub.elsewhere, hub.seen, hub.authorized = Recording, elsewhere, [], 0
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    environment |= {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_DEBUG": "1"}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))
+    }
+    environment |= {
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_DEBUG": "1",
+    }
     environment |= {"PYTHONPATH": str(ROOT), "HF_TOKEN": TOKEN}
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN_AND_PUBLISH], env=environment, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", TRAIN_AND_PUBLISH],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     for server in (hub, elsewhere):
         server.shutdown()
         server.server_close()
     assert done.returncode == 0, done.stderr[-3000:]
-    assert hub.repositories["you/tiny"].tags and hub.authorized > 5 and elsewhere.seen and "DEBUG" in done.stderr
+    assert (
+        hub.repositories["you/tiny"].tags
+        and hub.authorized > 5
+        and elsewhere.seen
+        and "DEBUG" in done.stderr
+    )
     assert "authorization" not in " ".join(elsewhere.seen).lower()
     (home / "token").unlink()
-    commits = [str(commit) for repository in hub.repositories.values() for commit in repository.commits.values()]
-    texts = {"output": done.stdout, "log": done.stderr, "sent": " ".join([*hub.seen, *elsewhere.seen, *commits])}
-    texts |= {str(path): path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()}
+    commits = [
+        str(commit)
+        for repository in hub.repositories.values()
+        for commit in repository.commits.values()
+    ]
+    texts = {
+        "output": done.stdout,
+        "log": done.stderr,
+        "sent": " ".join([*hub.seen, *elsewhere.seen, *commits]),
+    }
+    texts |= {
+        str(path): path.read_bytes().decode("latin-1")
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
     assert not [where for where, text in texts.items() if TOKEN in text or STORED in text]

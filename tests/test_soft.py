@@ -17,14 +17,20 @@ def soft(conv, alpha, moved=0.0):
     layer = attention_from_conv(conv, alpha)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        layer.Delta += moved * torch.randn(layer.Delta.shape, generator=generator, dtype=layer.Delta.dtype)
-        layer.alpha *= 1 + moved * torch.rand(layer.alpha.shape, generator=generator, dtype=layer.alpha.dtype)
+        layer.Delta += moved * torch.randn(
+            layer.Delta.shape, generator=generator, dtype=layer.Delta.dtype
+        )
+        layer.alpha *= 1 + moved * torch.rand(
+            layer.alpha.shape, generator=generator, dtype=layer.alpha.dtype
+        )
     layer.settle()
     return layer
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(layers(), st.floats(0.05, 37.0), st.sampled_from([0.0, 0.4]))  # soft in one dimension up to 37.4
+@given(
+    layers(), st.floats(0.05, 37.0), st.sampled_from([0.0, 0.4])
+)  # soft in one dimension up to 37.4
 def test_both_evaluations_are_the_explicit_softmax(drawn, alpha, moved):
     layer, x = soft(drawn.conv, alpha, moved), drawn.inputs(batch=2)
     assert isinstance(layer, SoftAttention)
@@ -86,7 +92,9 @@ class _Evaluation(nn.Module):
 
 def test_a_head_sees_the_keys_whose_probability_counts():
     Delta, alpha = torch.tensor([0.0, 2.4]), torch.tensor([5.0, 0.7])
-    for (first, last), centre, sharpness in zip(seen_offsets(Delta, alpha, 1e-8), Delta, alpha, strict=True):
+    for (first, last), centre, sharpness in zip(
+        seen_offsets(Delta, alpha, 1e-8), Delta, alpha, strict=True
+    ):
         offsets = torch.arange(-30.0, 31.0)
         scores = -sharpness * (offsets - centre).square()
         counts = offsets[(scores - scores.max()).exp() > 1e-8]
@@ -141,7 +149,10 @@ def test_axes_contracted_in_turn_give_the_explicit_form():
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-6, 1e-4])
 def test_the_dullest_heads_see_all_of_a_long_axis(alpha):
-    layer, x = attention_from_conv(nn.Conv1d(1, 1, 1).double(), 1e-3), torch.zeros(1, 1, 2003, dtype=torch.float64)
+    layer, x = (
+        attention_from_conv(nn.Conv1d(1, 1, 1).double(), 1e-3),
+        torch.zeros(1, 1, 2003, dtype=torch.float64),
+    )
     layer.alpha.data.fill_(alpha)
     x[..., 1009:] = 1.0
     assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
@@ -162,7 +173,9 @@ def test_autocast_and_half_precision_agree_with_float32():
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("how", ["script", "compile", "export"])
-@pytest.mark.parametrize("arguments", [{}, {"alpha": 20.0}, {"alpha": 3.0}, {"alpha": 3.0, "content": True}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"alpha": 20.0}, {"alpha": 3.0}, {"alpha": 3.0, "content": True}]
+)
 def test_layers_script_compile_and_export(arguments, how):
     layer = attention_from_conv(nn.Conv2d(3, 5, 3, stride=2, padding=1), **arguments)
     x = torch.randn(2, 3, 11, 13)

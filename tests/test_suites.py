@@ -5,18 +5,25 @@ import runpy
 from pathlib import Path
 
 import pytest
+import suites
 import timm
 import torch
+from benchmark import measure
 from torch import nn
 
-from sa_zoo.analysis import suites
-from sa_zoo.analysis.benchmark import measure
 from sa_zoo.kernels.choose import ROUTES, only
 from sa_zoo.kernels.fused import can_fuse
 
 CPU = torch.device("cpu")
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "bench.py"))
-SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "img_size": (16, 20), "num_classes": 11}
+SMALL = {
+    "embed_dim": 7,
+    "depth": 3,
+    "num_heads": 2,
+    "hidden_dim": 13,
+    "img_size": (16, 20),
+    "num_classes": 11,
+}
 
 
 @pytest.fixture
@@ -41,7 +48,9 @@ def test_the_convolutional_twin_differs_in_attention_alone():
     others = {name: p for name, p in twin.state_dict().items() if ".attn." not in name}
     assert all(torch.equal(p, network.state_dict()[name]) for name, p in others.items())
     first, last = torch.randn(1, 5, 3, 7), nn.functional.conv2d
-    expected = last(first.permute(0, 3, 1, 2), mixing[0].weight, mixing[0].bias, padding=1).permute(0, 2, 3, 1)
+    expected = last(first.permute(0, 3, 1, 2), mixing[0].weight, mixing[0].bias, padding=1).permute(
+        0, 2, 3, 1
+    )
     assert torch.allclose(twin.blocks[0].attn(first), expected, atol=1e-6)
 
 
@@ -56,13 +65,22 @@ def test_models_are_measured_in_all_phases_with_the_same_weights(steps):
         for name, (network, x, route, dtype, _) in zip(subjects, steps, strict=True):
             assert network.training == phase.startswith("training")
             assert route == ("definition" if name.startswith("definition") else "")
-            assert dtype == (torch.bfloat16 if "bfloat16" in phase and name != "definition, float32" else torch.float32)
+            assert dtype == (
+                torch.bfloat16
+                if "bfloat16" in phase and name != "definition, float32"
+                else torch.float32
+            )
             assert x.shape == (3, 3, 32, 32) and x.dtype == next(network.parameters()).dtype
             drops = {m.p for key, m in network.named_modules() if key.endswith("attn_drop")}
             assert drops <= ({0.1} if "dropout" in phase else {0.0})
         if phase == "training, float32":
-            built, definition = (steps[list(subjects).index(name)][0] for name in ("as built", "definition"))
-            assert all(torch.equal(a, b) for a, b in zip(built.parameters(), definition.parameters(), strict=True))
+            built, definition = (
+                steps[list(subjects).index(name)][0] for name in ("as built", "definition")
+            )
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(built.parameters(), definition.parameters(), strict=True)
+            )
 
 
 def test_subjects_of_the_same_function_have_the_same_logits():
@@ -79,7 +97,9 @@ def test_a_cnn_is_its_own_yardstick(steps):
     assert "definition" not in cases[0].subjects()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.compile itself
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning"
+)  # of torch.compile itself
 def test_the_compiled_network_takes_part():
     subjects = next(suites.models(["sa_quadratic_tiny_cifar"], 2, CPU, "default")).subjects()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -93,7 +113,10 @@ def test_layers_take_every_side_and_leave_out_maps_that_do_not_fit(monkeypatch):
     every = {"as built": "", "definition": "definition"}
     cases = list(suites.layers("sa_quadratic_tiny_cifar", [5, 7], CPU, every))
     names = [f"one layer of sa_quadratic_tiny_cifar, {side} tokens" for side in ("5x5", "7x7")]
-    assert [(case.model, case.yardstick) for case in cases] == [(names[0], "definition"), (names[1], "as built")]
+    assert [(case.model, case.yardstick) for case in cases] == [
+        (names[0], "definition"),
+        (names[1], "as built"),
+    ]
     rows = [row for case in cases for row in measure(case, 1, CPU)]
     assert [row["subject"] for row in rows] == ["as built", "definition", "as built"]
     assert rows[1]["mib"] * 2**20 > 4 * 9 * 25 * 25
@@ -113,7 +136,9 @@ def test_routes_of_a_case_give_the_same_logits(model, phase, batch, names):
     if "fused" in names and not can_fuse(X := torch.empty(1, 1, 16, 16), X[0, 0]):
         pytest.skip("the compiled route needs AVX-512 and a compiler")
     torch.manual_seed(0)
-    network = timm.create_model(model, **{**SMALL, "img_size": 32, "embed_dim": 16}).train(phase.startswith("training"))
+    network = timm.create_model(model, **{**SMALL, "img_size": 32, "embed_dim": 16}).train(
+        phase.startswith("training")
+    )
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -128,18 +153,24 @@ def test_convolutions_are_measured_against_attention_made_of_them(monkeypatch):
     monkeypatch.setitem(SCRIPT["layer"].__globals__, "LAYERS", ((3, 7),))
     cases = list(SCRIPT["convolution_cases"]())
     monkeypatch.setattr(suites, "resolve_model_data_config", lambda _: {"input_size": (3, 32, 32)})
-    gmacs = (1_814_073_344 - 512_000) / 49e9 + 512_000 / 1e9  # convolutions of a 49th of the pixels, and the classifier
+    gmacs = (
+        1_814_073_344 - 512_000
+    ) / 49e9 + 512_000 / 1e9  # convolutions of a 49th of the pixels, and the classifier
     assert [row["gmacs"] for row in measure(cases[0], 1, CPU)] == pytest.approx([gmacs, gmacs])
     assert [(case.model, case.images, case.yardstick) for case in cases[:2]] == [
         ("mhsa_resnet18", batch, "resnet18") for batch in (1, 8)
     ]
     assert [(case.model, case.images) for case in cases[2:]] == [
-        (f"3x3 layer, 3 channels, 7x7, alpha {alpha}", batch) for alpha in (20, 4) for batch in (8, 32)
+        (f"3x3 layer, 3 channels, 7x7, alpha {alpha}", batch)
+        for alpha in (20, 4)
+        for batch in (8, 32)
     ]
     rows = measure(cases[2], 1, CPU)
     assert [row["subject"] for row in rows] == ["nn.Conv2d", "attention", "definition"]
     assert [row["subject"] for row in measure(cases[3], 1, CPU)] == ["nn.Conv2d", "attention"]
-    assert rows[0]["gmacs"] == pytest.approx(3 * 3 * 9 * 49 * 3 / 1e9)  # forward, gradients of kernel and input
+    assert rows[0]["gmacs"] == pytest.approx(
+        3 * 3 * 9 * 49 * 3 / 1e9
+    )  # forward, gradients of kernel and input
 
 
 def test_the_data_path_is_measured_within_a_step_and_alone(tmp_path, monkeypatch):

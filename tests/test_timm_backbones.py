@@ -29,29 +29,45 @@ def trained(name, **arguments):
 
 def saved(network, folder):
     """A CNN as a file."""
-    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, folder / "cnn.safetensors")
+    save_file(
+        {key: value.contiguous() for key, value in network.state_dict().items()},
+        folder / "cnn.safetensors",
+    )
     return {"file": str(folder / "cnn.safetensors")}
 
 
 def images(network, batch=2):
     torch.manual_seed(1)
-    return torch.randn(batch, 3, *[min(side, 64) for side in network.pretrained_cfg["input_size"][1:]])
+    return torch.randn(
+        batch, 3, *[min(side, 64) for side in network.pretrained_cfg["input_size"][1:]]
+    )
 
 
 def test_every_backbone_is_registered_with_its_cnns_weights_and_licence():
-    assert {f"mhsa_{cnn.__name__}" for cnn in CNNS} | {"mhsa_network"} == set(timm.list_models("mhsa_*"))
+    assert {f"mhsa_{cnn.__name__}" for cnn in CNNS} | {"mhsa_network"} == set(
+        timm.list_models("mhsa_*")
+    )
     for cnn in CNNS:
         for name in timm.list_models(cnn.__name__, include_tags=True):
             mine, other = (timm.get_pretrained_cfg(prefix + name) for prefix in ("mhsa_", ""))
-            assert (mine.hf_hub_id, mine.license, mine.mean) == (other.hf_hub_id, other.license, other.mean)
+            assert (mine.hf_hub_id, mine.license, mine.mean) == (
+                other.hf_hub_id,
+                other.license,
+                other.mean,
+            )
             assert mine.first_conv == f"{other.first_conv}.W_val"
-        assert timm.get_pretrained_cfg(f"mhsa_{cnn.__name__}").tag == timm.get_pretrained_cfg(cnn.__name__).tag
+        assert (
+            timm.get_pretrained_cfg(f"mhsa_{cnn.__name__}").tag
+            == timm.get_pretrained_cfg(cnn.__name__).tag
+        )
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_file_of_the_cnn_becomes_the_same_function(name, tmp_path):
     cnn = trained(name)
-    backbone = timm.create_model(f"mhsa_{name}", pretrained=True, pretrained_cfg_overlay=saved(cnn, tmp_path)).eval()
+    backbone = timm.create_model(
+        f"mhsa_{name}", pretrained=True, pretrained_cfg_overlay=saved(cnn, tmp_path)
+    ).eval()
     x = images(cnn)
     assert type(backbone) is type(cnn)
     assert torch.equal(backbone(x), cnn(x))
@@ -59,9 +75,13 @@ def test_a_file_of_the_cnn_becomes_the_same_function(name, tmp_path):
     assert not any(isinstance(module, torch.nn.Conv2d) for module in backbone.modules())
     assert torch.equal(backbone.forward_features(x), cnn.forward_features(x))
     overlay = saved(cnn, tmp_path)
-    features = timm.create_model(f"mhsa_{name}", features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
+    features = timm.create_model(
+        f"mhsa_{name}", features_only=True, pretrained=True, pretrained_cfg_overlay=overlay
+    )
     expected = cnn.forward_intermediates(x, intermediates_only=True)
-    for mine, other, channels in zip(features.eval()(x), expected, features.feature_info.channels(), strict=True):
+    for mine, other, channels in zip(
+        features.eval()(x), expected, features.feature_info.channels(), strict=True
+    ):
         assert torch.equal(mine, other) and mine.shape[1] == channels
 
 
@@ -69,12 +89,21 @@ def test_a_file_of_the_backbone_loads_as_it_is(tmp_path):
     arguments = {"alpha": 3.0, "layers": "layer4.*", "content": True}
     backbone = timm.create_model("mhsa_resnet_tiny_cifar", **arguments).eval()
     again = timm.create_model(
-        "mhsa_resnet_tiny_cifar", pretrained=True, pretrained_cfg_overlay=saved(backbone, tmp_path), **arguments
+        "mhsa_resnet_tiny_cifar",
+        pretrained=True,
+        pretrained_cfg_overlay=saved(backbone, tmp_path),
+        **arguments,
     )
-    assert all(torch.equal(value, again.state_dict()[key]) for key, value in backbone.state_dict().items())
-    with pytest.raises(RuntimeError, match="expected exact ones in a layer that was built for a large alpha"):
+    assert all(
+        torch.equal(value, again.state_dict()[key]) for key, value in backbone.state_dict().items()
+    )
+    with pytest.raises(
+        RuntimeError, match="expected exact ones in a layer that was built for a large alpha"
+    ):
         soft = timm.create_model("mhsa_resnet_tiny_cifar", alpha=3.0)
-        timm.create_model("mhsa_resnet_tiny_cifar", pretrained=True, pretrained_cfg_overlay=saved(soft, tmp_path))
+        timm.create_model(
+            "mhsa_resnet_tiny_cifar", pretrained=True, pretrained_cfg_overlay=saved(soft, tmp_path)
+        )
 
 
 def test_classes_channels_and_layers_of_ones_own(tmp_path):
@@ -83,7 +112,12 @@ def test_classes_channels_and_layers_of_ones_own(tmp_path):
     x = torch.randn(2, 1, 32, 32)
     expected = cnn.forward_features(x.expand(-1, 3, -1, -1))
     for layers in ("*", "layer4.*"):
-        arguments = {"in_chans": 1, "num_classes": 7, "layers": layers, "pretrained_cfg_overlay": overlay}
+        arguments = {
+            "in_chans": 1,
+            "num_classes": 7,
+            "layers": layers,
+            "pretrained_cfg_overlay": overlay,
+        }
         backbone = timm.create_model("mhsa_resnet_tiny_cifar", pretrained=True, **arguments).eval()
         assert torch.allclose(backbone.forward_features(x), expected, atol=1e-4)
         assert backbone(x).shape == (2, 7)
@@ -96,8 +130,16 @@ def test_torchvisions_vgg_is_read_as_timm_reads_it():
     with torch.device("meta"):
         backbone = timm.create_model("mhsa_vgg11_bn")
     own = backbone.state_dict()
-    names = {"head.fc": "classifier.6", "pre_logits.fc1": "classifier.0", "pre_logits.fc2": "classifier.3"}
-    layers = {name for name, module in backbone.named_modules() if isinstance(module, ConvolutionalAttention)}
+    names = {
+        "head.fc": "classifier.6",
+        "pre_logits.fc1": "classifier.0",
+        "pre_logits.fc2": "classifier.3",
+    }
+    layers = {
+        name
+        for name, module in backbone.named_modules()
+        if isinstance(module, ConvolutionalAttention)
+    }
     given = {}
     for key, value in own.items():
         layer, _, last = key.rpartition(".")
@@ -108,11 +150,14 @@ def test_torchvisions_vgg_is_read_as_timm_reads_it():
         given[f"{names.get(layer, layer)}.{last}"] = flat
     assert "classifier.0.weight" in given and given["classifier.0.weight"].ndim == 2
     converted = checkpoint_filter_fn(given, backbone)
-    assert {key: value.shape for key, value in converted.items()} == {key: value.shape for key, value in own.items()}
+    assert {key: value.shape for key, value in converted.items()} == {
+        key: value.shape for key, value in own.items()
+    }
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"alpha": 4.0}, {"alpha": 4.0, "layers": "layer3.*,layer4.*", "content": True}]
+    "arguments",
+    [{}, {"alpha": 4.0}, {"alpha": 4.0, "layers": "layer3.*,layer4.*", "content": True}],
 )
 def test_every_parameter_gets_a_gradient(arguments):
     backbone = timm.create_model("mhsa_resnet_tiny_cifar", **arguments).train()
@@ -133,7 +178,9 @@ def test_backbones_script_trace_compile_and_export(alpha, how):
     if how == "script":
         other = torch.jit.script(backbone)
     elif how == "fx":
-        features = timm.create_model("mhsa_resnet_tiny_cifar", alpha=alpha, features_only=True, feature_cls="fx")
+        features = timm.create_model(
+            "mhsa_resnet_tiny_cifar", alpha=alpha, features_only=True, feature_cls="fx"
+        )
         assert [feature.shape[-1] for feature in features(x)] == [32, 32, 16, 8, 4]
         return
     elif how == "compile":
@@ -146,7 +193,9 @@ def test_backbones_script_trace_compile_and_export(alpha, how):
 
 def test_any_cnn_of_timm_has_a_backbone_without_a_name_of_its_own():
     cnn = trained("test_efficientnet")
-    backbone = timm.create_model("mhsa_network", cnn="test_efficientnet", num_classes=cnn.num_classes).eval()
+    backbone = timm.create_model(
+        "mhsa_network", cnn="test_efficientnet", num_classes=cnn.num_classes
+    ).eval()
     backbone.load_state_dict(checkpoint_filter_fn(cnn.state_dict(), backbone))
     x = images(cnn)
     assert torch.equal(backbone(x), cnn(x))
@@ -156,7 +205,12 @@ def test_any_cnn_of_timm_has_a_backbone_without_a_name_of_its_own():
 
 def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatch):
     from huggingface_hub import HfApi
-    from transformers import AutoBackbone, AutoModelForImageClassification, TimmBackbone, TimmBackboneConfig
+    from transformers import (
+        AutoBackbone,
+        AutoModelForImageClassification,
+        TimmBackbone,
+        TimmBackboneConfig,
+    )
     from transformers.models.auto import auto_factory
 
     backbone = trained("mhsa_resnet_tiny_cifar", num_classes=7)
@@ -175,6 +229,8 @@ def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatc
         features = face.from_pretrained(f"local-dir:{tmp_path}", out_indices=[1, 4]).eval()
         assert isinstance(features, TimmBackbone)
         for mine, level in zip(features(x).feature_maps, (1, 4), strict=True):
-            assert torch.equal(mine, backbone.forward_intermediates(x, intermediates_only=True)[level])
+            assert torch.equal(
+                mine, backbone.forward_intermediates(x, intermediates_only=True)[level]
+            )
     by_name = AutoBackbone.from_config(TimmBackboneConfig(backbone="mhsa_resnet_tiny_cifar"))
     assert [tuple(level.shape[1:]) for level in by_name(x).feature_maps] == [(192, 4, 4)]

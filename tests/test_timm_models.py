@@ -43,7 +43,9 @@ every_attention = pytest.mark.parametrize("name", SELF_ATTENTION)
 def small(name: str, **kwargs) -> TimmSANet:
     """The variant in a size that tests can afford; the grid is 3 x 5 tokens."""
     torch.manual_seed(0)
-    return timm.create_model(name, **(SMALL | {"img_size": (12, 20), "num_classes": 11} | kwargs)).eval()
+    return timm.create_model(
+        name, **(SMALL | {"img_size": (12, 20), "num_classes": 11} | kwargs)
+    ).eval()
 
 
 def images(batch: int = 2, chans: int = 3) -> torch.Tensor:
@@ -69,7 +71,10 @@ def test_the_default_configuration_describes_the_model(name):
         cfg = model.pretrained_cfg
         features = model.forward_features(torch.empty(1, *cfg["input_size"]))
     assert cfg["input_size"] == (3, 32, 32) and cfg["num_classes"] == model.num_classes == 10
-    assert tuple(features.shape[1:3] if isinstance(model, TimmSANet) else features.shape[2:]) == cfg["pool_size"]
+    assert (
+        tuple(features.shape[1:3] if isinstance(model, TimmSANet) else features.shape[2:])
+        == cfg["pool_size"]
+    )
     for key in ("first_conv", "classifier"):
         assert cfg[key] + ".weight" in model.state_dict()
     assert model.get_classifier() is model.get_submodule(cfg["classifier"])
@@ -105,7 +110,9 @@ def test_intermediates_are_the_features_on_the_way(name):
     final, nchw = model.forward_intermediates(x)
     assert torch.equal(final, model.forward_features(x))
     assert [tuple(f.shape) for f in nchw] == [(2, 7, 3, 5)] * 3
-    nhwc = model.forward_intermediates(x, indices=[0, 2], output_fmt="NHWC", intermediates_only=True)
+    nhwc = model.forward_intermediates(
+        x, indices=[0, 2], output_fmt="NHWC", intermediates_only=True
+    )
     assert torch.equal(nhwc[1], final) and torch.equal(nhwc[0].permute(0, 3, 1, 2), nchw[0])
     early, last = model.forward_intermediates(x, indices=[0], stop_early=True)
     assert torch.equal(early.permute(0, 3, 1, 2), last[0]) and torch.equal(last[0], nchw[0])
@@ -120,7 +127,9 @@ def test_pruned_models_keep_the_features_they_are_asked_for(name):
     assert model.prune_intermediate_layers([0, 1]) == [0, 1]
     assert len(model.blocks) == 2
     for got, want in zip(
-        model.forward_intermediates(x, indices=[0, 1], intermediates_only=True), expected, strict=True
+        model.forward_intermediates(x, indices=[0, 1], intermediates_only=True),
+        expected,
+        strict=True,
     ):
         assert torch.equal(got, want)
 
@@ -138,7 +147,9 @@ def test_checkpointed_gradients_are_the_same(name):
     parameters = list(model.parameters())
     expected = torch.autograd.grad(model(x).square().mean(), parameters)
     model.set_grad_checkpointing()
-    for got, want in zip(torch.autograd.grad(model(x).square().mean(), parameters), expected, strict=True):
+    for got, want in zip(
+        torch.autograd.grad(model(x).square().mean(), parameters), expected, strict=True
+    ):
         assert torch.allclose(got, want, atol=1e-6)
 
 
@@ -154,7 +165,9 @@ def test_scripts(name):
 @every_attention
 def test_compiles_as_one_graph(name):
     model, x = small(name), images()
-    assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), atol=1e-6)
+    assert torch.allclose(
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), atol=1e-6
+    )
 
 
 @every_attention
@@ -171,7 +184,9 @@ def test_device_and_dtype_arrive_at_every_tensor(name):
     model = small(name, dtype=torch.bfloat16, device="cpu")
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
     assert model(images().bfloat16()).dtype == torch.bfloat16
-    assert {tensor.device.type for tensor in small(name, device="meta").state_dict().values()} == {"meta"}
+    assert {tensor.device.type for tensor in small(name, device="meta").state_dict().values()} == {
+        "meta"
+    }
 
 
 @every_attention
@@ -185,19 +200,30 @@ def test_a_meta_model_can_be_initialised(name):
 @pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "sa_quadratic_gen_cifar"])
 def test_centres_and_spreads_are_not_decayed(name):
     model = small(name)
-    decayed, spared = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())[::-1]
+    decayed, spared = param_groups_weight_decay(
+        model, 0.1, no_weight_decay_list=model.no_weight_decay()
+    )[::-1]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1 and spared["weight_decay"] == 0.0
     spared_names = {names[id(parameter)] for parameter in spared["params"]}
-    assert {name.rsplit(".", 1)[1] for name in spared_names} == {"Delta", "spread", "bias", "weight"}
+    assert {name.rsplit(".", 1)[1] for name in spared_names} == {
+        "Delta",
+        "spread",
+        "bias",
+        "weight",
+    }
     assert all("norm" in name for name in spared_names if name.endswith(".weight"))
-    assert not any(names[id(parameter)].endswith((".Delta", ".spread")) for parameter in decayed["params"])
+    assert not any(
+        names[id(parameter)].endswith((".Delta", ".spread")) for parameter in decayed["params"]
+    )
 
 
 def test_layers_are_grouped_from_stem_to_head():
     model = small("sa_learned_tiny_cifar")
     groups = list(group_parameters(model, model.group_matcher()).values())
-    assert [len([name for name in group if name.startswith("patch_embed")]) for group in groups] == [2, 0, 0, 0, 0]
+    assert [
+        len([name for name in group if name.startswith("patch_embed")]) for group in groups
+    ] == [2, 0, 0, 0, 0]
     for index in range(3):
         assert all(name.startswith(f"blocks.{index}.") for name in groups[1 + index])
     assert sorted(groups[-1]) == ["head.bias", "head.weight"]
@@ -211,7 +237,9 @@ def test_a_local_folder_gives_back_the_same_logits(name, tmp_path):
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(again(x), model(x))
-    other = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=13, in_chans=1).eval()
+    other = timm.create_model(
+        f"local-dir:{tmp_path}", pretrained=True, num_classes=13, in_chans=1
+    ).eval()
     assert other(x[:, :1]).shape == (2, 13)
 
 
@@ -228,7 +256,9 @@ def test_a_checkpoint_for_another_size_is_interpolated_and_says_so(name, tmp_pat
     assert torch.allclose(larger(x), model(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sa_learned_tiny_cifar", "sa_absolute_cifar", "sa_quadratic_tiny_cifar"])
+@pytest.mark.parametrize(
+    "name", ["sa_learned_tiny_cifar", "sa_absolute_cifar", "sa_quadratic_tiny_cifar"]
+)
 def test_another_size_is_saved_with_the_model(name, tmp_path, caplog):
     model = timm.create_model(name, **SMALL).eval()
     for parameter in model.parameters():

@@ -14,12 +14,20 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from tiny_runs import MUON, TINY_VIT, image_folder, noise_images, parquet_folder, signalled_by, tiny_config
+from tiny_runs import (
+    MUON,
+    TINY_VIT,
+    image_folder,
+    noise_images,
+    parquet_folder,
+    signalled_by,
+    tiny_config,
+)
 from torch.utils.data import get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
-from sa_zoo.cost import training_macs
-from sa_zoo.metrics import read_metrics
+from sa_zoo.folders.cost import training_macs
+from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.evaluate import evaluate_source
 from sa_zoo.training.model import create_model
@@ -32,7 +40,13 @@ ROOT = Path(__file__).parents[1]
 # everything that draws random numbers or keeps a state of its own
 RANDOM = {
     "model": {"args": {**TINY_VIT, "drop_rate": 0.1, "proj_drop_rate": 0.1}},
-    "augment": {"crop_padding": 1, "flip": True, "random_erasing": 0.5, "mixup": 0.3, "label_smoothing": 0.1},
+    "augment": {
+        "crop_padding": 1,
+        "flip": True,
+        "random_erasing": 0.5,
+        "mixup": 0.3,
+        "label_smoothing": 0.1,
+    },
     "optim": {"name": "adamw", "clip": 1.0},
     "train": {"epochs": 5, "batch_size": 106, "ema": 0.9},
 }
@@ -88,7 +102,9 @@ def test_a_compiled_run_follows_the_same_curve(plain, tmp_path, monkeypatch):
     """As `accelerate launch --dynamo_backend ...` asks for; this backend traces all and builds no kernels."""
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "aot_eager")
     compiled, original = [], torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **how: compiled.append(how) or original(model, **how))
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **how: compiled.append(how) or original(model, **how)
+    )
     train(tiny_config(), tmp_path / "run")
     assert [how["backend"] for how in compiled] == ["aot_eager"]
     assert_same_curve(plain[0], tmp_path / "run")
@@ -139,7 +155,17 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     macs = training_macs(timm.create_model("test_vit", num_classes=10, **TINY_VIT), (3, 8, 8))
     assert metrics.train.pflop == pytest.approx(2 * 3 * macs * 12 * 211 / 1e15)
     assert metrics.train.images_per_second > 0
-    for key in ("python", "torch", "timm", "accelerate", "device", "cpu", "threads", "processes", "sa_zoo_commit"):
+    for key in (
+        "python",
+        "torch",
+        "timm",
+        "accelerate",
+        "device",
+        "cpu",
+        "threads",
+        "processes",
+        "sa_zoo_commit",
+    ):
         assert key in metrics.environment
     lines = history(out)
     assert [line["epoch"] for line in lines] == [1, 2]
@@ -193,7 +219,9 @@ def test_a_killed_run_resumes_to_the_same_weights(whole, tmp_path, every, once):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_and_resumes_to_the_same_weights(whole, tmp_path, number):
     table = {**RANDOM, "train": {**RANDOM["train"], "checkpoint_steps": 5}}
-    handler = signal.getsignal(number)  # a shell starts what runs in its background with SIGINT ignored
+    handler = signal.getsignal(
+        number
+    )  # a shell starts what runs in its background with SIGINT ignored
     signalled(tiny_config(**table), tmp_path / "run", number, "checkpoints/epoch-*")
     assert signal.getsignal(number) == handler
     train(tiny_config(**table), tmp_path / "run", resume=True)
@@ -203,7 +231,9 @@ def test_an_interrupted_run_saves_and_resumes_to_the_same_weights(whole, tmp_pat
 def test_the_time_left_is_that_of_this_process(monkeypatch, capsys):
     now = iter([1000.0, 1010.0])
     monkeypatch.setattr("sa_zoo.training.progress.time.monotonic", lambda: next(now))
-    progress = Progress(images=1000, done=700, epochs=10, main=True)  # resumed; the first 700 images took an hour
+    progress = Progress(
+        images=1000, done=700, epochs=10, main=True
+    )  # resumed; the first 700 images took an hour
     record = {"epoch": 8, "loss": 1.0, "top1": 0.5, "seconds": 3600.0}
     progress.end_epoch(record, done=800, images_per_second=7.0)  # 100 in 10 seconds
     assert capsys.readouterr().out.endswith("7 images/s, 00:20 left\n")
@@ -220,7 +250,9 @@ def test_muon_and_the_record_of_heads_resume_too(tmp_path, once):
 
 
 def test_small_images_in_early_epochs_count_as_less_work(tmp_path):
-    early = train(tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": 4}}), tmp_path / "run")
+    early = train(
+        tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": 4}}), tmp_path / "run"
+    )
     model = timm.create_model("sa_quadratic_tiny_cifar", num_classes=10, **MUON["model"]["args"])
     small, full = (training_macs(model, (3, size, size)) for size in (4, 8))
     assert small < full
@@ -253,7 +285,9 @@ def test_checkpoints_that_are_a_link_to_elsewhere_are_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "train.toml").write_text(dump_config(tiny_config()))
     (tmp_path / "run" / "checkpoints").symlink_to("../precious")
-    with pytest.raises(ValueError, match=r"got .*/run/checkpoints, a link to .*/precious, expected a folder inside"):
+    with pytest.raises(
+        ValueError, match=r"got .*/run/checkpoints, a link to .*/precious, expected a folder inside"
+    ):
         train(tiny_config(), tmp_path / "run", resume=True)
     assert (tmp_path / "precious" / "thesis.tex").exists()
 
@@ -266,17 +300,45 @@ def test_a_finished_run_is_left_alone(plain):
 
 
 def test_two_processes_follow_the_curve_of_one(tmp_path):
-    table = {"augment": {"crop_padding": 1, "flip": True}, "optim": SGD, "train": {"batch_size": 210}}
+    table = {
+        "augment": {"crop_padding": 1, "flip": True},
+        "optim": SGD,
+        "train": {"batch_size": 210},
+    }
     train(tiny_config(**table), tmp_path / "one")
     (tmp_path / "two.toml").write_text(dump_config(tiny_config(**table)))
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    launch += ["--main_process_port=0", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    command = [*launch, "scripts/train.py", str(tmp_path / "two.toml"), "--out", str(tmp_path / "two")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+    ]
+    launch += [
+        "--main_process_port=0",
+        "--num_machines=1",
+        "--mixed_precision=no",
+        "--dynamo_backend=no",
+    ]
+    command = [
+        *launch,
+        "scripts/train.py",
+        str(tmp_path / "two.toml"),
+        "--out",
+        str(tmp_path / "two"),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^epoch 2/2", done.stdout, re.M)) == 1, "one process speaks"
-    metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
+    metrics = [
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")
+    ]
     assert [m["environment"]["processes"] for m in metrics] == [1, 2]
     assert_same_curve(tmp_path / "one", tmp_path / "two")
     # an odd number of images, each counted once
@@ -286,24 +348,35 @@ def test_two_processes_follow_the_curve_of_one(tmp_path):
 
 def test_accumulation_follows_the_same_curve(tmp_path):
     for parts in (1, 3):
-        table = {"train": {"batch_size": 210, "accumulation": parts}, "augment": {"flip": True}, "optim": SGD}
+        table = {
+            "train": {"batch_size": 210, "accumulation": parts},
+            "augment": {"flip": True},
+            "optim": SGD,
+        }
         train(tiny_config(**table), tmp_path / str(parts))
     assert_same_curve(tmp_path / "1", tmp_path / "3")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
     config = tiny_config(optim={"name": "sgd", "lr": 1e30}, train={"checkpoint_steps": 1})
-    with pytest.raises(FloatingPointError, match=r"got (nan|inf), which is not finite, in epoch 1, step \d") as caught:
+    with pytest.raises(
+        FloatingPointError, match=r"got (nan|inf), which is not finite, in epoch 1, step \d"
+    ) as caught:
         train(config, tmp_path / "run")
     kept = max((tmp_path / "run" / "checkpoints").iterdir())
-    assert re.search(r"first in the (output|gradient) of (blocks\.|patch_embed|norm)\S*, step \d; ", str(caught.value))
+    assert re.search(
+        r"first in the (output|gradient) of (blocks\.|patch_embed|norm)\S*, step \d; ",
+        str(caught.value),
+    )
     assert f"{kept} is the last good checkpoint" in str(caught.value)
     assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    config = tiny_config(optim={"name": "sgd", "lr": 1e30, "weight_decay": 1e30}, train={"checkpoint_steps": 1})
+    config = tiny_config(
+        optim={"name": "sgd", "lr": 1e30, "weight_decay": 1e30}, train={"checkpoint_steps": 1}
+    )
     said = r"weights: got some that are not finite, in epoch 1, step 1; .*epoch-00000-step-0000000 is the last good"
     with pytest.raises(FloatingPointError, match=said):
         train(config, tmp_path / "run")
@@ -321,7 +394,9 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
 def test_the_first_module_that_overflows_is_named(tmp_path, monkeypatch, where, precision, said):
     def create_overflowing(*arguments: object) -> torch.nn.Module:
         model = create_model(*arguments)
-        model.get_submodule(where).register_forward_hook(lambda module, inputs, output: output * 1e30 * 1e30)
+        model.get_submodule(where).register_forward_hook(
+            lambda module, inputs, output: output * 1e30 * 1e30
+        )
         return model
 
     monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
@@ -334,22 +409,30 @@ def test_the_first_gradient_that_overflows_is_named(tmp_path, monkeypatch):
 
     def create_overflowing(*arguments: object) -> torch.nn.Module:
         model = create_model(*arguments)
-        model.blocks[0].mlp.fc2.register_forward_hook(lambda module, inputs, output: (output * 0).abs().sqrt())
+        model.blocks[0].mlp.fc2.register_forward_hook(
+            lambda module, inputs, output: (output * 0).abs().sqrt()
+        )
         return model
 
     monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
-    with pytest.raises(FloatingPointError, match=r"first in the gradient of blocks\.0\.mlp\.fc2\.\w+, step 1; "):
+    with pytest.raises(
+        FloatingPointError, match=r"first in the gradient of blocks\.0\.mlp\.fc2\.\w+, step 1; "
+    ):
         train(tiny_config(), tmp_path / "run")
 
 
 def test_a_folder_that_is_not_empty_is_refused(plain):
     before = sorted(plain[0].iterdir())
-    with pytest.raises(FileExistsError, match=r"which is not empty; expected a new --out, or --resume"):
+    with pytest.raises(
+        FileExistsError, match=r"which is not empty; expected a new --out, or --resume"
+    ):
         train(tiny_config(), plain[0])
     assert sorted(plain[0].iterdir()) == before
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["no folder", "empty folder"])
+@pytest.mark.parametrize(
+    "make", [lambda path: None, lambda path: path.mkdir()], ids=["no folder", "empty folder"]
+)
 def test_resuming_nothing_is_refused(tmp_path, make):
     make(tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="expected one with a run to resume"):
@@ -366,39 +449,70 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
     config = tiny_config(model={"args": {**TINY_VIT, "depth": 3}}, train={"epochs": 40})
     shutil.copytree(stopped, tmp_path / "run")
     (tmp_path / "run" / "train.toml").write_text(dump_config(config))
-    with pytest.raises(ValueError, match=r"checkpoint: got .*, which is of another model: .*blocks.2"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint: got .*, which is of another model: .*blocks.2"
+    ):
         train(config, tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"model": {"name": "test_vti"}}, r"model.name: got test_vti, expected a timm name \(did you mean test_vit\?"),
-        ({"model": {"args": {"deepth": 3}}}, r"model.args: got what test_vit cannot be built with: .*deepth"),
+        (
+            {"model": {"name": "test_vti"}},
+            r"model.name: got test_vti, expected a timm name \(did you mean test_vit\?",
+        ),
+        (
+            {"model": {"args": {"deepth": 3}}},
+            r"model.args: got what test_vit cannot be built with: .*deepth",
+        ),
         (
             {"model": {"args": TINY_VIT | {"global_pool": ""}}},
             r"model.args: got a model whose output for an image is \(1, 17, 10\), expected \(1, 10\)",
         ),
         ({"model": {"freeze": "^nothing"}}, r"model.freeze: got '\^nothing', which matches 0 of"),
-        ({"model": {"freeze": "."}}, r"model.freeze: got '.', which matches (\d+) of \1 parameters"),
-        ({"model": {"init": "test_resnet"}}, r"model.init: got weights of test_resnet in test_resnet, expected test_v"),
-        ({"optim": {"name": "adamm"}}, r"optim.name: got adamm, expected a timm optimizer \(did you mean adam"),
-        ({"optim": {"args": {"adjust_lr": 1}}}, r"optim.args: got {'adjust_lr': 1}, which timm's adamw does not"),
+        (
+            {"model": {"freeze": "."}},
+            r"model.freeze: got '.', which matches (\d+) of \1 parameters",
+        ),
+        (
+            {"model": {"init": "test_resnet"}},
+            r"model.init: got weights of test_resnet in test_resnet, expected test_v",
+        ),
+        (
+            {"optim": {"name": "adamm"}},
+            r"optim.name: got adamm, expected a timm optimizer \(did you mean adam",
+        ),
+        (
+            {"optim": {"args": {"adjust_lr": 1}}},
+            r"optim.args: got {'adjust_lr': 1}, which timm's adamw does not",
+        ),
         ({"optim": {"args": {"lr": 1}}}, r"optim.args: got lr, expected as optim.lr"),
-        ({"augment": {"small_epochs": 1}}, r"augment.small_epochs: got 1, expected 0: test_vit takes one size of imag"),
+        (
+            {"augment": {"small_epochs": 1}},
+            r"augment.small_epochs: got 1, expected 0: test_vit takes one size of imag",
+        ),
         (
             {"model": {"name": "sa_quadratic_tiny_cifar", "args": {}}, "data": {"image_size": 15}},
             r"image_size: got 15x15: im",
         ),
-        ({"train": {"batch_size": 1295}}, r"train.batch_size: got 1295, expected at most the 1294 to train on"),
+        (
+            {"train": {"batch_size": 1295}},
+            r"train.batch_size: got 1295, expected at most the 1294 to train on",
+        ),
         (
             {"augment": {"mixup": 0.2}},
             r"train.batch_size: got 211, which is 211 images per micro-batch, expected an even number",
         ),
-        ({"train": {"precision": "fp16"}}, r"train.precision: got fp16, expected bf16 or no on a CPU"),
+        (
+            {"train": {"precision": "fp16"}},
+            r"train.precision: got fp16, expected bf16 or no on a CPU",
+        ),
     ],
 )
-def test_what_a_run_cannot_do_is_reported_before_it_makes_a_folder(tmp_path, monkeypatch, sections, said):
+def test_what_a_run_cannot_do_is_reported_before_it_makes_a_folder(
+    tmp_path, monkeypatch, sections, said
+):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(ValueError, match=said):
         train(tiny_config(**sections), tmp_path / "run")
@@ -407,24 +521,32 @@ def test_what_a_run_cannot_do_is_reported_before_it_makes_a_folder(tmp_path, mon
 
 def test_data_without_test_images_are_reported_before_it_makes_a_folder(tmp_path):
     folder = image_folder(tmp_path / "data", {"cat": 1, "dog": 1})
-    with pytest.raises(ValueError, match=r"data.name: got data without test images, expected a test split"):
+    with pytest.raises(
+        ValueError, match=r"data.name: got data without test images, expected a test split"
+    ):
         train(tiny_config(data={"name": str(folder)}, train={"batch_size": 1}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_initial_weights_that_are_not_there_are_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"got none from local-dir:.*nowhere, which lacks config.json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"got none from local-dir:.*nowhere, which lacks config.json"
+    ):
         train(tiny_config(model={"init": f"local-dir:{tmp_path}/nowhere"}), tmp_path / "run")
 
 
 def test_a_model_without_weights_says_so_when_a_run_starts_from_it(tmp_path):
     name = "sa_eq8_tiny_cifar"
-    with pytest.raises(FileNotFoundError, match=f"weights: got none from {name}: .*it is not trained yet"):
+    with pytest.raises(
+        FileNotFoundError, match=f"weights: got none from {name}: .*it is not trained yet"
+    ):
         train(tiny_config(model={"name": name, "args": {}, "init": name}), tmp_path / "run")
 
 
 def test_fine_tuning_starts_from_a_run_with_a_new_head(plain, tmp_path):
-    folder = parquet_folder(tmp_path / "three", {"train": noise_images(30), "test": noise_images(7, seed=1)})
+    folder = parquet_folder(
+        tmp_path / "three", {"train": noise_images(30), "test": noise_images(7, seed=1)}
+    )
     args = {"init": f"local-dir:{plain[0]}", "freeze": r"^(?!head|norm)"}
     table = {
         "model": args,
@@ -466,7 +588,12 @@ def test_layer_decay_gives_lower_layers_lower_rates():
     scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     stem, first, second, head = (
         scale[id(model.get_parameter(name))]
-        for name in ("patch_embed.weight", "blocks.0.fc1.weight", "blocks.1.fc1.weight", "head.weight")
+        for name in (
+            "patch_embed.weight",
+            "blocks.0.fc1.weight",
+            "blocks.1.fc1.weight",
+            "head.weight",
+        )
     )
     assert stem < first < second < head == 1.0
     assert second == 2 * first
@@ -497,16 +624,27 @@ def test_nothing_held_out_is_nothing_reported(tmp_path):
 
 
 def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
-    args = {**TINY_VIT, "img_size": [8, 8]}  # a list, which TensorBoard does not take as a hyperparameter
-    train(tiny_config(model={"args": args}, train={"tracker": "tensorboard", "epochs": 1}), tmp_path / "run")
+    args = {
+        **TINY_VIT,
+        "img_size": [8, 8],
+    }  # a list, which TensorBoard does not take as a hyperparameter
+    train(
+        tiny_config(model={"args": args}, train={"tracker": "tensorboard", "epochs": 1}),
+        tmp_path / "run",
+    )
     (events,) = (tmp_path / "run" / "tensorboard").glob("events.*")
     assert b"validation/top1" in events.read_bytes()
 
 
 def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
     read, training = Decoder.read, {"killed": True}
-    folder = parquet_folder(tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)})
-    table = {"data": {"name": str(folder), "validation": 0.2}, "train": {"batch_size": 8, "checkpoint_steps": 1}}
+    folder = parquet_folder(
+        tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)}
+    )
+    table = {
+        "data": {"name": str(folder), "validation": 0.2},
+        "train": {"batch_size": 8, "checkpoint_steps": 1},
+    }
 
     def killed(self: Decoder, image_of: Any, images: Any, table: str, row: int) -> torch.Tensor:
         if training["killed"] and row == 30 and get_worker_info():
@@ -516,7 +654,8 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
     monkeypatch.setattr(Decoder, "read", killed)
     with pytest.raises(
-        ConnectionError, match=r"a process that decodes images has ended: .*--resume .*DataLoader worker"
+        ConnectionError,
+        match=r"a process that decodes images has ended: .*--resume .*DataLoader worker",
     ):
         train(tiny_config(**table), tmp_path / "run")
     training["killed"] = False
@@ -529,7 +668,9 @@ def test_without_a_terminal_each_epoch_is_a_line(tmp_path, capsys):
     train(tiny_config(), tmp_path / "run")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    wanted = r"epoch 2/2: loss \d\.\d+, accuracy 0\.\d+, validation 0\.\d+, \d+ images/s, 00:00 left"
+    wanted = (
+        r"epoch 2/2: loss \d\.\d+, accuracy 0\.\d+, validation 0\.\d+, \d+ images/s, 00:00 left"
+    )
     assert re.fullmatch(wanted, lines[1])
 
 

@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
+from sa_zoo.folders.write import write_timm_files
 from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.model_folder import write_timm_files
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +42,9 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
     folder.mkdir(parents=True)
     network = timm.create_model(name, num_classes=len(LABELS), **arguments).eval()
     data_config = {"input_size": (3, side, side)}
-    write_timm_files(folder, network, model_config={"label_names": list(LABELS)}, data_config=data_config)
+    write_timm_files(
+        folder, network, model_config={"label_names": list(LABELS)}, data_config=data_config
+    )
     export_for_transformers(folder)
     return network
 
@@ -59,11 +61,15 @@ def run(tmp_path_factory):
 
 def photograph(side):
     """A real image of side x side pixels."""
-    return Image.fromarray(load_sample_image("china.jpg")).resize((side, side), Image.Resampling.BOX)
+    return Image.fromarray(load_sample_image("china.jpg")).resize(
+        (side, side), Image.Resampling.BOX
+    )
 
 
 ROUTES = {
-    "timm, local-dir:": lambda folder, x: timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x),
+    "timm, local-dir:": lambda folder, x: timm.create_model(
+        f"local-dir:{folder}", pretrained=True
+    ).eval()(x),
     "AutoModelForImageClassification": lambda folder, x: (
         AutoModelForImageClassification.from_pretrained(folder)(x).logits
     ),
@@ -81,7 +87,8 @@ def test_a_trained_folder_gives_the_same_logits(run, route):
 
 
 @pytest.mark.parametrize(
-    "variant", ["quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"]
+    "variant",
+    ["quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"],
 )
 def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
     name = f"sa_{variant}_cifar"
@@ -94,7 +101,9 @@ def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
             assert torch.allclose(route(tmp_path / "run", images), logits, rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.skipif(TRANSFORMERS < (5, 17), reason="with trust_remote_code=True it takes the copies")
+@pytest.mark.skipif(
+    TRANSFORMERS < (5, 17), reason="with trust_remote_code=True it takes the copies"
+)
 def test_the_package_goes_before_the_copies_in_the_folder(run):
     model = AutoModelForImageClassification.from_pretrained(run[0], trust_remote_code=True)
     assert type(model) is SAForImageClassification
@@ -103,7 +112,9 @@ def test_the_package_goes_before_the_copies_in_the_folder(run):
 def test_the_base_model_and_the_backbone_load_from_the_same_folder(run):
     folder, network, images, logits = run
     with torch.no_grad():
-        assert torch.equal(network.head(AutoModel.from_pretrained(folder)(images).pooler_output), logits)
+        assert torch.equal(
+            network.head(AutoModel.from_pretrained(folder)(images).pooler_output), logits
+        )
         maps = SABackbone.from_pretrained(folder, out_indices=[2, 5])(images).feature_maps
         expected = network.forward_intermediates(images, indices=[1, 4], intermediates_only=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(maps, expected, strict=True))
@@ -142,16 +153,23 @@ def test_timm_to_transformers_and_back_closes(run, tmp_path):
     with torch.no_grad():
         assert torch.equal(network(images), logits)
     code = sorted(path.name for path in folder.glob("*.py"))
-    assert sorted(path.name for path in tmp_path.glob("*.py")) == code, "what is saved loads without this package"
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == code, (
+        "what is saved loads without this package"
+    )
     old, new = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path))
-    assert {key: value for key, value in new.items() if old.get(key) != value} == {"dtype": "float32"}
+    assert {key: value for key, value in new.items() if old.get(key) != value} == {
+        "dtype": "float32"
+    }
 
 
 def test_a_network_fine_tuned_to_other_labels_closes_as_well(run, tmp_path):
     folder, _, images, _ = run
     labels = {0: "yes", 1: "no", 2: "perhaps"}
     tuned = AutoModelForImageClassification.from_pretrained(
-        folder, id2label=labels, label2id={v: k for k, v in labels.items()}, ignore_mismatched_sizes=True
+        folder,
+        id2label=labels,
+        label2id={v: k for k, v in labels.items()},
+        ignore_mismatched_sizes=True,
     )
     with torch.no_grad():
         tuned.blocks[0].attn.terms[0].Delta += 1
@@ -164,11 +182,15 @@ def test_a_network_fine_tuned_to_other_labels_closes_as_well(run, tmp_path):
 
 
 def test_exporting_what_transformers_saved_adds_the_processor_and_keeps_the_rest(run, tmp_path):
-    AutoModelForImageClassification.from_pretrained(run[0], hidden_dropout_prob=0.1).save_pretrained(tmp_path)
+    AutoModelForImageClassification.from_pretrained(
+        run[0], hidden_dropout_prob=0.1
+    ).save_pretrained(tmp_path)
     before = (tmp_path / "config.json").read_bytes()
     export_for_transformers(tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
-    processors = [AutoImageProcessor.from_pretrained(place).to_dict() for place in (run[0], tmp_path)]
+    processors = [
+        AutoImageProcessor.from_pretrained(place).to_dict() for place in (run[0], tmp_path)
+    ]
     assert processors[0] == processors[1]
 
 
@@ -182,9 +204,21 @@ def test_a_second_export_changes_nothing(run):
 def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(run):
     files = sorted(run[0].glob("*.py"))
     names = {path.stem for path in files}
-    assert names == {"attention", "configuration_sa", "modeling_sa", "network", "positions", "terms"}
+    assert names == {
+        "attention",
+        "configuration_sa",
+        "modeling_sa",
+        "network",
+        "positions",
+        "terms",
+    }
     imported = set().union(*(get_imports(path) for path in files))
-    assert imported - set(sys.stdlib_module_names) == {"huggingface_hub", "torch", "torchvision", "transformers"}
+    assert imported - set(sys.stdlib_module_names) == {
+        "huggingface_hub",
+        "torch",
+        "torchvision",
+        "transformers",
+    }
     for path in files:
         assert path.read_bytes() == (ROOT / "sa_zoo" / "models" / path.name).read_bytes()
         # by transformers' own pattern, which also takes docstrings at their word
@@ -197,7 +231,9 @@ def test_a_folder_of_another_model_is_left_alone(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     assert "model_type" not in json.loads((folder / "config.json").read_text())
     with torch.no_grad():
-        logits = AutoModelForImageClassification.from_pretrained(folder)(torch.zeros(1, 3, 32, 32)).logits
+        logits = AutoModelForImageClassification.from_pretrained(folder)(
+            torch.zeros(1, 3, 32, 32)
+        ).logits
     assert logits.shape == (1, len(LABELS))
 
 
@@ -264,23 +300,35 @@ save_file({{key: value.contiguous() for key, value in out.items()}}, results)
 """
 
 
-@pytest.mark.parametrize("code", [FROM_THE_HUB, REMOTE_CODE], ids=["from a Hub", "as remote code, without packages"])
+@pytest.mark.parametrize(
+    "code", [FROM_THE_HUB, REMOTE_CODE], ids=["from a Hub", "as remote code, without packages"]
+)
 def test_another_process_gets_the_same_numbers(run, tmp_path, code):
     folder, network, images, logits = run
     server = HubServer()
     server.repositories["you/small-run"] = Repository(private=False)
-    server.repositories["you/small-run"].commit({path.name: path.read_bytes() for path in folder.iterdir()})
+    server.repositories["you/small-run"].commit(
+        {path.name: path.read_bytes() for path in folder.iterdir()}
+    )
     save_file({"x": images}, tmp_path / "inputs")
     photograph(32).save(tmp_path / "inputs.png")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "PYTHONPATH"))}
-    environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "PYTHONPATH"))
+    }
+    environment |= {
+        "HF_ENDPOINT": server.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+    }
     if code is FROM_THE_HUB:
         environment["PYTHONPATH"] = str(ROOT)
     program = AROUND.format(code="".join(f"    {line}\n" for line in code.splitlines()))
     arguments = [folder, tmp_path / "inputs", tmp_path / "results", tmp_path / "saved"]
     command = [sys.executable, "-c", program, *map(str, arguments)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
     finally:
         server.shutdown()
         server.server_close()
@@ -289,6 +337,8 @@ def test_another_process_gets_the_same_numbers(run, tmp_path, code):
     with torch.no_grad():
         stages = network.forward_intermediates(images, indices=[1, 4], intermediates_only=True)
     expected = {"stage2": stages[0], "stage5": stages[1]}
-    expected["pixels"] = AutoImageProcessor.from_pretrained(folder)(photograph(32), return_tensors="pt").pixel_values
+    expected["pixels"] = AutoImageProcessor.from_pretrained(folder)(
+        photograph(32), return_tensors="pt"
+    ).pixel_values
     for key, value in results.items():
         assert torch.allclose(value, expected.get(key, logits), atol=1e-6), key

@@ -23,12 +23,13 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
-from sa_zoo.model_folder import load_model, write_timm_files
+from sa_zoo.folders.check import checked
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig, ModelConfig
 from sa_zoo.training.model import InputFormat, create_model
 from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import splits_of
-from sa_zoo.untrusted import checked
 
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
 
@@ -75,9 +76,13 @@ def test_a_network_of_many_small_tensors_is_within_the_bounds(tmp_path):
 
 
 def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
-    change_config(pretrained_cfg__hf_hub_id="evil/model")(folder)  # where it came from; the weights are the folder's
+    change_config(pretrained_cfg__hf_hub_id="evil/model")(
+        folder
+    )  # where it came from; the weights are the folder's
     assert load_model(str(folder)).num_classes == 10
-    model = create_model(ModelConfig(name="sa_quadratic_cifar", init=str(folder)), 7)  # as every command takes it
+    model = create_model(
+        ModelConfig(name="sa_quadratic_cifar", init=str(folder)), 7
+    )  # as every command takes it
     assert model.num_classes == 7 and torch.equal(
         model.blocks[1].fc2.weight, load_model(str(folder)).blocks[1].fc2.weight
     )
@@ -87,15 +92,26 @@ def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
     "arguments",
     [
         ["evaluate", "FOLDER", "--data", "digits"],
-        ["train", "quickstart", "--set", "model.name=sa_quadratic_cifar", "--set", "model.init=local-dir:FOLDER"],
+        [
+            "train",
+            "quickstart",
+            "--set",
+            "model.name=sa_quadratic_cifar",
+            "--set",
+            "model.init=local-dir:FOLDER",
+        ],
         ["convert", "FOLDER"],
         ["card", "FOLDER"],
         ["publish", "FOLDER", "--repo-id", "you/x", "--dry-run"],
     ],
     ids=lambda arguments: arguments[0],
 )
-@pytest.mark.parametrize("attack", ["weights at a URL", "a pickle as pytorch_model.bin", "NaN weights", "deep nesting"])
-def test_every_command_that_takes_a_folder_refuses_it(folder, tmp_path, monkeypatch, arguments, attack):
+@pytest.mark.parametrize(
+    "attack", ["weights at a URL", "a pickle as pytorch_model.bin", "NaN weights", "deep nesting"]
+)
+def test_every_command_that_takes_a_folder_refuses_it(
+    folder, tmp_path, monkeypatch, arguments, attack
+):
     monkeypatch.chdir(tmp_path)
     FOLDERS[attack][0](folder)
     before = state_of(folder)
@@ -122,7 +138,9 @@ def test_the_explorer_refuses_a_strange_picture(folder, tmp_path, monkeypatch, a
     watch_ghostscript(tmp_path, monkeypatch)
     (tmp_path / "a.png").write_bytes(IMAGES[attack][1])
     result = CliRunner().invoke(app, ["explore", str(folder), "--image", "a.png"])
-    assert result.exit_code == 1 and "error: --image: got a.png, expected a picture: " in result.stderr, result.output
+    assert (
+        result.exit_code == 1 and "error: --image: got a.png, expected a picture: " in result.stderr
+    ), result.output
     assert not (tmp_path / "executed").exists() and not (tmp_path / "explorer.html").exists()
 
 
@@ -142,13 +160,19 @@ def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
         source = open_source(DataConfig(name=str(tmp_path / "data")))
         if said:
             with pytest.raises(ValueError, match=said) as raised:
-                for _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].loader(5):
+                for _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].loader(
+                    5
+                ):
                     pass
             assert "\n" not in str(raised.value)
-            raised.value.__traceback__ = None  # it keeps the loader, whose threads end well only before it is collected
+            raised.value.__traceback__ = (
+                None  # it keeps the loader, whose threads end well only before it is collected
+            )
             del raised
         else:
-            for images, _, _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].loader(5):
+            for images, _, _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])[
+                "train"
+            ].loader(5):
                 assert images.shape[1:] == (3, 8, 8)
     assert state_of(tmp_path / "data") == before and not (tmp_path / "executed").exists()
 
@@ -235,7 +259,9 @@ def unsigned_labels(folder: Path) -> None:
     features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("uint64")})
     folder.mkdir()
     path = folder / "train.parquet"
-    datasets.Dataset.from_dict({"img": [Image.new("RGB", (8, 8))], "label": [0]}, features=features).to_parquet(path)
+    datasets.Dataset.from_dict(
+        {"img": [Image.new("RGB", (8, 8))], "label": [0]}, features=features
+    ).to_parquet(path)
     table = pyarrow.parquet.read_table(path)
     large = pyarrow.array([2**63], pyarrow.uint64())
     pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), large), path)
@@ -252,7 +278,10 @@ def only(name: str, content: bytes = b"no such file") -> Callable[[Path], object
 
 BIG_LABEL = b'{"file_name": "0.png", "label": 50000000}\n{"file_name": "1.png", "label": 0}\n'
 DATA: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a program": (images_with("data.py", b"open('executed', 'w')"), "RuntimeError: Dataset scripts"),
+    "a program": (
+        images_with("data.py", b"open('executed', 'w')"),
+        "RuntimeError: Dataset scripts",
+    ),
     "broken YAML": (images_with("README.md", b"---\na: [1\n---\n"), "ParserError"),
     "no text": (images_with("README.md", b"---\n\xff\n---\n"), "UnicodeDecodeError"),
     "empty metadata": (images_with("train/metadata.jsonl", b""), "IndexError"),
@@ -262,11 +291,16 @@ DATA: dict[str, tuple[Callable[[Path], object], str]] = {
     "HDF5": (only("train.h5"), ""),
     "lance": (only("train.lance"), ""),
     "a class number of 64 bits": (unsigned_labels, "less than 65536"),
-    "a class number that asks for memory": (images_with("train/metadata.jsonl", BIG_LABEL), "less than 65536"),
+    "a class number that asks for memory": (
+        images_with("train/metadata.jsonl", BIG_LABEL),
+        "less than 65536",
+    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("kind", DATA)  # datasets leaves broken files open
 def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -280,7 +314,9 @@ def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch, ki
 def test_a_program_as_data_set_is_reported_and_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.py").write_text("open('executed', 'w')")
-    with pytest.raises(ValueError, match=r"data\.name: got data\.py, expected .*scripts are no longer supported"):
+    with pytest.raises(
+        ValueError, match=r"data\.name: got data\.py, expected .*scripts are no longer supported"
+    ):
         open_source(DataConfig(name="data.py"))
     assert not (tmp_path / "executed").exists()
 

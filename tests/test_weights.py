@@ -17,7 +17,7 @@ from PIL import Image
 from transformers import pipeline
 
 from sa_zoo.models import timm_models
-from sa_zoo.pages import explore_source
+from sa_zoo.verbs.explore import explore_source
 
 ROOT = Path(__file__).parents[1]
 MODEL_CARDS = ROOT / "model_cards"
@@ -38,21 +38,39 @@ def stored(name: str) -> torch.Tensor:
 
 
 def test_timm_lists_the_models_that_have_weights():
-    own = [name for name in TRAINED if not name.startswith("mhsa_")]  # those convert the weights of their CNN
+    own = [
+        name for name in TRAINED if not name.startswith("mhsa_")
+    ]  # those convert the weights of their CNN
     assert own == sorted(timm_models.TRAINED)
-    here = [name for name in own if (timm_models.WEIGHTS / name).is_dir()]  # an installation has the smaller ones
+    here = [
+        name for name in own if (timm_models.WEIGHTS / name).is_dir()
+    ]  # an installation has the smaller ones
     assert timm.list_models(module="timm_models", pretrained=True) == here != []
 
 
 def test_an_installation_has_the_weights_of_small_models(tmp_path):
-    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path, "build_py", "-d", tmp_path / "installed"]
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "egg_info",
+        "-e",
+        tmp_path,
+        "build_py",
+        "-d",
+        tmp_path / "installed",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     packaged = list((tmp_path / "installed" / "sa_zoo" / "weights").glob("*/*"))
     assert {path.name for path in packaged} == {"model.safetensors"}
     assert sum(path.stat().st_size for path in packaged) <= 12e6
     offline = {**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LOADS], cwd=tmp_path, env=offline, capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", LOADS],
+        cwd=tmp_path,
+        env=offline,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -63,15 +81,22 @@ def test_an_installation_has_the_weights_of_small_models(tmp_path):
 
 
 def test_without_weights_the_message_says_where_they_would_be(monkeypatch):
-    with pytest.raises(RuntimeError, match="got True for sa_eq8_cifar, expected False: it is not trained yet"):
+    with pytest.raises(
+        RuntimeError, match="got True for sa_eq8_cifar, expected False: it is not trained yet"
+    ):
         timm.create_model("sa_eq8_cifar", pretrained=True)
     monkeypatch.setattr(timm_models, "TRAINED", ("sa_eq8_cifar",))
-    with pytest.raises(RuntimeError, match=r"in a checkout, .*'local-dir:model_cards/sa_eq8_cifar', pretrained=True"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"in a checkout, .*'local-dir:model_cards/sa_eq8_cifar', pretrained=True",
+    ):
         timm.create_model("sa_eq8_cifar", pretrained=True)
 
 
 def test_other_classes_and_channels_take_the_other_weights():
-    model = timm.create_model("sa_quadratic_tiny_cifar", pretrained=True, num_classes=13, in_chans=1)
+    model = timm.create_model(
+        "sa_quadratic_tiny_cifar", pretrained=True, num_classes=13, in_chans=1
+    )
     trained = timm.create_model("sa_quadratic_tiny_cifar", pretrained=True)
     assert model.head.weight.shape == (13, 96)
     assert torch.equal(model.blocks[3].attn.W_val.weight, trained.blocks[3].attn.W_val.weight)
@@ -85,7 +110,9 @@ def test_a_converted_cnn_starts_from_the_weights_of_its_cnn():
 
 
 def test_one_constant_points_every_trained_model_to_its_repository():
-    code = Path(timm_models.__file__).read_text().replace('HUB_OWNER = ""', 'HUB_OWNER = "somebody"')
+    code = (
+        Path(timm_models.__file__).read_text().replace('HUB_OWNER = ""', 'HUB_OWNER = "somebody"')
+    )
     definitions = {"__file__": timm_models.__file__, "__package__": "sa_zoo.models"}
     exec(code[: code.index("TINY =")], definitions)
     cfgs = {
@@ -103,18 +130,24 @@ def test_the_pipeline_classifies_with_a_committed_folder():
     assert labels == set(CLASSES)
 
 
-@pytest.mark.parametrize("page", sorted(MODEL_CARDS.glob("*/explorer.html")), ids=lambda page: page.parent.name)
+@pytest.mark.parametrize(
+    "page", sorted(MODEL_CARDS.glob("*/explorer.html")), ids=lambda page: page.parent.name
+)
 def test_committed_pages_are_those_of_the_weights(page):
     again = explore_source(str(page.parent), load_from=f"local-dir:{page.parent.name}").html
     committed = page.read_text(encoding="utf-8")
     # the bytes of pictures depend on the version of Pillow, the last bits of numbers on how a layer is evaluated
     encoded = re.compile(r'"(png|f4|zlib)":"([^"]+)"')
     assert encoded.sub("", committed) == encoded.sub("", again)
-    for (kind, old), (_, new) in zip(encoded.findall(committed), encoded.findall(again), strict=True):
+    for (kind, old), (_, new) in zip(
+        encoded.findall(committed), encoded.findall(again), strict=True
+    ):
         if kind == "f4":
             expected, got = (np.frombuffer(base64.b64decode(each), "<f4") for each in (old, new))
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
         elif kind == "zlib":
             expected, got = (zlib.decompress(base64.b64decode(each)) for each in (old, new))
-            steps = np.subtract(np.frombuffer(got, np.uint8), np.frombuffer(expected, np.uint8), dtype=np.int16)
+            steps = np.subtract(
+                np.frombuffer(got, np.uint8), np.frombuffer(expected, np.uint8), dtype=np.int16
+            )
             assert abs(steps).max() <= 1

@@ -20,7 +20,11 @@ def correlated_images(n: int, size: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("model", "arguments", "new"),
     [
-        ("sa_quadratic_tiny_cifar", {"patch_size": 2, "embed_dim": 29}, 24),  # 12 eigenvectors and their negatives
+        (
+            "sa_quadratic_tiny_cifar",
+            {"patch_size": 2, "embed_dim": 29},
+            24,
+        ),  # 12 eigenvectors and their negatives
         ("sa_quadratic_tiny_cifar", {"patch_size": 2, "embed_dim": 17}, 17),
         ("resnet_tiny_cifar", {}, 54),
     ],
@@ -33,7 +37,9 @@ def test_whitened_outputs_have_unit_variance_and_are_uncorrelated(model, argumen
     split, input_format = Split(images, np.zeros(101, np.int64)), input_format_of(network)
     whiten_first_convolution(network, split, input_format)
     assert torch.equal(conv.weight[new:], before[new:])
-    whole = nn.functional.conv2d(input_format.normalize(images), conv.weight, stride=conv.kernel_size)
+    whole = nn.functional.conv2d(
+        input_format.normalize(images), conv.weight, stride=conv.kernel_size
+    )
     covariance = whole.transpose(0, 1).flatten(1).double().cov().detach()
     half = min(new, before[0].numel())  # an eigenvector each
     variances = covariance.diag()[:half]
@@ -43,12 +49,18 @@ def test_whitened_outputs_have_unit_variance_and_are_uncorrelated(model, argumen
 
 
 def test_whitening_trained_weights_is_refused():
-    with pytest.raises(ValueError, match=r"model.whiten: got true with model.init = 'local-dir:x', expected one of"):
-        parse_config({"model": {"name": "a", "whiten": True, "init": "local-dir:x"}, "train": {"epochs": 1}})
+    with pytest.raises(
+        ValueError, match=r"model.whiten: got true with model.init = 'local-dir:x', expected one of"
+    ):
+        parse_config(
+            {"model": {"name": "a", "whiten": True, "init": "local-dir:x"}, "train": {"epochs": 1}}
+        )
 
 
 def test_whitening_attention_is_refused():
     network = timm.create_model("mhsa_resnet_tiny_cifar")
     split = Split(correlated_images(3, 32), np.zeros(3, np.int64))
-    with pytest.raises(ValueError, match=r"model.whiten: got a model with first_conv = 'conv1.W_val', expected"):
+    with pytest.raises(
+        ValueError, match=r"model.whiten: got a model with first_conv = 'conv1.W_val', expected"
+    ):
         whiten_first_convolution(network, split, input_format_of(network))

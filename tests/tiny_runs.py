@@ -20,9 +20,19 @@ TINY_VIT = {"img_size": 8, "patch_size": 2, "num_heads": 1, "embed_dim": 16, "de
 MUON: dict[str, dict[str, Any]] = {
     "model": {
         "name": "sa_quadratic_tiny_cifar",
-        "args": {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 3, "hidden_dim": 17},
+        "args": {
+            "img_size": 8,
+            "patch_size": 2,
+            "embed_dim": 16,
+            "depth": 2,
+            "num_heads": 3,
+            "hidden_dim": 17,
+        },
     },
-    "optim": {"name": "muon", "args": {"adjust_lr_fn": "match_rms_adamw", "fallback_lr_scale": 0.5}},
+    "optim": {
+        "name": "muon",
+        "args": {"adjust_lr_fn": "match_rms_adamw", "fallback_lr_scale": 0.5},
+    },
     "train": {"epochs": 3, "checkpoint_steps": 4},
 }
 
@@ -40,23 +50,36 @@ def tiny_config(**sections: dict[str, Any]) -> Config:
     return parse_config(table)
 
 
-def noise_images(n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: int = 0) -> list[Image.Image]:
+def noise_images(
+    n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: int = 0
+) -> list[Image.Image]:
     """n images of width and height `size`, each pixel random."""
     shape = (n, size[1], size[0]) + ((len(mode),) if len(mode) > 1 else ())
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    return [Image.fromarray(each, mode="RGBA") if mode == "RGBA" else Image.fromarray(each) for each in pixels]
+    return [
+        Image.fromarray(each, mode="RGBA") if mode == "RGBA" else Image.fromarray(each)
+        for each in pixels
+    ]
 
 
 def parquet_folder(
-    folder: Path, images: dict[str, list[Image.Image]], classes: int = 3, columns: tuple[str, ...] = ("label",)
+    folder: Path,
+    images: dict[str, list[Image.Image]],
+    classes: int = 3,
+    columns: tuple[str, ...] = ("label",),
 ) -> Path:
     """A folder in the layout of a Hub data set; image i has class i modulo the classes of a column."""
     folder.mkdir(parents=True, exist_ok=True)
     features = {"img": datasets.Image()}
-    features |= {c: datasets.ClassLabel(names=[f"{c} {i}" for i in range(classes + k)]) for k, c in enumerate(columns)}
+    features |= {
+        c: datasets.ClassLabel(names=[f"{c} {i}" for i in range(classes + k)])
+        for k, c in enumerate(columns)
+    }
     for split, pictures in images.items():
         table = {"img": pictures}
-        table |= {c: [i % (classes + k) for i in range(len(pictures))] for k, c in enumerate(columns)}
+        table |= {
+            c: [i % (classes + k) for i in range(len(pictures))] for k, c in enumerate(columns)
+        }
         rows = datasets.Dataset.from_dict(table, features=datasets.Features(features))
         rows.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
     return folder

@@ -18,7 +18,12 @@ from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic, Quadra
 
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
 # How the page computes the maps of these terms; those of convolutional layers are quadratic, others are stored.
-KINDS = {Quadratic: "quadratic", QuadraticKernel: "quadratic", GeneralizedQuadratic: "generalized", Learned: "learned"}
+KINDS = {
+    Quadratic: "quadratic",
+    QuadraticKernel: "quadratic",
+    GeneralizedQuadratic: "generalized",
+    Learned: "learned",
+}
 FILTERS = 16  # of a CNN's kernel that the page shows
 EPOCHS = 100  # of a training path, besides its start
 PROBES = 7  # queries per axis that distances are averaged over
@@ -38,7 +43,11 @@ def described(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any
     }
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
-    source, prefix, kind = module, layer.name, "quadratic" if isinstance(module, ConvolutionalAttention) else "stored"
+    source, prefix, kind = (
+        module,
+        layer.name,
+        "quadratic" if isinstance(module, ConvolutionalAttention) else "stored",
+    )
     if isinstance(module, Attention) and len(module.terms) == 1:
         source, prefix = module.terms[0], f"{layer.name}.terms.0"
         kind = KINDS.get(type(source), "stored")
@@ -49,14 +58,20 @@ def described(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any
         page["parameters"] = _packed(_parameters(kind, own))
         if path:
             shown = _rows(len(next(iter(path.values()))))
-            page["path"] = _packed(_parameters(kind, {name: value[shown] for name, value in path.items()}))
+            page["path"] = _packed(
+                _parameters(kind, {name: value[shown] for name, value in path.items()})
+            )
     else:
         page["stored"] = []  # one item per image, filled in by the page's builder
     if isinstance(module, (Attention, ConvolutionalAttention)):
         W = _values(module)
         page["values"] = {
-            "norms": numbers(W.abs().sum(dim=2)),  # (D_out, N_h): what certificate.py multiplies missed attention by
-            "gram": numbers(torch.einsum("ohi,ogi->hg", W, W)),  # (N_h, N_h): norms of any sum of value matrices
+            "norms": numbers(
+                W.abs().sum(dim=2)
+            ),  # (D_out, N_h): what certificate.py multiplies missed attention by
+            "gram": numbers(
+                torch.einsum("ohi,ogi->hg", W, W)
+            ),  # (N_h, N_h): norms of any sum of value matrices
         }
     if isinstance(module, ConvolutionalAttention):
         page |= {"kernel": list(module.kernel_size), "filters": _filters(module)}
@@ -81,13 +96,21 @@ def mean_distance(layer: LayerMaps) -> Tensor:
 
     Mean attention distance, after Dosovitskiy et al. (ICLR 2021, https://arxiv.org/abs/2010.11929, Figure 7).
     """
-    places = [sorted({round(at) for at in torch.linspace(0, size - 1, PROBES).tolist()}) for size in layer.grid]
+    places = [
+        sorted({round(at) for at in torch.linspace(0, size - 1, PROBES).tolist()})
+        for size in layer.grid
+    ]
     rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
     means = []
     for query in ((down, across) for down in places[0] for across in places[1]):
         down, across = layer.standing(query)
         distance = torch.hypot((rows - down)[:, None], (columns - across)[None, :])
-        means.append((layer.at(query).cpu() * distance).sum(dim=(-2, -1)).reshape(-1, layer.heads).mean(dim=0))
+        means.append(
+            (layer.at(query).cpu() * distance)
+            .sum(dim=(-2, -1))
+            .reshape(-1, layer.heads)
+            .mean(dim=0)
+        )
     return torch.stack(means).mean(dim=0)
 
 
@@ -98,8 +121,13 @@ def _parameters(kind: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"Delta": own["Delta"], "alpha": alpha}
     if kind == "generalized":
         return {"Delta": own["Delta"], "spread": own["spread"]}
-    scores = {"down": ("v", "col"), "across": ("w", "row")}  # r_delta . v_h and r_delta . w_h by displacement
-    return {axis: own[vector] @ own[table].transpose(-1, -2) for axis, (vector, table) in scores.items()}
+    scores = {
+        "down": ("v", "col"),
+        "across": ("w", "row"),
+    }  # r_delta . v_h and r_delta . w_h by displacement
+    return {
+        axis: own[vector] @ own[table].transpose(-1, -2) for axis, (vector, table) in scores.items()
+    }
 
 
 def _values(module: Attention | ConvolutionalAttention) -> Tensor:

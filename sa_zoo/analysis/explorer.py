@@ -24,12 +24,21 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.explored_layers import described, recorded_epochs, stored
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.model_folder import write_file
+from sa_zoo.folders.write import write_file
 
 _logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("explorer_page")
-SCRIPTS = ("maps.js", "kernels.js", "state.js", "drawing.js", "panels.js", "export.js", "page.js", "events.js")
+SCRIPTS = (
+    "maps.js",
+    "kernels.js",
+    "state.js",
+    "drawing.js",
+    "panels.js",
+    "export.js",
+    "page.js",
+    "events.js",
+)
 LARGEST = 10_000_000  # bytes of a page
 CREDITS = {"china": "china, danielbuechele, CC BY 2.0", "flower": "flower, vultilion, CC BY 2.0"}
 
@@ -71,16 +80,26 @@ def explore(
     Raises:
         ValueError: for images of another kind, for a network without maps that can be shown, or too large for a page.
     """
-    expected = resolve_input_data_config(model, {"img_size": getattr(model, "_traits", {}).get("img_size")})
+    expected = resolve_input_data_config(
+        model, {"img_size": getattr(model, "_traits", {}).get("img_size")}
+    )
     if isinstance(images, Tensor) and images.ndim == 4 and len(images):
         names = [f"image {number}" for number in range(1, len(images) + 1)]
-    elif images is None or (isinstance(images, Mapping) and all(isinstance(x, Image.Image) for x in images.values())):
+    elif images is None or (
+        isinstance(images, Mapping) and all(isinstance(x, Image.Image) for x in images.values())
+    ):
         pictures = images or sample_pictures()
         images = _as_input(pictures, expected)
         names = list(pictures)
     else:
-        got = f"a tensor {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}")
+        got = (
+            f"a tensor {tuple(images.shape)}"
+            if isinstance(images, Tensor)
+            else type(images).__name__
+        )
+        raise ValueError(
+            f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}"
+        )
     layers = attention_layers(model, images.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
     pages = [described(layer, recorded or {}) for layer in layers]
@@ -94,11 +113,15 @@ def explore(
     }
     varying = [pair for pair in zip(layers, pages, strict=True) if "stored" in pair[1]]
     for number, (name, picture) in enumerate(zip(names, _shown(images, expected), strict=True)):
-        maps = [stored(layer.maps if layer.positional else layer.maps[number]) for layer, _ in varying]
+        maps = [
+            stored(layer.maps if layer.positional else layer.maps[number]) for layer, _ in varying
+        ]
         room = LARGEST - len(json.dumps([data, maps])) - 100_000  # for the page itself
         if room < 0 and number == 0:
             taken = f"maps of one image take {len(json.dumps(maps)):,} bytes"
-            raise ValueError(f"model: got {len(layers)} layers whose {taken}, expected less than {LARGEST:,}")
+            raise ValueError(
+                f"model: got {len(layers)} layers whose {taken}, expected less than {LARGEST:,}"
+            )
         if room < 0:
             _logger.warning("the page has room for %d of the %d images", number, len(names))
             break
@@ -119,9 +142,16 @@ def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> 
     """Pictures resized, cropped and normalized for a model: (B, C, H, W)"""
     channels, *_ = expected["input_size"]
     if channels not in (1, 3):
-        raise ValueError(f"images: got pictures for a model of {channels} channels, expected a tensor of its input")
+        raise ValueError(
+            f"images: got pictures for a model of {channels} channels, expected a tensor of its input"
+        )
     transform: Any = create_transform(**expected)
-    return torch.stack([transform(picture.convert("L" if channels == 1 else "RGB")) for picture in pictures.values()])
+    return torch.stack(
+        [
+            transform(picture.convert("L" if channels == 1 else "RGB"))
+            for picture in pictures.values()
+        ]
+    )
 
 
 def _shown(images: Tensor, expected: dict[str, Any]) -> list[str]:
@@ -131,7 +161,9 @@ def _shown(images: Tensor, expected: dict[str, Any]) -> list[str]:
     encoded = []
     for picture in pixels[:, [0] if pixels.shape[1] < 3 else [0, 1, 2]]:
         content = BytesIO()
-        Image.fromarray(picture.permute(1, 2, 0).squeeze(-1).numpy()).save(content, "png", optimize=True)
+        Image.fromarray(picture.permute(1, 2, 0).squeeze(-1).numpy()).save(
+            content, "png", optimize=True
+        )
         encoded.append(base64.b64encode(content.getvalue()).decode())
     return encoded
 
@@ -141,7 +173,9 @@ def _assembled(data: dict[str, Any]) -> str:
     script = "\n".join((SOURCE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n{script}'
     template = jinja2.Template(
-        (SOURCE / "page.html.jinja").read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined, autoescape=True
+        (SOURCE / "page.html.jinja").read_text(encoding="utf-8"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
     )
     return template.render(
         title=data["title"],

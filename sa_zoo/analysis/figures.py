@@ -18,9 +18,15 @@ from timm.utils import natural_key
 from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.analysis.run_figures import accuracy_against_work, confusion, learning_curves, reliability
-from sa_zoo.metrics import read_metrics
-from sa_zoo.model_folder import check_inside, json_object, load_model, read_json, write_file
+from sa_zoo.analysis.run_figures import (
+    accuracy_against_work,
+    confusion,
+    learning_curves,
+    reliability,
+)
+from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import check_inside, json_object, read_json, write_file
 
 WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # that a figure with one panel per layer shows
@@ -30,7 +36,11 @@ MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a fi
 def draw_figures(folder: Path) -> list[Path]:
     """Draw what the folder has data for into folder/figures, as PNG."""
     drawn = figures_of(folder).items()
-    return [path for name, figure in drawn for path in save_figure(figure, folder / "figures" / name, ["png"])]
+    return [
+        path
+        for name, figure in drawn
+        for path in save_figure(figure, folder / "figures" / name, ["png"])
+    ]
 
 
 def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
@@ -43,7 +53,9 @@ def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
         if not (run / "config.json").is_file():
             raise FileNotFoundError(f"run: got {run}, expected the folder of a finished run")
     if out and len({run.resolve().name for run in runs}) < len(runs):
-        raise ValueError(f"runs: got {', '.join(map(str, runs))}, expected different names for the folders in {out}")
+        raise ValueError(
+            f"runs: got {', '.join(map(str, runs))}, expected different names for the folders in {out}"
+        )
     written = []
     for run in runs:
         folder = out / run.resolve().name if out else run / "figures"
@@ -83,7 +95,9 @@ def figures_of(folder: Path) -> dict[str, Figure]:
         names = read_json(folder / "config.json").get("label_names")
         figures["confusion_matrix"] = confusion(test.confusion_matrix, names)
     if test and "images" in (test.calibration_curve or {}):
-        figures["reliability"] = reliability(test.calibration_curve or {}, test.calibration_error or 0.0)
+        figures["reliability"] = reliability(
+            test.calibration_curve or {}, test.calibration_error or 0.0
+        )
     return figures
 
 
@@ -97,7 +111,9 @@ def _figures_of_maps(folder: Path) -> dict[str, Figure]:
         maps = [layer.at(query).numpy() for layer in layers]
         figures = {"head_maps": head_maps(maps, query)}
         if min(layers[0].grid) >= WINDOW and math.prod(layers[0].grid) <= MOST_PIXELS:
-            heads = [head for layer in layers_of(network, images) for head in measure(layer, WINDOW)]
+            heads = [
+                head for layer in layers_of(network, images) for head in measure(layer, WINDOW)
+            ]
             figures["head_depth"] = head_depth(heads, WINDOW)
         return figures
     recorded = _tensors(folder / "attention.safetensors")
@@ -113,7 +129,12 @@ def gaussian_layers(tensors: dict[str, np.ndarray]) -> Layers:
         alpha = tensors.get(f"{module}.alpha")
         if spread is None and alpha is not None:
             spread = np.sqrt(2 * alpha)
-        if Delta is not None and spread is not None and Delta.shape[-2:] != (1, 2) and Delta.shape[-1] == 2:
+        if (
+            Delta is not None
+            and spread is not None
+            and Delta.shape[-2:] != (1, 2)
+            and Delta.shape[-1] == 2
+        ):
             found.append({"Delta": Delta, "spread": spread})
     return found
 
@@ -126,14 +147,23 @@ def comparisons(runs: Sequence[Path]) -> dict[str, Figure]:
         groups.setdefault(recipe or str(run), []).append(run)
     models = [read_metrics(group[0]).model for group in groups.values()]
     by_model = len(set(models)) == len(models)
-    named = {str(models[i] if by_model else group[0]): group for i, group in enumerate(groups.values())}
+    named = {
+        str(models[i] if by_model else group[0]): group for i, group in enumerate(groups.values())
+    }
     figures = {}
-    curves = {name: [history for run in group if (history := _history(run))] for name, group in named.items()}
+    curves = {
+        name: [history for run in group if (history := _history(run))]
+        for name, group in named.items()
+    }
     if curves := {name: histories for name, histories in curves.items() if histories}:
         figures["learning_curves"] = learning_curves(curves)
     measured = {name: [read_metrics(run) for run in group] for name, group in named.items()}
     points = {
-        name: [(each.train.pflop, each.test.top1) for each in group if each.test and each.train and each.train.pflop]
+        name: [
+            (each.train.pflop, each.test.top1)
+            for each in group
+            if each.test and each.train and each.train.pflop
+        ]
         for name, group in measured.items()
     }
     if points := {name: each for name, each in points.items() if each}:
@@ -144,7 +174,11 @@ def comparisons(runs: Sequence[Path]) -> dict[str, Figure]:
 def _history(folder: Path) -> list[dict[str, Any]]:
     """The lines of history.jsonl; none if there is no such file."""
     path = folder / "history.jsonl"
-    return [json_object(line, str(path)) for line in path.read_bytes().splitlines()] if path.is_file() else []
+    return (
+        [json_object(line, str(path)) for line in path.read_bytes().splitlines()]
+        if path.is_file()
+        else []
+    )
 
 
 def _text(path: Path) -> str:
@@ -154,6 +188,10 @@ def _text(path: Path) -> str:
 def _tensors(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a file; none if it is not there."""
     try:
-        return {name: each.float().numpy() for name, each in load_file(path).items()} if path.is_file() else {}
+        return (
+            {name: each.float().numpy() for name, each in load_file(path).items()}
+            if path.is_file()
+            else {}
+        )
     except SafetensorError as error:
         raise ValueError(f"{path}: got a truncated or damaged file: {error}") from error

@@ -59,7 +59,9 @@ def layers_of(model: nn.Module, images: Tensor) -> list[Layer]:
         away = 0.5 * (P - means[layer.name]).abs().sum(dim=-1).mean(dim=-1)  # (B, N_h)
         moved[layer.name] = moved.get(layer.name, 0) + away.sum(dim=0) / len(images)
     if not found:
-        raise ValueError(f"model: got {type(model).__name__}, expected layers whose queries and keys are one grid")
+        raise ValueError(
+            f"model: got {type(model).__name__}, expected layers whose queries and keys are one grid"
+        )
     return [_layer(layer, means[name], moved[name]) for name, layer in found.items()]
 
 
@@ -82,7 +84,9 @@ def _layer(maps: LayerMaps, mean: Tensor, variation: Tensor) -> Layer:
     return Layer(maps.name, maps.grid, mean, variation, Delta, precision)
 
 
-def measure(layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_condition: float = 1e3) -> list[Head]:
+def measure(
+    layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_condition: float = 1e3
+) -> list[Head]:
     """One row per head of a layer.
 
     Args:
@@ -93,7 +97,9 @@ def measure(layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_
     """
     P, delta = layer.maps, displacements(layer.grid)
     inside = (delta.abs().amax(dim=-1) <= window // 2).double()
-    overlap = torch.stack([torch.minimum(P, other).sum(-1).mean(-1) for other in P]).fill_diagonal_(0)
+    overlap = torch.stack([torch.minimum(P, other).sum(-1).mean(-1) for other in P]).fill_diagonal_(
+        0
+    )
     measures = {
         "share": (P * inside).sum(-1).mean(-1),
         "reach": (P * delta.norm(dim=-1)).sum(-1).mean(-1),
@@ -108,11 +114,25 @@ def measure(layer: Layer, window: int = 3, least_sharpness: float = 1e-5, worst_
         alpha, condition, why = None, None, ""
         if layer.precision is not None:
             smallest, largest = torch.linalg.eigvalsh(layer.precision[head]).tolist()
-            alpha, condition = (smallest + largest) / 4, largest / max(smallest, torch.finfo(torch.float64).tiny)
+            alpha, condition = (
+                (smallest + largest) / 4,
+                largest / max(smallest, torch.finfo(torch.float64).tiny),
+            )
             uniform = "uniform" if largest < least_sharpness else ""
             why = "ill-conditioned" if condition > worst_condition else uniform
         twin = int(overlap[head].argmax())
-        rows.append(Head(layer.name, head, (row, column), alpha, condition, twin=twin, degenerate=why, **numbers))
+        rows.append(
+            Head(
+                layer.name,
+                head,
+                (row, column),
+                alpha,
+                condition,
+                twin=twin,
+                degenerate=why,
+                **numbers,
+            )
+        )
     return rows
 
 
@@ -127,26 +147,42 @@ def mean_displacement(layer: Layer) -> Tensor:
     """Mean of delta over keys, and over the queries of the inner half of both axes, far from the border: (N_h, 2)"""
     height, width = layer.grid
     rows, columns = (slice(size // 4, size - size // 4) for size in layer.grid)
-    delta = torch.einsum("hqk,qkd->hqd", layer.maps, displacements(layer.grid)).unflatten(1, (height, width))
+    delta = torch.einsum("hqk,qkd->hqd", layer.maps, displacements(layer.grid)).unflatten(
+        1, (height, width)
+    )
     return delta[:, rows, columns].mean(dim=(1, 2))
 
 
 def table(heads: list[Head], window: int) -> str:
     """Rows as Markdown, and after those of a layer their mean."""
-    names = ["layer", "head", "center", "alpha", "condition", f"inside {window} x {window}", "reach"]
+    names = [
+        "layer",
+        "head",
+        "center",
+        "alpha",
+        "condition",
+        f"inside {window} x {window}",
+        "reach",
+    ]
     names += ["distance", "varies", "most like", "degenerate"]
     lines = [names, ["---"] * len(names)]
     for layer, group in groupby(heads, lambda row: row.layer):
         rows = list(group)
         for row in rows:
             position = ["{:+.2f}, {:+.2f}".format(*row.center)]
-            position += ["" if value is None else f"{value:.3g}" for value in (row.alpha, row.condition)]
+            position += [
+                "" if value is None else f"{value:.3g}" for value in (row.alpha, row.condition)
+            ]
             twin = f"{row.twin + 1} ({row.overlap:.0%})"
-            lines.append([layer, str(row.head + 1), *position, *_means([row]), twin, row.degenerate])
+            lines.append(
+                [layer, str(row.head + 1), *position, *_means([row]), twin, row.degenerate]
+            )
         lines.append([layer, "mean", "", "", "", *_means(rows), "", ""])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _means(rows: list[Head]) -> list[str]:
-    share, reach, distance, variation = np.mean([(r.share, r.reach, r.distance, r.variation) for r in rows], axis=0)
+    share, reach, distance, variation = np.mean(
+        [(r.share, r.reach, r.distance, r.variation) for r in rows], axis=0
+    )
     return [f"{share:.1%}", f"{reach:.2f}", f"{distance:.2f}", f"{variation:.0%}"]

@@ -29,7 +29,9 @@ class LayerMaps:
     """
 
     name: str  # of the module in the network
-    module: nn.Module  # which has, if `positional`, the parameters Delta and spread or alpha, or row, col, w, v
+    module: (
+        nn.Module
+    )  # which has, if `positional`, the parameters Delta and spread or alpha, or row, col, w, v
     grid: Pixel  # (H, W) of the queries
     keys: Pixel  # (H, W) of the keys
     image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
@@ -38,7 +40,9 @@ class LayerMaps:
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
-    dropped: Tensor | None = None  # (B, N_h, T): share of class and register tokens, not in the maps
+    dropped: Tensor | None = (
+        None  # (B, N_h, T): share of class and register tokens, not in the maps
+    )
 
     @property
     def heads(self) -> int:
@@ -54,13 +58,18 @@ class LayerMaps:
     def at(self, query: Pixel) -> Tensor:
         """The maps of the query pixel (row, column): (N_h, *keys) or (B, N_h, *keys)"""
         if len(self.factors) == 1:
-            return self.factors[0][..., query[0] * self.grid[1] + query[1], :].unflatten(-1, self.keys)
+            return self.factors[0][..., query[0] * self.grid[1] + query[1], :].unflatten(
+                -1, self.keys
+            )
         down, across = (factor[:, place] for factor, place in zip(self.factors, query, strict=True))
         return down[:, :, None] * across[:, None, :]
 
     def standing(self, query: Pixel) -> Pixel:
         """The key that a query pixel stands on, both (row, column): displacements count from there."""
-        down, across = (step * at + first for step, at, first in zip(self.stride, query, self.center, strict=True))
+        down, across = (
+            step * at + first
+            for step, at, first in zip(self.stride, query, self.center, strict=True)
+        )
         return down, across
 
 
@@ -77,12 +86,16 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     names = {module: name for name, module in model.named_modules() if _is_ours(module)}
     layers = _of_modules(model, names, images) if names else _of_transformer(model, images)
     if not layers:
-        raise ValueError(f"model: got {type(model).__name__}, expected one with attention over the pixels of a grid")
+        raise ValueError(
+            f"model: got {type(model).__name__}, expected one with attention over the pixels of a grid"
+        )
     return layers
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, Attention) or (isinstance(module, ConvolutionalAttention) and len(module.stride) == 2)
+    return isinstance(module, Attention) or (
+        isinstance(module, ConvolutionalAttention) and len(module.stride) == 2
+    )
 
 
 def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -> list[LayerMaps]:
@@ -117,9 +130,20 @@ def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> Lay
     image = list(x.shape[2:])
     sizes = module.key_sizes(image)
     content = isinstance(module, ContentAttention) and bool(module.gate.any())
-    axes = () if content else (probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2))
+    axes = (
+        ()
+        if content
+        else (probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2))
+    )
     factors = tuple(axes) or (module.probabilities(x),)
-    pairs = (module.queries(sizes), sizes, image, module.stride, module.center, module.pad.amounts(image)[0])
+    pairs = (
+        module.queries(sizes),
+        sizes,
+        image,
+        module.stride,
+        module.center,
+        module.pad.amounts(image)[0],
+    )
     grid, keys, inner, stride, center, padding = ((down, across) for down, across in pairs)
     return LayerMaps(name, module, grid, keys, inner, not content, factors, stride, center, padding)
 
@@ -135,10 +159,14 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     try:
         for module in fused:
             module.fused_attn = False  # type: ignore[assignment]  # nn.Module declares Tensor | Module
-        with warnings.catch_warnings(action="ignore"):  # torch.fx notes that training would trace more nodes
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # torch.fx notes that training would trace more nodes
             extracted = AttentionExtract(model)(images)
     except RuntimeError as error:  # what the tool raises if it finds no softmax
-        raise ValueError(f"model: got {type(model).__name__}, expected one whose attention timm can extract") from error
+        raise ValueError(
+            f"model: got {type(model).__name__}, expected one whose attention timm can extract"
+        ) from error
     finally:
         for module in fused:
             module.fused_attn = True  # type: ignore[assignment]
@@ -152,5 +180,7 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         kept = P[..., extra:, extra:].float()
         share = kept.sum(dim=-1, keepdim=True)
         factors = (kept / share.clamp(min=torch.finfo(torch.float32).tiny),)
-        layers.append(LayerMaps(name, module, grid, grid, grid, False, factors, dropped=1 - share.squeeze(-1)))
+        layers.append(
+            LayerMaps(name, module, grid, grid, grid, False, factors, dropped=1 - share.squeeze(-1))
+        )
     return layers

@@ -42,7 +42,9 @@ class Certificate:
         return float(self.bound.max())
 
 
-def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0) -> Certificate:
+def certificate(
+    layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0
+) -> Certificate:
     """The bound for images of one size, in the type of the layer's weights.
 
     Args:
@@ -53,20 +55,29 @@ def certificate(layer: ConvolutionalAttention, image: Sequence[int], magnitude: 
     Raises ValueError for a layer whose gate is open, or that is none of these, and for other sizes.
     """
     if not isinstance(layer, ConvolutionalAttention):
-        raise ValueError(f"layer: got {type(layer).__name__}, expected a result of attention_from_conv without `patch`")
+        raise ValueError(
+            f"layer: got {type(layer).__name__}, expected a result of attention_from_conv without `patch`"
+        )
     if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
     if isinstance(layer, ContentAttention) and layer.gate.detach().any():
-        raise ValueError("layer: got one whose gate is open, expected a layer that does not look at content")
+        raise ValueError(
+            "layer: got one whose gate is open, expected a layer that does not look at content"
+        )
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
-    bias = torch.zeros(len(kernel)) if layer.b_out is None else layer.b_out.detach().cpu().double().abs()
+    bias = (
+        torch.zeros(len(kernel))
+        if layer.b_out is None
+        else layer.b_out.detach().cpu().double().abs()
+    )
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
     target = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
     largest = magnitude * norms.sum(dim=1) + bias  # no partial sum of products exceeds it
     return Certificate(
         attention=2 * magnitude * (norms @ missed),
-        rounding=largest * (_rounding_of_sum(layer, kernel[0].numel() + 1) + _layer_rounding(layer, image)),
+        rounding=largest
+        * (_rounding_of_sum(layer, kernel[0].numel() + 1) + _layer_rounding(layer, image)),
     )
 
 

@@ -53,7 +53,9 @@ def project(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) ->
     (B, *Q, N_h D_in), (D_out, D_in / groups, N_h), (D_out,) -> (B, D_out, *Q)
     """
     kernel = slices.unflatten(0, [groups, -1])  # (groups, D_out / groups, D_in / groups, N_h)
-    apart = heads.unflatten(-1, [slices.shape[2], groups, slices.shape[1]])  # (B, *Q, N_h, groups, D_in / groups)
+    apart = heads.unflatten(
+        -1, [slices.shape[2], groups, slices.shape[1]]
+    )  # (B, *Q, N_h, groups, D_in / groups)
     out = torch.einsum("b...hgi,goih->b...go", apart, kernel).flatten(-2)
     return (out if b_out is None else out + b_out.to(out.dtype)).movedim(-1, 1)
 
@@ -88,12 +90,19 @@ class ConvolutionalAttention(nn.Module):
         self.W_val = W_val
         self.b_out = None if b_out is None else nn.Parameter(b_out)
         self.pad = pad
-        self.stride, self.dilation, self.center, self.groups = list(stride), list(dilation), list(center), groups
+        self.stride, self.dilation, self.center, self.groups = (
+            list(stride),
+            list(dilation),
+            list(center),
+            groups,
+        )
         self.out_channels, inner, *self.kernel_size = W_val().shape
         self.in_channels = inner * groups
         self.zeros = [0] * len(self.kernel_size)
         # From the first to the last key of a window.
-        self.extent = [step * (size - 1) for step, size in zip(dilation, self.kernel_size, strict=True)]
+        self.extent = [
+            step * (size - 1) for step, size in zip(dilation, self.kernel_size, strict=True)
+        ]
         self.hold(head_shifts(self.kernel_size, dilation, center).to(alpha), alpha)
 
     @torch.jit.ignore
@@ -121,7 +130,9 @@ class ConvolutionalAttention(nn.Module):
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
         device = self.alpha.device
         standing = pixels(self.queries(sizes)[axis], device) * self.stride[axis] + self.center[axis]
-        return quadratic_scores(self.Delta[:, axis], self.alpha, standing, pixels(sizes[axis], device))
+        return quadratic_scores(
+            self.Delta[:, axis], self.alpha, standing, pixels(sizes[axis], device)
+        )
 
     def positional_scores(self, sizes: list[int]) -> Tensor:
         """Scores of all queries and keys for N = `sizes`, pixels in row-major order: (N_h, prod Q, prod N)"""
@@ -185,7 +196,10 @@ class HardAttention(ConvolutionalAttention):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         error_msgs: list[str] = args[-1]
-        alpha, Delta = state_dict.get(prefix + "alpha", self.alpha), state_dict.get(prefix + "Delta", self.Delta)
+        alpha, Delta = (
+            state_dict.get(prefix + "alpha", self.alpha),
+            state_dict.get(prefix + "Delta", self.Delta),
+        )
         offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
         if not is_exact(offset, alpha):
             missed = float(missed_attention(offset, alpha).max())
@@ -198,5 +212,11 @@ class HardAttention(ConvolutionalAttention):
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
         return convolve(
-            self.outside(x), self.W_val(), self.b_out, self.stride, self.padding, self.dilation, self.groups
+            self.outside(x),
+            self.W_val(),
+            self.b_out,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
         )

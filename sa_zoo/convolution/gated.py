@@ -45,7 +45,9 @@ class ContentAttention(ConvolutionalAttention):
         """gate_h X_q W_qry_h / sqrt(D_h) and (X_k W_key_h)^T: (B, N_h, prod Q, D_h) and (B, N_h, D_h, prod N)"""
         standing = keys
         for axis, count in enumerate(self.queries(list(keys.shape[2:]))):
-            numbers = torch.arange(count, device=keys.device) * self.stride[axis] + self.center[axis]
+            numbers = (
+                torch.arange(count, device=keys.device) * self.stride[axis] + self.center[axis]
+            )
             standing = standing.index_select(2 + axis, numbers)
         scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
         query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
@@ -62,5 +64,7 @@ class ContentAttention(ConvolutionalAttention):
         out = [x] * 0
         for first in range(0, max(len(x), 1), self.at_once):
             some = slice(first, first + self.at_once)
-            out.append(self.attended(probabilities_from(position + query[some] @ key[some]), keys[some]))
+            out.append(
+                self.attended(probabilities_from(position + query[some] @ key[some]), keys[some])
+            )
         return torch.cat(out)

@@ -32,7 +32,9 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def why_not(layer: nn.Module, content: bool = False) -> str:
     """Why this layer cannot be expressed as multi-head self-attention, with a content term or not; empty if it can."""
     if isinstance(layer, TRANSPOSED):
-        return "its stride puts queries between keys, and each position in between has its own kernel"
+        return (
+            "its stride puts queries between keys, and each position in between has its own kernel"
+        )
     if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return f"{type(layer).__name__} is not a convolution"
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
@@ -42,13 +44,17 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     if is_watched([layer]):
         return "it has hooks or a replaced forward, which would be lost; remove them first"
     plain = CONVOLUTIONS[layer.weight.ndim - 2]
-    same_call = type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
+    same_call = (
+        type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
+    )
     if not same_call and type(layer) not in TENSORFLOW_CONVOLUTIONS:
         return f"{type(layer).__name__} computes more than a convolution with its weight"
     shifts = head_shifts(layer.kernel_size, layer.dilation, _center(layer))
     if (shifts.to(layer.weight.dtype) != shifts).any():
         return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
-    if content and any(middle > size for middle, size in zip(_center(layer), _extent(layer), strict=True)):
+    if content and any(
+        middle > size for middle, size in zip(_center(layer), _extent(layer), strict=True)
+    ):
         return "its padding puts queries beyond all keys, where there is no content"
     return ""
 
@@ -61,13 +67,18 @@ def _extent(conv: _ConvNd) -> list[int]:
 def _amounts(conv: _ConvNd) -> list[tuple[int, int]]:
     """Padding (before, after) each axis, by the padding argument of nn.Conv."""
     if isinstance(conv.padding, str):
-        return [(size // 2, size - size // 2) if conv.padding == "same" else (0, 0) for size in _extent(conv)]
+        return [
+            (size // 2, size - size // 2) if conv.padding == "same" else (0, 0)
+            for size in _extent(conv)
+        ]
     return [(amount, amount) for amount in conv.padding]
 
 
 def _center(conv: _ConvNd) -> list[int]:
     """The key that the first query stands on, per axis."""
-    if type(conv) in TENSORFLOW_CONVOLUTIONS:  # whose padding follows the image; the middle of the window does not
+    if (
+        type(conv) in TENSORFLOW_CONVOLUTIONS
+    ):  # whose padding follows the image; the middle of the window does not
         return [size // 2 for size in _extent(conv)]
     return [before for before, _ in _amounts(conv)]
 
@@ -92,7 +103,9 @@ def attention_from_conv(
     Raises ValueError for a layer that cannot be expressed, with the reason.
     """
     if reason := why_not(conv, content):
-        raise ValueError(f"conv: got {conv}, expected a convolution that attention can express: {reason}")
+        raise ValueError(
+            f"conv: got {conv}, expected a convolution that attention can express: {reason}"
+        )
     conv = copy.deepcopy(conv)
     if patch is not None:
         return _patch_attention(conv, alpha, content, head_dim, patch)
@@ -106,9 +119,15 @@ def attention_in_place(
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
     if content and math.isinf(alpha):
-        raise ValueError("alpha: got inf with content=True, expected a finite one: one-hot heads see no content")
+        raise ValueError(
+            "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
+        )
     same = type(conv) in TENSORFLOW_CONVOLUTIONS
-    pad = SamePadding(_extent(conv), conv.stride) if same else Padding(_amounts(conv), conv.padding_mode)
+    pad = (
+        SamePadding(_extent(conv), conv.stride)
+        if same
+        else Padding(_amounts(conv), conv.padding_mode)
+    )
     offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
     exact = is_exact(offset, alphas)
     evaluation = ContentAttention if content else HardAttention if exact else SoftAttention
@@ -134,16 +153,31 @@ def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | Non
         parameter.requires_grad_(given is not None and given.requires_grad)
 
 
-def _patch_attention(conv: _ConvNd, alpha: float, content: bool, head_dim: int | None, patch: int) -> PatchAttention:
+def _patch_attention(
+    conv: _ConvNd, alpha: float, content: bool, head_dim: int | None, patch: int
+) -> PatchAttention:
     extent = _extent(conv)
-    if type(conv) in TENSORFLOW_CONVOLUTIONS or any(size % 2 for size in extent) or max(conv.stride) > 1:
-        raise ValueError(f"patch: got {conv}, expected stride 1 and an odd kernel, so that patches stay where they are")
-    if _amounts(conv) != [(size // 2, size // 2) for size in extent] or conv.padding_mode != "zeros":
+    if (
+        type(conv) in TENSORFLOW_CONVOLUTIONS
+        or any(size % 2 for size in extent)
+        or max(conv.stride) > 1
+    ):
+        raise ValueError(
+            f"patch: got {conv}, expected stride 1 and an odd kernel, so that patches stay where they are"
+        )
+    if (
+        _amounts(conv) != [(size // 2, size // 2) for size in extent]
+        or conv.padding_mode != "zeros"
+    ):
         raise ValueError(f"patch: got {conv}, expected zero padding that keeps the image's size")
     if patch < 1:
         raise ValueError(f"patch: got {patch}, expected a positive number of pixels")
     kernel = patch_kernel(conv.weight.detach(), conv.dilation, patch)
-    bias = None if conv.bias is None else conv.bias.detach().repeat_interleave(patch ** (kernel.ndim - 2))
+    bias = (
+        None
+        if conv.bias is None
+        else conv.bias.detach().repeat_interleave(patch ** (kernel.ndim - 2))
+    )
     padding = [size // 2 for size in kernel.shape[2:]]
     among_patches = _convolution(kernel, bias, conv.groups, padding=padding)
     _train_what_was_trained(among_patches, conv.weight, conv.bias)
@@ -167,9 +201,13 @@ def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
     if isinstance(attention, PatchAttention):
         return _pixel_convolution(attention)
     if not isinstance(attention, ConvolutionalAttention):
-        raise ValueError(f"attention: got {type(attention).__name__}, expected what attention_from_conv returns")
+        raise ValueError(
+            f"attention: got {type(attention).__name__}, expected what attention_from_conv returns"
+        )
     if isinstance(attention, ContentAttention) and attention.gate.detach().any():
-        raise ValueError("attention: got a layer whose gate is open, expected a layer that does not look at content")
+        raise ValueError(
+            "attention: got a layer whose gate is open, expected a layer that does not look at content"
+        )
     with torch.no_grad():
         kernel, distance = attention.W_val().clone(), 0.0
         if not isinstance(attention, HardAttention):
@@ -179,7 +217,9 @@ def nearest_convolution(attention: nn.Module) -> tuple[_ConvNd, float]:
     if not isinstance(attention.pad, SamePadding):
         symmetric = attention.pad.before == attention.pad.after
         geometry["padding"] = attention.pad.before if symmetric else "same"
-        geometry["padding_mode"] = "zeros" if attention.pad.mode == "constant" else attention.pad.mode
+        geometry["padding_mode"] = (
+            "zeros" if attention.pad.mode == "constant" else attention.pad.mode
+        )
     kind = Conv2dSame if isinstance(attention.pad, SamePadding) else None
     conv = _convolution(kernel, bias, attention.groups, kind, **geometry)
     _train_what_was_trained(conv, next(attention.W_val.parameters()), attention.b_out)
@@ -190,7 +230,10 @@ def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     """Kernel (D_out, D_in / groups, *K) of the nearest convolution, and its distance; float64 inside."""
     Delta, alpha = attention.Delta.double(), attention.alpha.double()
     taps = head_shifts(attention.kernel_size, attention.dilation, attention.center).to(Delta)
-    on_taps, everywhere = torch.ones(len(alpha), len(alpha)).to(Delta), torch.ones(len(alpha), 1).to(Delta)
+    on_taps, everywhere = (
+        torch.ones(len(alpha), len(alpha)).to(Delta),
+        torch.ones(len(alpha), 1).to(Delta),
+    )
     precision = torch.finfo(torch.float64).eps
     for axis in range(Delta.shape[1]):
         first, _, _ = window(seen := seen_offsets(Delta[:, axis], alpha, precision))
@@ -208,12 +251,18 @@ def _nearest_kernel(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
 
 
 def _convolution(
-    weight: Tensor, bias: Tensor | None, groups: int, kind: type[_ConvNd] | None = None, **geometry: Any
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: int,
+    kind: type[_ConvNd] | None = None,
+    **geometry: Any,
 ) -> _ConvNd:
     """A convolution with these tensors; `geometry`: further arguments of nn.Conv."""
     kind = kind or CONVOLUTIONS[weight.ndim - 2]
     channels, kernel_size = (weight.shape[1] * groups, weight.shape[0]), tuple(weight.shape[2:])
-    conv: _ConvNd = kind(*channels, kernel_size, groups=groups, bias=bias is not None, device="meta", **geometry)
+    conv: _ConvNd = kind(
+        *channels, kernel_size, groups=groups, bias=bias is not None, device="meta", **geometry
+    )
     conv.weight = nn.Parameter(weight)
     if bias is not None:
         conv.bias = nn.Parameter(bias)
@@ -224,13 +273,23 @@ def _pixel_convolution(folded: PatchAttention) -> tuple[_ConvNd, float]:
     among_patches, distance = nearest_convolution(folded.attention)
     blocks = among_patches.weight.detach()
     kernel = pixel_kernel(blocks, folded.kernel_size, folded.dilation, folded.patch)
-    apart = (patch_kernel(kernel, folded.dilation, folded.patch).double() - blocks).abs().flatten(1).sum(dim=1)
+    apart = (
+        (patch_kernel(kernel, folded.dilation, folded.patch).double() - blocks)
+        .abs()
+        .flatten(1)
+        .sum(dim=1)
+    )
     bias, pixels = None, folded.patch ** (kernel.ndim - 2)
     if among_patches.bias is not None:
         biases = among_patches.bias.detach().unflatten(0, [-1, pixels])
         bias = biases.median(dim=1).values
         apart += (biases - bias[:, None]).abs().flatten()
-    padding = [step * (size - 1) // 2 for step, size in zip(folded.dilation, folded.kernel_size, strict=True)]
-    conv = _convolution(kernel, bias, among_patches.groups, padding=padding, dilation=folded.dilation)
+    padding = [
+        step * (size - 1) // 2
+        for step, size in zip(folded.dilation, folded.kernel_size, strict=True)
+    ]
+    conv = _convolution(
+        kernel, bias, among_patches.groups, padding=padding, dilation=folded.dilation
+    )
     _train_what_was_trained(conv, among_patches.weight, among_patches.bias)
     return conv.train(folded.training), distance + float(apart.max())

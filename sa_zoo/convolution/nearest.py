@@ -25,14 +25,20 @@ def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     Raises ValueError for an even window, or one that is larger than the image.
     """
     if K % 2 == 0 or not 0 < K <= min(grid):
-        raise ValueError(f"window: got {K}, expected an odd number up to {min(grid)}, the smaller side of the image")
+        raise ValueError(
+            f"window: got {K}, expected an odd number up to {min(grid)}, the smaller side of the image"
+        )
     by_pixel = P.unflatten(2, grid).unflatten(1, grid)  # (N_h, H, W, H, W)
-    down, across = (torch.arange(size - K + 1, device=P.device) for size in grid)  # first pixels of the windows
+    down, across = (
+        torch.arange(size - K + 1, device=P.device) for size in grid
+    )  # first pixels of the windows
     center, found = K // 2, P.new_empty(len(P), K, K)
     for i in range(K):
         for j in range(K):
             row, column = down[:, None], across[None, :]
-            inner = by_pixel[:, row + center, column + center, row + i, column + j]  # (N_h, H - K + 1, W - K + 1)
+            inner = by_pixel[
+                :, row + center, column + center, row + i, column + j
+            ]  # (N_h, H - K + 1, W - K + 1)
             found[:, i, j] = inner.mean(dim=(1, 2))
     return found
 
@@ -45,7 +51,10 @@ def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
     C = c.new_zeros(len(c), height * width, height * width)
     for i in range(K):
         for j in range(K):
-            y, x = (row + i - K // 2).clamp(0, height - 1), (column + j - K // 2).clamp(0, width - 1)
+            y, x = (
+                (row + i - K // 2).clamp(0, height - 1),
+                (column + j - K // 2).clamp(0, width - 1),
+            )
             C[:, query, (y[:, None] * width + x[None, :]).flatten()] += c[:, i, j, None]
     return C
 
@@ -68,12 +77,22 @@ class NearestConvolution(nn.Module):
         weight, bias = attention.W_val.weight.detach(), attention.W_val.bias.detach()
         slices = weight.unflatten(1, [len(P), -1])  # (D_out, N_h, D)
         kernel = torch.einsum("hij,ohd->odij", taps(P, grid, K).to(weight), slices)
-        self.conv = nn.Conv2d(kernel.shape[1], len(kernel), K, padding=K // 2, padding_mode="replicate")
+        self.conv = nn.Conv2d(
+            kernel.shape[1], len(kernel), K, padding=K // 2, padding_mode="replicate"
+        )
         self.conv.weight, self.conv.bias = nn.Parameter(kernel), nn.Parameter(bias)
         self.W_out = attention.W_out
-        outer = self.W_out.weight.detach() if isinstance(self.W_out, nn.Linear) else torch.eye(len(weight)).to(weight)
-        norms = torch.einsum("po,ohd->phd", outer.double(), slices.double()).abs().sum(dim=-1)  # (D_out, N_h)
-        self.bound = float((norms @ distance(P.double(), grid, K)).max())  # of any difference of outputs, for |x| <= 1
+        outer = (
+            self.W_out.weight.detach()
+            if isinstance(self.W_out, nn.Linear)
+            else torch.eye(len(weight)).to(weight)
+        )
+        norms = (
+            torch.einsum("po,ohd->phd", outer.double(), slices.double()).abs().sum(dim=-1)
+        )  # (D_out, N_h)
+        self.bound = float(
+            (norms @ distance(P.double(), grid, K)).max()
+        )  # of any difference of outputs, for |x| <= 1
 
     def forward(self, X: Tensor) -> Tensor:
         return self.W_out(self.conv(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))

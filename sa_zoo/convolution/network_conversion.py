@@ -54,7 +54,9 @@ class Report:
         ]
         head = "| layer | heads | shifts | alpha | parameters | MMACs | as convolution | bound | measured |"
         skipped = [f"Not converted: {name}, as {reason}." for name, reason in self.skipped.items()]
-        total = f"Largest difference of the outputs, relative to the largest output: {self.logits:.1e}."
+        total = (
+            f"Largest difference of the outputs, relative to the largest output: {self.logits:.1e}."
+        )
         return "\n".join([head, "|---" * 9 + "|", *rows, "", *skipped, total, ""])
 
     def to_json(self) -> str:
@@ -66,7 +68,11 @@ def _range(shifts: list[int]) -> str:
 
 
 def convert(
-    network: nn.Module, layers: str = "*", alpha: float = 46.0, content: bool = False, example: Tensor | None = None
+    network: nn.Module,
+    layers: str = "*",
+    alpha: float = 46.0,
+    content: bool = False,
+    example: Tensor | None = None,
 ) -> tuple[nn.Module, Report]:
     """A copy of any network with the chosen convolutions as multi-head self-attention, and a report of the effect.
 
@@ -82,7 +88,10 @@ def convert(
         example = _noise(network)
     converted = copy.deepcopy(network).eval()
     convolutions, skipped = _chosen(converted, layers, content)
-    attentions = {name: attention_in_place(copy.deepcopy(conv), alpha, content) for name, conv in convolutions.items()}
+    attentions = {
+        name: attention_in_place(copy.deepcopy(conv), alpha, content)
+        for name, conv in convolutions.items()
+    }
     measured: dict[str, tuple[list[int], float, float]] = {}
     hooks = [
         conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
@@ -99,7 +108,9 @@ def convert(
         if name in attentions:
             attentions[name].train(module.training)
         converted.get_submodule(name).training = module.training
-    rows = [_row(name, attentions[name], *measured[name]) for name in attentions if name in measured]
+    rows = [
+        _row(name, attentions[name], *measured[name]) for name in attentions if name in measured
+    ]
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
@@ -110,27 +121,45 @@ def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bo
         _replace(network, conv, attention_in_place(conv, alpha, content))
 
 
-def _chosen(network: nn.Module, layers: str, content: bool) -> tuple[dict[str, _ConvNd], dict[str, str]]:
+def _chosen(
+    network: nn.Module, layers: str, content: bool
+) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
-    uses = Counter(id(weight) for module in network.modules() for weight in module.parameters(recurse=False))
-    named = {name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)}
-    chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))]
+    uses = Counter(
+        id(weight) for module in network.modules() for weight in module.parameters(recurse=False)
+    )
+    named = {
+        name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)
+    }
+    chosen = [
+        name
+        for name in named
+        if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))
+    ]
     if not chosen:
         near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
         such = f"such as {', '.join(near)}" if near else "of which it has none"
         raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
     skipped = {name: reason for name in chosen if (reason := why_not(named[name], content))}
-    skipped |= {name: "its weight is another layer's too" for name in chosen if uses[id(named[name].weight)] > 1}
+    skipped |= {
+        name: "its weight is another layer's too"
+        for name in chosen
+        if uses[id(named[name].weight)] > 1
+    }
     if len(skipped) == len(chosen):
         reasons = "; ".join(sorted(set(skipped.values())))
-        raise ValueError(f"layers: got {layers!r}, expected layers that attention can express: {reasons}")
+        raise ValueError(
+            f"layers: got {layers!r}, expected layers that attention can express: {reasons}"
+        )
     return {name: named[name] for name in chosen if name not in skipped}, skipped
 
 
 def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
     """Put attention wherever the convolution is used."""
     for module in list(network.modules()):
-        for name, child in list(module._modules.items()):  # named_children would name a layer used twice once
+        for name, child in list(
+            module._modules.items()
+        ):  # named_children would name a layer used twice once
             if child is conv:
                 setattr(module, name, attention)
     network.no_weight_decay = partial(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
@@ -140,7 +169,9 @@ def undecayed(network: nn.Module) -> set[str]:
     """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
     own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
     last = ("Delta", "alpha", "gate")
-    return set(own) | {name for name, _ in network.named_parameters() if name.rpartition(".")[2] in last}
+    return set(own) | {
+        name for name, _ in network.named_parameters() if name.rpartition(".")[2] in last
+    }
 
 
 def _noise(network: nn.Module) -> Tensor:
@@ -156,7 +187,11 @@ def _difference(before: Any, after: Any) -> float:
     pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
     tensors = [(old, new) for old, new in pairs if isinstance(old, Tensor)]
     return max(
-        (float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in tensors), default=0
+        (
+            float((new - old).abs().max() / old.abs().max().clamp(min=smallest))
+            for old, new in tensors
+        ),
+        default=0,
     )
 
 
@@ -175,7 +210,11 @@ def _compare(
 
 
 def _row(
-    name: str, attention: ConvolutionalAttention, image: list[int], magnitude: float, measured: float
+    name: str,
+    attention: ConvolutionalAttention,
+    image: list[int],
+    magnitude: float,
+    measured: float,
 ) -> LayerReport:
     queries = attention.queries(attention.key_sizes(image))
     with torch.no_grad(), FlopCounterMode(display=False) as counted:

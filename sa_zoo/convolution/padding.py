@@ -46,7 +46,9 @@ class Padding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_in, *N)"""
         before, after = self.amounts(list(x.shape[2:]))
-        amounts: list[int] = []  # in F.pad's order: before and after the last axis, then the one before it, ...
+        amounts: list[
+            int
+        ] = []  # in F.pad's order: before and after the last axis, then the one before it, ...
         for axis in range(len(before) - 1, -1, -1):
             amounts += [before[axis], after[axis]]
         return F.pad(x, amounts, self.mode)
@@ -67,7 +69,9 @@ class SamePadding(Padding):
         """Keys added before and after each axis of an image of this size."""
         before, after = [0] * len(image), [0] * len(image)
         for axis in range(len(image)):
-            last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]  # where the last query's window starts
+            last = (
+                (image[axis] - 1) // self.stride[axis] * self.stride[axis]
+            )  # where the last query's window starts
             missing = max(last + self.extent[axis] + 1 - image[axis], 0)
             before[axis], after[axis] = missing // 2, missing - missing // 2
         return before, after

@@ -53,10 +53,17 @@ def patch_kernel(kernel: Tensor, dilation: Sequence[int], patch: int) -> Tensor:
         places = tap_places(kernel.shape[2 + axis], dilation[axis], patch)
         blocks = torch.einsum("oia...,ahuv->oi...huv", blocks, places.to(blocks.device))
     heads, u, v = ([2 + part + 3 * axis for axis in range(axes)] for part in range(3))
-    return blocks.permute([0, *u, 1, *v, *heads]).flatten(1 + axes, 1 + 2 * axes).flatten(0, axes).to(kernel.dtype)
+    return (
+        blocks.permute([0, *u, 1, *v, *heads])
+        .flatten(1 + axes, 1 + 2 * axes)
+        .flatten(0, axes)
+        .to(kernel.dtype)
+    )
 
 
-def pixel_kernel(blocks: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], patch: int) -> Tensor:
+def pixel_kernel(
+    blocks: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], patch: int
+) -> Tensor:
     """The kernel on pixels that `patch_kernel` made `blocks` of: (D_out P^n, D_in P^n, *heads) -> (D_out, D_in, *K)
 
     Where output pixels u of a patch have kernels of their own, the median of what each has on a tap.
@@ -65,7 +72,9 @@ def pixel_kernel(blocks: Tensor, kernel_size: Sequence[int], dilation: Sequence[
     kernel = blocks.double().unflatten(0, [-1, *[patch] * axes])
     kernel = kernel.unflatten(1 + axes, [-1, *[patch] * axes])  # (D_out, *u, D_in, *v, *heads)
     heads, u, v = (range(first, first + axes) for first in (2 + 2 * axes, 1, 2 + axes))
-    kernel = kernel.permute([0, 1 + axes, *(place for axis in zip(heads, u, v, strict=True) for place in axis)])
+    kernel = kernel.permute(
+        [0, 1 + axes, *(place for axis in zip(heads, u, v, strict=True) for place in axis)]
+    )
     for axis in range(axes):  # the first three, heads, u, v, become the last two: K, u
         places = tap_places(kernel_size[axis], dilation[axis], patch).to(kernel.device)
         kernel = torch.einsum("oihuv...,ahuv->oi...au", kernel, places)
@@ -79,7 +88,9 @@ class PatchAttention(nn.Module):
     attention: of the patches' convolution; kernel_size, dilation: of the convolution on pixels.
     """
 
-    def __init__(self, attention: nn.Module, kernel_size: Sequence[int], dilation: Sequence[int], patch: int) -> None:
+    def __init__(
+        self, attention: nn.Module, kernel_size: Sequence[int], dilation: Sequence[int], patch: int
+    ) -> None:
         super().__init__()
         self.attention = attention
         self.kernel_size, self.dilation, self.patch = list(kernel_size), list(dilation), patch

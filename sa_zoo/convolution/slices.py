@@ -28,7 +28,9 @@ class LowRankSlices(nn.Module):
     `error` is the Frobenius norm of what the factors lose of the kernel, relative to the kernel's.
     """
 
-    def __init__(self, weight: Tensor, W_out: Tensor, kernel_size: Sequence[int], error: float) -> None:
+    def __init__(
+        self, weight: Tensor, W_out: Tensor, kernel_size: Sequence[int], error: float
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.W_out = nn.Parameter(W_out)
@@ -52,12 +54,20 @@ def low_rank_slices(kernel: Tensor, groups: int, head_dim: int) -> LowRankSlices
     """
     if not 0 < head_dim <= kernel.shape[0]:
         raise ValueError(f"head_dim: got {head_dim}, expected 1 to {kernel.shape[0]}")
-    blocks = kernel.double().flatten(2).unflatten(0, [groups, -1])  # (groups, D_out / groups, D_in / groups, N_h)
-    slices = torch.stack([torch.block_diag(*head) for head in blocks.unbind(-1)])  # (N_h, D_out, D_in)
+    blocks = (
+        kernel.double().flatten(2).unflatten(0, [groups, -1])
+    )  # (groups, D_out / groups, D_in / groups, N_h)
+    slices = torch.stack(
+        [torch.block_diag(*head) for head in blocks.unbind(-1)]
+    )  # (N_h, D_out, D_in)
     left, singular, right = torch.linalg.svd(slices, full_matrices=False)
-    error = float(singular[:, head_dim:].norm() / singular.norm().clamp(min=torch.finfo(singular.dtype).tiny))
+    error = float(
+        singular[:, head_dim:].norm() / singular.norm().clamp(min=torch.finfo(singular.dtype).tiny)
+    )
     root = singular[:, :head_dim].sqrt()
-    unused = max(0, head_dim - root.shape[1])  # D_in < D_h: the slices cannot have a higher rank than D_in
+    unused = max(
+        0, head_dim - root.shape[1]
+    )  # D_in < D_h: the slices cannot have a higher rank than D_in
     W_val = pad(root[:, :, None] * right[:, :head_dim], (0, 0, 0, unused))
     W_out = pad(left[:, :, :head_dim] * root[:, None, :], (0, unused)).transpose(0, 1)
     return LowRankSlices(W_val.to(kernel), W_out.to(kernel).contiguous(), kernel.shape[2:], error)

@@ -67,9 +67,15 @@ class SoftAttention(ConvolutionalAttention):
         self.dull = bool((self.alpha < DULLEST).any())
         precision = torch.finfo(at_least_float32(self.alpha).dtype).eps
         seen = [seen_offsets(Delta, self.alpha, precision) for Delta in self.Delta.unbind(dim=1)]
-        self.first, self.step, self.count = (list(items) for items in zip(*map(window, seen), strict=True))
+        self.first, self.step, self.count = (
+            list(items) for items in zip(*map(window, seen), strict=True)
+        )
         self.outer = [
-            [head for head, (first, last) in enumerate(pairs) if center + first < 0 or center + last > extent]
+            [
+                head
+                for head, (first, last) in enumerate(pairs)
+                if center + first < 0 or center + last > extent
+            ]
             for pairs, center, extent in zip(seen, self.center, self.extent, strict=True)
         ]
 
@@ -77,13 +83,19 @@ class SoftAttention(ConvolutionalAttention):
     def follow(self) -> None:
         """`settle` if Delta or alpha were changed in place, which only their numbers show."""
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if not in_graph and is_ordinary(self.Delta, self.alpha) and not equal(self.settled, [self.Delta, self.alpha]):
+        if (
+            not in_graph
+            and is_ordinary(self.Delta, self.alpha)
+            and not equal(self.settled, [self.Delta, self.alpha])
+        ):
             self.settle()
 
     @torch.jit.ignore
     def train(self, mode: bool = True) -> "SoftAttention":
         self.settle()
-        nn.Module.train(self, mode)  # not super(): TorchScript calls this with a module of its own class
+        nn.Module.train(
+            self, mode
+        )  # not super(): TorchScript calls this with a module of its own class
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -110,10 +122,14 @@ class SoftAttention(ConvolutionalAttention):
         slices = self.W_val()
         U = probabilities_from(self.window_scores(0))
         for axis in range(1, len(self.count)):
-            U = (U[:, :, None] * probabilities_from(self.window_scores(axis))[:, None, :]).flatten(1)
+            U = (U[:, :, None] * probabilities_from(self.window_scores(axis))[:, None, :]).flatten(
+                1
+            )
         # slices @ U as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take several times
         # as long for a matrix product with so few columns.
-        heads_last = at_least_float32(slices).flatten(2).unsqueeze(1)  # (D_out, 1, D_in / groups, N_h)
+        heads_last = (
+            at_least_float32(slices).flatten(2).unsqueeze(1)
+        )  # (D_out, 1, D_in / groups, N_h)
         heads_last = heads_last.permute(0, 3, 1, 2)
         kernel = F.conv2d(heads_last, U.T[:, :, None, None])
         return kernel.permute(0, 2, 3, 1).squeeze(1).to(slices.dtype).unflatten(-1, self.count)
@@ -126,11 +142,16 @@ class SoftAttention(ConvolutionalAttention):
     def composed(self, keys: Keys) -> Tensor:
         """The layer as a convolution plus a correction at the borders: (B, D_out, *Q)"""
         counts = self.queries(keys.sizes)
-        low, high = [0] * len(counts), [0] * len(counts)  # how far windows reach beyond the first and last key
+        low, high = (
+            [0] * len(counts),
+            [0] * len(counts),
+        )  # how far windows reach beyond the first and last key
         for axis in range(len(counts)):
             low[axis] = -(self.center[axis] + self.first[axis])
             width = self.step[axis] * (self.count[axis] - 1)
-            high[axis] = self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
+            high[axis] = (
+                self.stride[axis] * (counts[axis] - 1) + width - low[axis] - (keys.sizes[axis] - 1)
+            )
             # F.pad cannot cut off more than there is, which heads far outside of a small image would ask for.
             stored, before = keys.stored.shape[2 + axis], keys.before[axis]
             if min(before + stored + low[axis], keys.sizes[axis] - before + high[axis]) < 0:
@@ -142,7 +163,9 @@ class SoftAttention(ConvolutionalAttention):
             for axis in range(len(counts)):
                 queries, numbers = self.at_border(keys, axis, low[axis], high[axis])
                 if min(queries.shape[0], numbers.shape[0], len(self.outer[axis])) > 0:
-                    out.index_add_(2 + axis, queries, self.beyond(keys.stored, P, U, axis, queries, numbers))
+                    out.index_add_(
+                        2 + axis, queries, self.beyond(keys.stored, P, U, axis, queries, numbers)
+                    )
         return out
 
     def borderless(self, keys: Keys, low: list[int], high: list[int]) -> Tensor:
@@ -156,7 +179,9 @@ class SoftAttention(ConvolutionalAttention):
             amounts += [padding[axis], after]
         if not even:
             x, padding = F.pad(x, amounts), self.zeros
-        return convolve(x, self.composed_kernel(), self.b_out, self.stride, padding, self.step, self.groups)
+        return convolve(
+            x, self.composed_kernel(), self.b_out, self.stride, padding, self.step, self.groups
+        )
 
     def at_border(self, keys: Keys, axis: int, low: int, high: int) -> tuple[Tensor, Tensor]:
         """Indices of the queries whose windows reach beyond the border, by `low` or `high`, and of the keys in them.
@@ -168,17 +193,29 @@ class SoftAttention(ConvolutionalAttention):
         last = max(first, min(count, count - (high + stride - 1) // stride))
         # Where a whole window lies outside, its heads see the keys next to the border, no further than it is wide.
         reach = self.step[axis] * self.count[axis]
-        near = max(reach, stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1) if first > 0 else 0
+        near = (
+            max(reach, stride * (first - 1) - low + self.step[axis] * (self.count[axis] - 1) + 1)
+            if first > 0
+            else 0
+        )
         far = min(size - reach, stride * last - low) if last < count else size
         stored = keys.stored.shape[2 + axis]
         near = min(stored, max(0, near - keys.before[axis]))
         far = min(stored, max(near, far - keys.before[axis]))
         queries = torch.arange(count, device=keys.stored.device)
         numbers = torch.arange(stored, device=keys.stored.device)
-        return torch.cat([queries[:first], queries[last:]]), torch.cat([numbers[:near], numbers[far:]])
+        return torch.cat([queries[:first], queries[last:]]), torch.cat(
+            [numbers[:near], numbers[far:]]
+        )
 
     def beyond(
-        self, x: Tensor, P: list[Tensor], U: list[Tensor], axis: int, queries: Tensor, numbers: Tensor
+        self,
+        x: Tensor,
+        P: list[Tensor],
+        U: list[Tensor],
+        axis: int,
+        queries: Tensor,
+        numbers: Tensor,
     ) -> Tensor:
         """Correction for `queries` (C,) along `axis`, which see the keys `numbers` and miss those beyond the border.
 

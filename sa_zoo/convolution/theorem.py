@@ -16,7 +16,9 @@ EXACT = torch.finfo(torch.float64).eps / 2
 DULLEST = 1e-4
 
 
-def head_shifts(kernel_size: Sequence[int], dilation: Sequence[int], center: Sequence[int]) -> Tensor:
+def head_shifts(
+    kernel_size: Sequence[int], dilation: Sequence[int], center: Sequence[int]
+) -> Tensor:
     """Delta_h = dilation * a - center for every kernel pixel a in row-major order: (N_h, n), float32, on the CPU."""
     axes = [
         torch.arange(-middle, step * (K - 1) - middle + 1, step, device="cpu", dtype=torch.float32)
@@ -53,10 +55,15 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     """
     offset, alpha = offset.detach().cpu().double(), alpha.detach().cpu().double()
     sharp = alpha.clamp(DULLEST, 1e30)
-    reach = math.ceil((-math.log(torch.finfo(torch.float64).tiny) / float(sharp.min())) ** 0.5 + offset.abs().max())
+    reach = math.ceil(
+        (-math.log(torch.finfo(torch.float64).tiny) / float(sharp.min())) ** 0.5
+        + offset.abs().max()
+    )
     t = torch.arange(-reach, reach + 1, device="cpu", dtype=torch.float64)
     t = t[t != 0]
-    exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])  # (N_h, n, keys but the target)
+    exponents = -sharp[:, None, None] * (
+        t.square() - 2 * t * offset[:, :, None]
+    )  # (N_h, n, keys but the target)
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
     return torch.where(alpha < DULLEST, 1.0, missed)
 

@@ -62,10 +62,14 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             converted[f"{name}.W_val.weight"] = converted.pop(f"{name}.weight")
             if f"{name}.bias" in converted:
                 converted[f"{name}.b_out"] = converted.pop(f"{name}.bias")
-            converted |= {key: own[key] for key in own if key.startswith(f"{name}.") and key not in converted}
+            converted |= {
+                key: own[key] for key in own if key.startswith(f"{name}.") and key not in converted
+            }
         kernel = converted.get(f"{name}.W_val.weight")
         if name == first and kernel is not None and kernel.shape[1] != module.in_channels:
-            converted[f"{name}.W_val.weight"] = adapt_input_conv(module.in_channels, kernel, kernel.shape[1])
+            converted[f"{name}.W_val.weight"] = adapt_input_conv(
+                module.in_channels, kernel, kernel.shape[1]
+            )
     return converted
 
 
@@ -105,13 +109,21 @@ CNNS = (
 def _with_tags(cnn: str) -> list[str]:
     """The CNN's names, one per set of weights, the default set first: timm makes the first one the default."""
     default = cnn_cfg(cnn).tag or ""
-    return sorted(list_models(cnn, include_tags=True), key=lambda name: name.partition(".")[2] != default)
+    return sorted(
+        list_models(cnn, include_tags=True), key=lambda name: name.partition(".")[2] != default
+    )
 
 
 default_cfgs = generate_default_cfgs(
     {
-        **{f"mhsa_{name}": backbone_cfg(cnn_cfg(name)) for cnn in CNNS for name in _with_tags(cnn.__name__)},
-        "mhsa_network": dataclasses.replace(backbone_cfg(cnn_cfg("resnet18")), hf_hub_id=None, url=None),
+        **{
+            f"mhsa_{name}": backbone_cfg(cnn_cfg(name))
+            for cnn in CNNS
+            for name in _with_tags(cnn.__name__)
+        },
+        "mhsa_network": dataclasses.replace(
+            backbone_cfg(cnn_cfg("resnet18")), hf_hub_id=None, url=None
+        ),
     }
 )
 
@@ -148,13 +160,18 @@ def _create(
     return network
 
 
-def _registered(cnn: Callable[..., nn.Module], description: str, feature_levels: int = 5) -> Callable[..., nn.Module]:
+def _registered(
+    cnn: Callable[..., nn.Module], description: str, feature_levels: int = 5
+) -> Callable[..., nn.Module]:
     """The entry point of the backbone of timm's function `cnn`, registered with timm."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(create.__name__, cnn, pretrained, feature_levels=feature_levels, **kwargs)
 
-    create.__name__, create.__doc__ = f"mhsa_{cnn.__name__}", f"{description}, as multi-head self-attention."
+    create.__name__, create.__doc__ = (
+        f"mhsa_{cnn.__name__}",
+        f"{description}, as multi-head self-attention.",
+    )
     return register_model(create)
 
 
@@ -163,8 +180,12 @@ mhsa_resnet34 = _registered(resnet34, "ResNet34 (He et al. 2016)")
 mhsa_resnet50 = _registered(resnet50, "ResNet50 (He et al. 2016)")
 mhsa_resnet18_cifar = _registered(resnet18_cifar, "resnet18_cifar, the paper's baseline")
 mhsa_resnet_tiny_cifar = _registered(resnet_tiny_cifar, "resnet_tiny_cifar, for two CPU cores")
-mhsa_vgg11_bn = _registered(vgg11_bn, "VGG11 with batch norm (Simonyan and Zisserman 2015)", feature_levels=6)
-mhsa_mobilenetv3_small_100 = _registered(mobilenetv3_small_100, "MobileNetV3 small (Howard et al. 2019)")
+mhsa_vgg11_bn = _registered(
+    vgg11_bn, "VGG11 with batch norm (Simonyan and Zisserman 2015)", feature_levels=6
+)
+mhsa_mobilenetv3_small_100 = _registered(
+    mobilenetv3_small_100, "MobileNetV3 small (Howard et al. 2019)"
+)
 mhsa_efficientnet_b0 = _registered(efficientnet_b0, "EfficientNet B0 (Tan and Le 2019)")
 mhsa_convnext_atto = _registered(convnext_atto, "ConvNeXt atto (Liu et al. 2022)", feature_levels=4)
 

@@ -11,10 +11,15 @@ import timm
 import torch
 from torch import Tensor
 
-from sa_zoo.model_folder import check_new, new_folder, write_timm_files
-from sa_zoo.untrusted import PARAMETERS, at_most
+from sa_zoo.folders.check import PARAMETERS, at_most
+from sa_zoo.folders.write import check_new, new_folder, write_timm_files
 
-CONVERTIBLE = ("sa_quadratic_cifar", "sa_quadratic_h16_cifar", "sa_quadratic_gen_cifar", "sa_learned_cifar")
+CONVERTIBLE = (
+    "sa_quadratic_cifar",
+    "sa_quadratic_h16_cifar",
+    "sa_quadratic_gen_cifar",
+    "sa_learned_cifar",
+)
 
 # Part of a name there -> here, replaced in this order.
 RENAMED = {
@@ -34,7 +39,11 @@ RENAMED = {
     "output.LayerNorm.": "norm2.",
     "classifier.": "head.",
 }
-BUFFERS = ("attention_mask", "attention.self.R", "attention.self.relative_indices")  # computed, not learned
+BUFFERS = (
+    "attention_mask",
+    "attention.self.R",
+    "attention.self.relative_indices",
+)  # computed, not learned
 
 
 def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
@@ -52,7 +61,9 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
         raise FileNotFoundError(f"checkpoint: got {checkpoint}, expected a file")
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises errors of any kind for a file that is not one of its own
+    except (
+        Exception
+    ) as error:  # torch raises errors of any kind for a file that is not one of its own
         expected = "a complete file that torch.save wrote, with tensors only"
         raise ValueError(f"checkpoint: got {checkpoint}, expected {expected}") from error
     try:
@@ -62,7 +73,9 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
         net.load_state_dict(_state_dict(reference, net.patch_size))
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"checkpoint: got {checkpoint}, expected one of {model}: {reason}") from error
+        raise ValueError(
+            f"checkpoint: got {checkpoint}, expected one of {model}: {reason}"
+        ) from error
     with new_folder(out) as folder:
         write_timm_files(folder, net)
 
@@ -75,5 +88,7 @@ def _state_dict(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tens
             for theirs, ours in RENAMED.items():
                 name = name.replace(theirs, ours)
             state[name] = value
-    kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])  # (D, y, x, channel)
+    kernel = state["patch_embed.weight"].unflatten(
+        1, [patch_size, patch_size, -1]
+    )  # (D, y, x, channel)
     return state | {"patch_embed.weight": kernel.permute(0, 3, 1, 2)}

@@ -28,7 +28,10 @@ def _register(modeling: ModuleType) -> None:
     from sa_zoo.models.configuration_sa import AUTO_MAP, SAConfig
 
     transformers.AutoConfig.register(SAConfig.model_type, SAConfig)
-    kinds: dict[str, type] = {"torchvision": transformers.CLIPImageProcessor, "pil": transformers.CLIPImageProcessorPil}
+    kinds: dict[str, type] = {
+        "torchvision": transformers.CLIPImageProcessor,
+        "pil": transformers.CLIPImageProcessorPil,
+    }
     transformers.AutoImageProcessor.register(SAConfig, image_processor_classes=kinds)
     SAConfig.register_for_auto_class()
     for name in ("AutoModel", "AutoModelForImageClassification", "AutoBackbone"):

@@ -12,7 +12,7 @@ from transformers import CLIPImageProcessor
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
-from sa_zoo.model_folder import read_json, write_file
+from sa_zoo.folders.write import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.network import SANet, terms_of_block
@@ -31,7 +31,11 @@ def export_for_transformers(folder: Path) -> None:
     if not isinstance(network, SANet) or not (kind := _kind(network)):
         return
     again = written.get("model_type") == SAConfig.model_type
-    config = SAConfig.from_pretrained(folder) if again else _config(network, kind, written["pretrained_cfg"])
+    config = (
+        SAConfig.from_pretrained(folder)
+        if again
+        else _config(network, kind, written["pretrained_cfg"])
+    )
     with TemporaryDirectory() as new:
         custom_object_save(SAForImageClassification, new)
         _image_processor(network).save_pretrained(new)
@@ -43,17 +47,33 @@ def export_for_transformers(folder: Path) -> None:
 
 def _kind(network: Any) -> str:
     """The name in TERMS of a network's score terms; empty for terms of somebody's own."""
-    built, depth = [tuple(type(term) for term in block.attn.terms) for block in network.blocks], len(network.blocks)
-    return next((n for n, t in TERMS.items() if built == [terms_of_block(t, i, depth) for i in range(depth)]), "")
+    built, depth = (
+        [tuple(type(term) for term in block.attn.terms) for block in network.blocks],
+        len(network.blocks),
+    )
+    return next(
+        (
+            n
+            for n, t in TERMS.items()
+            if built == [terms_of_block(t, i, depth) for i in range(depth)]
+        ),
+        "",
+    )
 
 
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
     """The configuration of a SANet that timm has built; `pretrained_cfg` is the one in its config.json."""
     if network.global_pool != "avg":
-        raise ValueError(f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do")
-    names = network.pretrained_cfg.get("label_names") or [f"LABEL_{index}" for index in range(network.num_classes)]
+        raise ValueError(
+            f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do"
+        )
+    names = network.pretrained_cfg.get("label_names") or [
+        f"LABEL_{index}" for index in range(network.num_classes)
+    ]
     if len(names) != network.num_classes:
-        raise ValueError(f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes")
+        raise ValueError(
+            f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes"
+        )
     block = network.blocks[0]
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
     heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]

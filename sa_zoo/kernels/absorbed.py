@@ -21,7 +21,9 @@ Scores = Callable[[Tensor], Tensor]  # (B, H, W, D) -> (B, T, N_h, T)
 def absorbed(attention: Attention, X: Tensor) -> Tensor:
     """The layer for terms some of which look at content: (B, H, W, D) -> (B, H, W, D)"""
     content = [ABSORBED[type(term)](term) for term in attention.terms if not is_positional(term)]
-    positional = [term(X).transpose(0, 1) for term in attention.terms if is_positional(term)]  # (T, N_h, T)
+    positional = [
+        term(X).transpose(0, 1) for term in attention.terms if is_positional(term)
+    ]  # (T, N_h, T)
 
     def values(some: Tensor) -> Tensor:
         A = content[0](some)
@@ -64,7 +66,9 @@ def absorbed_relative(term: Relative) -> Scores:
     """((q + u) . k + (q + v) . What_key r_delta) / sqrt(D_h)"""
     W_qry = term.W_qry.weight.unflatten(0, [term.num_heads, -1])
     W_key = term.W_key.weight.unflatten(0, [term.num_heads, -1])
-    What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).transpose(1, 2)  # (N_h, D_p, D_h)
+    What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).transpose(
+        1, 2
+    )  # (N_h, D_p, D_h)
     What_row, What_col = What_key.split([term.row.shape[1], term.col.shape[1]], dim=1)
     encodings = torch.cat([term.row @ What_row, term.col @ What_col], dim=1).transpose(1, 2)
     content, position = multiplied(W_key, term.u, W_qry), multiplied(encodings, term.v, W_qry)
@@ -106,7 +110,9 @@ def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Te
     return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
 
 
-def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor], sizes: list[int]) -> Scores:
+def relative_scores(
+    content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor], sizes: list[int]
+) -> Scores:
     """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy: `sizes`.
 
     A position is one more product: each pixel gets the one-hot vectors of its column and row as channels, and what a
@@ -115,12 +121,20 @@ def relative_scores(content: tuple[Tensor, Tensor], position: tuple[Tensor, Tens
 
     def scores(X: Tensor) -> Tensor:
         height, width, D = X.shape[1:]
-        across, down = linear(X, *position).unflatten(-1, [-1, sum(sizes)]).split(sizes, dim=-1)  # (B, H, W, N_h, ..)
+        across, down = (
+            linear(X, *position).unflatten(-1, [-1, sum(sizes)]).split(sizes, dim=-1)
+        )  # (B, H, W, N_h, ..)
         across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
         down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
-        rows = torch.cat([linear(X, *content).unflatten(-1, [-1, D]), across, down], dim=-1)  # (.., N_h, D + W + H)
-        column = torch.eye(width, dtype=X.dtype, device=X.device).expand(len(X), height, -1, -1)  # (B, H, W, W)
-        row = torch.eye(height, dtype=X.dtype, device=X.device)[:, None].expand(len(X), -1, width, -1)  # (B, H, W, H)
+        rows = torch.cat(
+            [linear(X, *content).unflatten(-1, [-1, D]), across, down], dim=-1
+        )  # (.., N_h, D + W + H)
+        column = torch.eye(width, dtype=X.dtype, device=X.device).expand(
+            len(X), height, -1, -1
+        )  # (B, H, W, W)
+        row = torch.eye(height, dtype=X.dtype, device=X.device)[:, None].expand(
+            len(X), -1, width, -1
+        )  # (B, H, W, H)
         return products_with_pixels(rows, torch.cat([X, column, row], dim=-1))
 
     return scores
@@ -134,7 +148,9 @@ def products_with_pixels(rows: Tensor, X: Tensor) -> Tensor:
 
 def keys_of_axis(scores: Tensor) -> Tensor:
     """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
-    scores = scores.unflatten(-1, [2 * scores.shape[-2] - 1])  # raises RuntimeError for tables of another size
+    scores = scores.unflatten(
+        -1, [2 * scores.shape[-2] - 1]
+    )  # raises RuntimeError for tables of another size
     position = torch.arange(scores.shape[-2], device=scores.device)
     index = position[None, :] - position[:, None] + (scores.shape[-2] - 1)
     return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))

@@ -34,20 +34,27 @@ _only: list[str] = []
 
 def choose(attention: Attention, X: Tensor) -> str:
     """Name of the route for X (B, H, W, D)."""
-    factorizes, large = attention.separable and not attention.drops(), X.shape[1] * X.shape[2] > SMALL
+    factorizes, large = (
+        attention.separable and not attention.drops(),
+        X.shape[1] * X.shape[2] > SMALL,
+    )
     trains = torch.is_grad_enabled()
     if _only:
         return _only[-1]
     # in torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag
     if torch.jit.is_tracing() or torch.compiler._is_exporting_flag:
-        return "by axes" if attention.large and factorizes else "definition"  # a graph has to take any batch
+        return (
+            "by axes" if attention.large and factorizes else "definition"
+        )  # a graph has to take any batch
     if is_watched(attention.children()):
         return "definition"  # it calls every module, once and with the whole batch
     axes_or_definition = "by axes" if large and factorizes else "definition"
     if not (torch.compiler.is_compiling() or is_ordinary(X, *attention.parameters())):
         return axes_or_definition  # nothing is remembered, or computed in memory of ours
     if not all(is_positional(term) for term in attention.terms):
-        return "absorbed" if can_absorb(attention) else "definition"  # adapters expect queries and keys
+        return (
+            "absorbed" if can_absorb(attention) else "definition"
+        )  # adapters expect queries and keys
     plain = type(attention.W_val) is nn.Linear and not torch.is_autocast_enabled("cpu")
     if factorizes and not trains and plain and can_fuse(X, attention.W_val.weight):
         return "fused"  # the tensor of all heads is never built
@@ -65,7 +72,11 @@ def choose(attention: Attention, X: Tensor) -> str:
 def is_watched(modules: Iterable[nn.Module]) -> bool:
     """Whether somebody expects modules, or modules in them, to be called: by hooks, or by replacing `forward`."""
     return any(
-        m._forward_pre_hooks or m._forward_hooks or m._backward_pre_hooks or m._backward_hooks or "forward" in vars(m)
+        m._forward_pre_hooks
+        or m._forward_hooks
+        or m._backward_pre_hooks
+        or m._backward_hooks
+        or "forward" in vars(m)
         for module in modules
         for m in module.modules()
     )
@@ -95,7 +106,11 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignor
 
 @torch.jit.ignore
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    whole = torch.jit.is_tracing() or bool(_only) or is_watched(m for m in block.children() if m is not block.attn)
+    whole = (
+        torch.jit.is_tracing()
+        or bool(_only)
+        or is_watched(m for m in block.children() if m is not block.attn)
+    )
     if whole or not (torch.compiler.is_compiling() or is_ordinary(x, attended)):
         return block.rest(x, attended)
     return in_portions(block.rest, x, attended)

@@ -62,7 +62,9 @@ def tile_height(X: Tensor, threads: int) -> int:
 
 
 @torch.library.custom_op("sa_zoo::fused_values", mutates_args=(), device_types="cpu")
-def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor | None) -> Tensor:
+def fused_values(
+    X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_val: Tensor | None
+) -> Tensor:
     """sum_h P_h X W_val_h^T + b_val for P_h = P_down_h (x) P_across_h, in float32.
 
     (B, H, W, D), (N_h, H, H), (N_h, W, W), (N, N_h D), (N,) -> (B, H, W, N)
@@ -78,7 +80,9 @@ def fused_values(X: Tensor, P_down: Tensor, P_across: Tensor, W_val: Tensor, b_v
             f"expected an AVX-512 processor, float32 and channels in multiples of {LANES}, "
             f"got {X.dtype} {tuple(X.shape)} and {W_val.dtype} {tuple(W_val.shape)}"
         )
-    if [tuple(tensor.shape) for tensor in given] != expected or any(t.dtype != X.dtype or not t.is_cpu for t in given):
+    if [tuple(tensor.shape) for tensor in given] != expected or any(
+        t.dtype != X.dtype or not t.is_cpu for t in given
+    ):
         shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in given)
         raise ValueError(f"expected float32 {expected} for X of {tuple(X.shape)}, got {shapes}")
     given = [tensor.contiguous() for tensor in (X, *given)]

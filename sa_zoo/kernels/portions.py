@@ -33,7 +33,9 @@ class Workspace(threading.local):
         """A tensor of this shape, in the place of the last one of that name."""
         size, key = math.prod(shape), (name, dtype)
         if key not in self.held or self.held[key].numel() < size:
-            with torch.inference_mode(False):  # a tensor made in this mode cannot be written to outside of it
+            with torch.inference_mode(
+                False
+            ):  # a tensor made in this mode cannot be written to outside of it
                 self.held[key] = torch.empty(size, dtype=dtype, device="cpu")
         return self.held[key][:size].view(shape)
 
@@ -55,10 +57,14 @@ def is_recomputed(X: Tensor) -> bool:
     return X.numel() > KEPT * PORTION and not half
 
 
-def in_portions(function: Callable[..., Tensor], X: Tensor, *more: Tensor, factor: float = 1.0) -> Tensor:
+def in_portions(
+    function: Callable[..., Tensor], X: Tensor, *more: Tensor, factor: float = 1.0
+) -> Tensor:
     """function(X, *more), on a CPU for a few images at a time if X holds more than `factor` portions."""
     images = images_in(factor * PORTION, X)
-    one_call = torch.compiler.is_compiling() or not X.is_cpu  # compilers and accelerators make their own portions
+    one_call = (
+        torch.compiler.is_compiling() or not X.is_cpu
+    )  # compilers and accelerators make their own portions
     if one_call or images >= len(X) or (torch.is_grad_enabled() and not is_recomputed(X)):
         return function(X, *more)
     portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
@@ -88,7 +94,9 @@ def portions(attention: Attention, X: Tensor) -> Tensor:
         return in_portions(lambda some: attention.W_val(attend_by_axes(factors, some)), X)
     down, across = (P.to(X.dtype) for P in factors)
     # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
-    return in_portions(lambda some: attention.W_val(attend_in_workspace(down, across, some)), X, factor=1.75)
+    return in_portions(
+        lambda some: attention.W_val(attend_in_workspace(down, across, some)), X, factor=1.75
+    )
 
 
 def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
@@ -111,4 +119,7 @@ def is_ordinary(*tensors: Tensor) -> bool:
             tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return False
-    return all(type(tensor) in (Tensor, nn.Parameter) and unpack_dual(tensor).tangent is None for tensor in tensors)
+    return all(
+        type(tensor) in (Tensor, nn.Parameter) and unpack_dual(tensor).tangent is None
+        for tensor in tensors
+    )

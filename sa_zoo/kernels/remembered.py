@@ -33,7 +33,10 @@ def recall(attention: Attention, name: str, X: Tensor) -> Any:
     """The method `name` of X, as in the call before if neither the layer's terms nor the size of X have changed."""
     if torch.compiler.is_compiling():  # a graph cannot remember
         return getattr(attention, name)(X)
-    parameters, occasion = [*attention.terms.parameters(), *attention.terms.buffers()], (name, X.shape[1:3])
+    parameters, occasion = (
+        [*attention.terms.parameters(), *attention.terms.buffers()],
+        (name, X.shape[1:3]),
+    )
     last = _LAST.get(attention)
     if last is None or last.occasion != occasion or not equal(last.parameters, parameters):
         copies = [parameter.detach().clone() for parameter in parameters]
@@ -44,5 +47,6 @@ def recall(attention: Attention, name: str, X: Tensor) -> Any:
 def equal(known: list[Tensor], given: list[Tensor]) -> bool:
     """Whether the numbers are equal, not their versions: a write through `.data` changes no version."""
     return len(known) == len(given) and all(
-        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b) for a, b in zip(known, given, strict=True)
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+        for a, b in zip(known, given, strict=True)
     )

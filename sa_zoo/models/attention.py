@@ -35,13 +35,17 @@ DENSE_PIXELS = 128  # up to so many (8x8, but not 16x16) P itself is faster than
 def probabilities_from(scores: Tensor) -> Tensor:
     """softmax over the last axis (Eq. 1), in at least float32, without negligible ones: denormals slow a CPU down."""
     P = torch.softmax(at_least_float32(scores), dim=-1)
-    return threshold(P, 1e-20 if P.dtype == torch.float64 else 1e-11, 0.0)  # 1e-4 of the type's rounding error
+    return threshold(
+        P, 1e-20 if P.dtype == torch.float64 else 1e-11, 0.0
+    )  # 1e-4 of the type's rounding error
 
 
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X]: (N_h, Q, N) or (B, N_h, Q, N), and (B, N, D) -> (B, Q, N_h D)"""
     P = P.to(X.dtype).transpose(-3, -2)  # (.., Q, N_h, N)
-    heads = P.flatten(-3, -2).expand(X.shape[0], -1, -1) @ X  # (B, Q N_h, D); unexpanded, training would copy it
+    heads = (
+        P.flatten(-3, -2).expand(X.shape[0], -1, -1) @ X
+    )  # (B, Q N_h, D); unexpanded, training would copy it
     return heads.unflatten(1, [P.shape[-3], P.shape[-2]]).flatten(2)  # (B, Q, N_h D)
 
 
@@ -51,7 +55,9 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
     Exact, and O(T (H + W)) in two dimensions, where `attend` is O(T^2).
     """
     first = factors[0].to(X.dtype).transpose(0, 1)  # (Q, N_h, N)
-    heads = first.flatten(0, 1).expand(X.shape[0], -1, -1) @ X.flatten(2)  # (B, Q N_h, the other axes and D)
+    heads = first.flatten(0, 1).expand(X.shape[0], -1, -1) @ X.flatten(
+        2
+    )  # (B, Q N_h, the other axes and D)
     heads = heads.unflatten(1, [first.shape[0], first.shape[1]])  # (B, Q, N_h, ..)
     for P in factors[1:]:
         keys = heads.unflatten(-1, [P.shape[2], -1])  # (B, *Q so far, N_h, N, ..)
@@ -83,7 +89,9 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.terms: Any = nn.ModuleList(term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms)
+        self.terms: Any = nn.ModuleList(
+            term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms
+        )
         self.separable = all(hasattr(term, "axis_scores") for term in self.terms)
         self.large = grid[0] * grid[1] > DENSE_PIXELS
         self.attn_drop = nn.Dropout(attn_drop)

@@ -51,7 +51,14 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     model_type = "sa_net"
 
     attention_type: Literal[
-        "quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"
+        "quadratic",
+        "quadratic_gen",
+        "quadratic_kernel",
+        "learned",
+        "content",
+        "eq8",
+        "absolute",
+        "mixed",
     ] = "quadratic"
     hidden_size: int = 400
     num_hidden_layers: int = 6
@@ -75,7 +82,8 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         if self.architecture is None:
             self.architecture = f"sa_{self.attention_type}_cifar"
         self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+            out_features=kwargs.pop("out_features", None),
+            out_indices=kwargs.pop("out_indices", None),
         )
         super().__post_init__(**kwargs)
 
@@ -86,7 +94,9 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def height_and_width(self) -> tuple[int, int]:
         """`image_size` as (height, width), in pixels."""
-        height, width = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        height, width = (
+            (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        )
         return height, width
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Hidden states are (B, T, D), as is usual in transformers. This file is also publ
 code.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,9 @@ class SABlock(GradientCheckpointingLayer, Block):
             drop_path=config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1),
         )
 
-    def forward(self, hidden_states: Tensor, grid: tuple[int, int], output_attentions: bool = False) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, grid: tuple[int, int], output_attentions: bool = False
+    ) -> Tensor:
         """(B, T, D) -> (B, T, D), with T = H * W and (H, W) the grid."""
         X = hidden_states.unflatten(1, grid)
         attended, _ = self.attn(X, output_attentions)
@@ -79,14 +81,19 @@ class SAPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": SABlock, "attentions": OutputRecorder(SAAttention, index=1)}  # noqa: RUF012
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
+        "hidden_states": SABlock,
+        "attentions": OutputRecorder(SAAttention, index=1),
+    }
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
         self.patch_embed = nn.Conv2d(
             config.num_channels, config.hidden_size, config.patch_size, stride=config.patch_size
         )
-        self.blocks = nn.ModuleList(SABlock(config, index) for index in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(
+            SABlock(config, index) for index in range(config.num_hidden_layers)
+        )
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
 
     @torch.no_grad()
@@ -107,7 +114,9 @@ class SAPreTrainedModel(PreTrainedModel):
         height, width = checked_size((height, width), self.config.patch_size)
         if self.fixed_img_size and (height, width) != self.config.height_and_width:
             expected = "x".join(map(str, self.config.height_and_width))
-            raise ValueError(f"pixel_values: got images of {height}x{width}, expected {expected}; call set_input_size")
+            raise ValueError(
+                f"pixel_values: got images of {height}x{width}, expected {expected}; call set_input_size"
+            )
         return height // self.config.patch_size, width // self.config.patch_size
 
     @capture_outputs
@@ -115,7 +124,9 @@ class SAPreTrainedModel(PreTrainedModel):
         """Images (B, C, P H, P W) -> tokens (B, T, D), row by row."""
         if pixel_values is None or pixel_values.dim() != 4:
             got = None if pixel_values is None else f"shape {tuple(pixel_values.shape)}"
-            raise ValueError(f"pixel_values: got {got}, expected images (B, {self.config.num_channels}, H, W)")
+            raise ValueError(
+                f"pixel_values: got {got}, expected images (B, {self.config.num_channels}, H, W)"
+            )
         grid = self.grid(pixel_values)
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
         x = self.patch_embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, D, H, W)
@@ -141,7 +152,9 @@ class SAModel(SAPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPooling:
+    def forward(
+        self, pixel_values: Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
         """Images (B, C, P H, P W) -> tokens (B, T, D) and their mean (B, D)."""
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
@@ -174,7 +187,10 @@ class SAForImageClassification(SAPreTrainedModel):
         logits = self.head(self.head_drop(outputs.last_hidden_state.mean(dim=1)))
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 
@@ -201,5 +217,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
             if stage in self.out_features
         )
         return BackboneOutput(
-            feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            feature_maps=feature_maps,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )

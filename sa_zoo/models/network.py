@@ -102,10 +102,20 @@ class SANet(nn.Module):
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         if min(given := (in_chans, patch_size, embed_dim, depth, hidden_dim)) < 1:
-            raise ValueError(f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones")
-        groups = [group if isinstance(group, tuple) else () for group in terms] if isinstance(terms, tuple) else []
-        if not groups or not all(group and all(isinstance(term, type) for term in group) for group in groups):
-            raise ValueError(f"terms: got {terms}, expected tuples of classes, such as models.terms.TERMS['quadratic']")
+            raise ValueError(
+                f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones"
+            )
+        groups = (
+            [group if isinstance(group, tuple) else () for group in terms]
+            if isinstance(terms, tuple)
+            else []
+        )
+        if not groups or not all(
+            group and all(isinstance(term, type) for term in group) for group in groups
+        ):
+            raise ValueError(
+                f"terms: got {terms}, expected tuples of classes, such as models.terms.TERMS['quadratic']"
+            )
         self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.img_size = checked_size(img_size, patch_size)
@@ -115,9 +125,14 @@ class SANet(nn.Module):
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
         blocks = []
         for index, heads in enumerate(heads_per_block(num_heads, depth)):
-            sizes, drop_path = (embed_dim, heads, hidden_dim), drop_path_rate * index / max(depth - 1, 1)
+            sizes, drop_path = (
+                (embed_dim, heads, hidden_dim),
+                drop_path_rate * index / max(depth - 1, 1),
+            )
             of_block = terms_of_block(terms, index, depth)
-            blocks.append(Block(*sizes, of_block, grid, proj_drop_rate, attn_drop_rate, drop_path, **dd))
+            blocks.append(
+                Block(*sizes, of_block, grid, proj_drop_rate, attn_drop_rate, drop_path, **dd)
+            )
         self.blocks = nn.Sequential(*blocks)
         self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
         self.head_drop = nn.Dropout(drop_rate)
@@ -128,12 +143,26 @@ class SANet(nn.Module):
         # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
         torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
         if self.fixed_img_size:
-            torch._assert(x.shape[2] == self.img_size[0], "image height: expected the model's; call set_input_size")
-            torch._assert(x.shape[3] == self.img_size[1], "image width: expected the model's; call set_input_size")
+            torch._assert(
+                x.shape[2] == self.img_size[0],
+                "image height: expected the model's; call set_input_size",
+            )
+            torch._assert(
+                x.shape[3] == self.img_size[1],
+                "image width: expected the model's; call set_input_size",
+            )
         else:
-            torch._assert(x.shape[2] % self.patch_size == 0, "image height: expected a multiple of the patch size")
-            torch._assert(x.shape[3] % self.patch_size == 0, "image width: expected a multiple of the patch size")
-        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()  # otherwise every product copies it
+            torch._assert(
+                x.shape[2] % self.patch_size == 0,
+                "image height: expected a multiple of the patch size",
+            )
+            torch._assert(
+                x.shape[3] % self.patch_size == 0,
+                "image width: expected a multiple of the patch size",
+            )
+        return (
+            self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
+        )  # otherwise every product copies it
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -168,8 +197,13 @@ class SANet(nn.Module):
         """Accept images of another size; learned encodings are interpolated into new parameters."""
         old, self.img_size = self.img_size, checked_size(img_size, self.patch_size)
         if self.fixed_img_size and old != self.img_size:
-            _logger.warning("learned encodings: interpolated from images of %s to %s", old, self.img_size)
-            set_grid(self.blocks, (self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size))
+            _logger.warning(
+                "learned encodings: interpolated from images of %s to %s", old, self.img_size
+            )
+            set_grid(
+                self.blocks,
+                (self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size),
+            )
 
     @torch.jit.ignore
     def init_weights(self) -> None:
@@ -200,7 +234,9 @@ def heads_per_block(num_heads: int | list[int], depth: int) -> list[int]:
     """N_h of each of `depth` blocks."""
     heads = [num_heads] * depth if isinstance(num_heads, int) else list(num_heads)
     if len(heads) != depth or min(heads, default=1) < 1:
-        raise ValueError(f"num_heads: got {num_heads}, expected a positive number, or one for each of {depth} blocks")
+        raise ValueError(
+            f"num_heads: got {num_heads}, expected a positive number, or one for each of {depth} blocks"
+        )
     return heads
 
 
@@ -208,7 +244,9 @@ def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int,
     """(height, width) of an image that patches of `patch_size` tile."""
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if height % patch_size or width % patch_size or min(height, width) < patch_size:
-        raise ValueError(f"img_size: got {height}x{width}, expected positive multiples of the patch size {patch_size}")
+        raise ValueError(
+            f"img_size: got {height}x{width}, expected positive multiples of the patch size {patch_size}"
+        )
     return height, width
 
 

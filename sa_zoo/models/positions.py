@@ -47,7 +47,9 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
     """
     delta = keys[None, :] - queries[:, None]
     distance = delta - at_least_float32(Delta)[:, None, None]
-    finite = at_least_float32(alpha).clamp(max=1e30)  # exp(-1e30) is 0 too, but 0 * inf has no value
+    finite = at_least_float32(alpha).clamp(
+        max=1e30
+    )  # exp(-1e30) is 0 too, but 0 * inf has no value
     return -finite[:, None, None] * distance.square()
 
 
@@ -57,10 +59,19 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
     Delta (N_h, 2), in pixels, spread S (N_h, 2, 2), in 1 / pixels -> (N_h, T, T), [h, q, k], pixels in row-major order.
     Written without a matrix product, so that autocast leaves it in float32.
     """
-    Delta, S = at_least_float32(Delta)[:, :, None, None], at_least_float32(spread)[:, :, :, None, None, None, None]
-    dy = (displacements(height, Delta.device) - Delta[:, 0])[:, :, None, :, None]  # (N_h, H, 1, H, 1)
-    dx = (displacements(width, Delta.device) - Delta[:, 1])[:, None, :, None, :]  # (N_h, 1, W, 1, W)
-    first = S[:, 0, 0] * dy + S[:, 1, 0] * dx  # (N_h, H, W, H, W), first component of S^T (delta - Delta)
+    Delta, S = (
+        at_least_float32(Delta)[:, :, None, None],
+        at_least_float32(spread)[:, :, :, None, None, None, None],
+    )
+    dy = (displacements(height, Delta.device) - Delta[:, 0])[
+        :, :, None, :, None
+    ]  # (N_h, H, 1, H, 1)
+    dx = (displacements(width, Delta.device) - Delta[:, 1])[
+        :, None, :, None, :
+    ]  # (N_h, 1, W, 1, W)
+    first = (
+        S[:, 0, 0] * dy + S[:, 1, 0] * dx
+    )  # (N_h, H, W, H, W), first component of S^T (delta - Delta)
     second = S[:, 0, 1] * dy + S[:, 1, 1] * dx
     return (-0.5 * (first.square() + second.square())).flatten(3, 4).flatten(1, 2)
 

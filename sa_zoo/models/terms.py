@@ -35,21 +35,27 @@ class Quadratic(nn.Module):
 
     positional = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
         self.spread = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.Delta, std=2.0)  # as the paper's code; its text says N(0, 2 I), a variance of 2
+        nn.init.normal_(
+            self.Delta, std=2.0
+        )  # as the paper's code; its text says N(0, 2 I), a variance of 2
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Scores (N_h, H, H) down the rows and (N_h, W, W) across the columns."""
         alpha = 0.5 * at_least_float32(self.spread).square()
         y, x = pixels(height, alpha.device), pixels(width, alpha.device)
-        return quadratic_scores(self.Delta[:, 0], alpha, y, y), quadratic_scores(self.Delta[:, 1], alpha, x, x)
+        return quadratic_scores(self.Delta[:, 0], alpha, y, y), quadratic_scores(
+            self.Delta[:, 1], alpha, x, x
+        )
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
@@ -62,8 +68,12 @@ class QuadraticKernel(Quadratic):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
-        half = (math.isqrt(len(self.Delta) - 1) + 1) // 2  # of the smallest centered kernel with N_h pixels
-        offsets = torch.cartesian_prod(*[torch.arange(-half, half + 1, device=self.Delta.device)] * 2)
+        half = (
+            math.isqrt(len(self.Delta) - 1) + 1
+        ) // 2  # of the smallest centered kernel with N_h pixels
+        offsets = torch.cartesian_prod(
+            *[torch.arange(-half, half + 1, device=self.Delta.device)] * 2
+        )
         nearest = offsets.square().sum(1).argsort(stable=True)[: len(self.Delta)].sort().values
         self.Delta.data.copy_(offsets[nearest])
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
@@ -74,7 +84,9 @@ class GeneralizedQuadratic(nn.Module):
 
     positional = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
         self.spread = nn.Parameter(torch.empty(num_heads, 2, 2, device=device, dtype=dtype))
@@ -97,7 +109,9 @@ class RelativeTables(nn.Module):
     Every layer and axis has its own table, as in the paper's code; in the paper's text layers share one r_delta.
     """
 
-    def __init__(self, dim_row: int, dim_col: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim_row: int, dim_col: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__()
         self.row = nn.Parameter(torch.empty(2 * grid[1] - 1, dim_row, device=device, dtype=dtype))
         self.col = nn.Parameter(torch.empty(2 * grid[0] - 1, dim_col, device=device, dtype=dtype))
@@ -118,7 +132,9 @@ class Learned(RelativeTables):
 
     positional = True
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__(dim, dim, grid, device=device, dtype=dtype)
         self.w = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
         self.v = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
@@ -148,7 +164,9 @@ class Content(RelativeTables):
     r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
     """
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
         self.num_heads = num_heads
         self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
@@ -170,7 +188,9 @@ class Relative(RelativeTables):
     W_qry, W_key and W_key_pos (the paper's What_key): (N_h D, D); u, v: (N_h, D).
     """
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
         self.num_heads = num_heads
         # No biases: u is the query's, and the key's would add one score to all keys, which no softmax sees.
@@ -189,9 +209,14 @@ class Relative(RelativeTables):
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""
-        query, key = split_heads(self.W_qry(X), self.num_heads), split_heads(self.W_key(X), self.num_heads)
+        query, key = (
+            split_heads(self.W_qry(X), self.num_heads),
+            split_heads(self.W_key(X), self.num_heads),
+        )
         # What_key r_delta = What_row row[dx] + What_col col[dy], each (2 S - 1, N_h, D_h).
-        What_row, What_col = self.W_key_pos.weight.split([self.row.shape[1], self.col.shape[1]], dim=1)
+        What_row, What_col = self.W_key_pos.weight.split(
+            [self.row.shape[1], self.col.shape[1]], dim=1
+        )
         row = (self.row @ What_row.T).unflatten(1, [self.num_heads, -1])
         col = (self.col @ What_col.T).unflatten(1, [self.num_heads, -1])
         # (q + u) . k and (q + v) . What_key r_delta: the four terms, in two pairs.
@@ -204,7 +229,9 @@ class Relative(RelativeTables):
 class Absolute(nn.Module):
     """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
 
-    def __init__(self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)

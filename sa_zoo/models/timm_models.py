@@ -7,7 +7,12 @@ Eq. 8, another start or other terms in late blocks; and tiny models, which a lap
 from pathlib import Path
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, is_model_pretrained, register_model
+from timm.models import (
+    build_model_with_cfg,
+    generate_default_cfgs,
+    is_model_pretrained,
+    register_model,
+)
 from timm.models.resnet import BasicBlock
 
 from .terms import TERMS
@@ -15,7 +20,10 @@ from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
 
 # Models with weights, NAME or NAME.TAG: in model_cards/ of a checkout; an installation has those that setup.py names.
 TRAINED: tuple[str, ...] = ("resnet18_cifar", "resnet_tiny_cifar", "sa_quadratic_tiny_cifar.long")
-TRAINED += tuple(f"sa_{kind}_tiny_cifar" for kind in ("quadratic", "quadratic_kernel", "learned", "mixed", "content"))
+TRAINED += tuple(
+    f"sa_{kind}_tiny_cifar"
+    for kind in ("quadratic", "quadratic_kernel", "learned", "mixed", "content")
+)
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
 HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; empty as long as there are none
@@ -24,7 +32,10 @@ HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; 
 def _weights(name: str) -> dict[str, Any]:
     """Where timm finds the weights of a trained model: a file, which it prefers, or a repository on the Hub."""
     file = WEIGHTS / name / "model.safetensors"
-    return {"file": str(file) if file.is_file() else None, "hf_hub_id": f"{HUB_OWNER}/{name}" if HUB_OWNER else None}
+    return {
+        "file": str(file) if file.is_file() else None,
+        "hf_hub_id": f"{HUB_OWNER}/{name}" if HUB_OWNER else None,
+    }
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
@@ -47,7 +58,10 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
 
 
 def _resnet_cfg(**kwargs: Any) -> dict[str, Any]:
-    paper = {"paper_ids": "arXiv:1512.03385", "paper_name": "Deep Residual Learning for Image Recognition"}
+    paper = {
+        "paper_ids": "arXiv:1512.03385",
+        "paper_name": "Deep Residual Learning for Image Recognition",
+    }
     return _cfg(pool_size=(4, 4), first_conv="conv1", classifier="fc", **paper, **kwargs)
 
 
@@ -72,7 +86,9 @@ CFGS: dict[str, Any] = {
     "resnet18_cifar": _resnet_cfg(),
     "resnet_tiny_cifar": _resnet_cfg(),
 }
-default_cfgs = generate_default_cfgs(CFGS | {name: CFGS[name.partition(".")[0]] | _weights(name) for name in TRAINED})
+default_cfgs = generate_default_cfgs(
+    CFGS | {name: CFGS[name.partition(".")[0]] | _weights(name) for name in TRAINED}
+)
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 
@@ -81,7 +97,11 @@ def _check_weights(variant: str, pretrained: bool, args: dict[str, Any]) -> None
     given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
     if pretrained and not given and not is_model_pretrained(variant):
         folder = f"timm.create_model('local-dir:model_cards/{variant}', pretrained=True)"
-        where = f"in a checkout, {folder} has its weights" if variant in TRAINED else "it is not trained yet"
+        where = (
+            f"in a checkout, {folder} has its weights"
+            if variant in TRAINED
+            else "it is not trained yet"
+        )
         raise RuntimeError(f"pretrained: got True for {variant}, expected False: {where}")
 
 
@@ -111,19 +131,27 @@ def sa_quadratic_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 @register_model
 def sa_quadratic_h16_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic with 16 heads (Appendix)."""
-    return _create_sanet("sa_quadratic_h16_cifar", pretrained, {"terms": TERMS["quadratic"], "num_heads": 16} | kwargs)
+    return _create_sanet(
+        "sa_quadratic_h16_cifar",
+        pretrained,
+        {"terms": TERMS["quadratic"], "num_heads": 16} | kwargs,
+    )
 
 
 @register_model
 def sa_quadratic_gen_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic with a full covariance per head (appendix)."""
-    return _create_sanet("sa_quadratic_gen_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | kwargs)
+    return _create_sanet(
+        "sa_quadratic_gen_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | kwargs
+    )
 
 
 @register_model
 def sa_quadratic_kernel_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic whose heads start as 3x3 convolutions in the first three blocks (Theorem 1)."""
-    return _create_sanet("sa_quadratic_kernel_cifar", pretrained, {"terms": TERMS["quadratic_kernel"]} | kwargs)
+    return _create_sanet(
+        "sa_quadratic_kernel_cifar", pretrained, {"terms": TERMS["quadratic_kernel"]} | kwargs
+    )
 
 
 @register_model
@@ -159,25 +187,33 @@ def sa_mixed_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 @register_model
 def sa_quadratic_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic on 4x4 patches, 96 channels: for two CPU cores."""
-    return _create_sanet("sa_quadratic_tiny_cifar", pretrained, {"terms": TERMS["quadratic"]} | TINY | kwargs)
+    return _create_sanet(
+        "sa_quadratic_tiny_cifar", pretrained, {"terms": TERMS["quadratic"]} | TINY | kwargs
+    )
 
 
 @register_model
 def sa_learned_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-learned on 4x4 patches, 96 channels: for two CPU cores."""
-    return _create_sanet("sa_learned_tiny_cifar", pretrained, {"terms": TERMS["learned"]} | TINY | kwargs)
+    return _create_sanet(
+        "sa_learned_tiny_cifar", pretrained, {"terms": TERMS["learned"]} | TINY | kwargs
+    )
 
 
 @register_model
 def sa_content_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-learned + content on 4x4 patches, 96 channels: for two CPU cores."""
-    return _create_sanet("sa_content_tiny_cifar", pretrained, {"terms": TERMS["content"]} | TINY | kwargs)
+    return _create_sanet(
+        "sa_content_tiny_cifar", pretrained, {"terms": TERMS["content"]} | TINY | kwargs
+    )
 
 
 @register_model
 def sa_quadratic_gen_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """SA-quadratic with a full covariance per head on 4x4 patches, 96 channels: for two CPU cores."""
-    return _create_sanet("sa_quadratic_gen_tiny_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | TINY | kwargs)
+    return _create_sanet(
+        "sa_quadratic_gen_tiny_cifar", pretrained, {"terms": TERMS["quadratic_gen"]} | TINY | kwargs
+    )
 
 
 @register_model
@@ -196,19 +232,25 @@ def sa_eq8_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
 @register_model
 def sa_absolute_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """Absolute positional encoding on 4x4 patches, 96 channels: for two CPU cores."""
-    return _create_sanet("sa_absolute_tiny_cifar", pretrained, {"terms": TERMS["absolute"]} | TINY | kwargs)
+    return _create_sanet(
+        "sa_absolute_tiny_cifar", pretrained, {"terms": TERMS["absolute"]} | TINY | kwargs
+    )
 
 
 @register_model
 def sa_mixed_tiny_cifar(pretrained: bool = False, **kwargs: Any) -> TimmSANet:
     """Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels."""
-    return _create_sanet("sa_mixed_tiny_cifar", pretrained, {"terms": TERMS["mixed"]} | TINY | kwargs)
+    return _create_sanet(
+        "sa_mixed_tiny_cifar", pretrained, {"terms": TERMS["mixed"]} | TINY | kwargs
+    )
 
 
 @register_model
 def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
     """The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling."""
-    return _create_resnet("resnet18_cifar", pretrained, {"block": BasicBlock, "layers": (2, 2, 2, 2)} | kwargs)
+    return _create_resnet(
+        "resnet18_cifar", pretrained, {"block": BasicBlock, "layers": (2, 2, 2, 2)} | kwargs
+    )
 
 
 @register_model

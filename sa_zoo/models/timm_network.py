@@ -108,7 +108,11 @@ class CifarResNet(ResNet):
     """timm's ResNet for small images: a 3x3 stem of stride 1 and no max-pooling (He et al. 2016, as in the paper)."""
 
     def __init__(
-        self, in_chans: int = 3, device: Device = None, dtype: torch.dtype | None = None, **kwargs: Any
+        self,
+        in_chans: int = 3,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(in_chans=in_chans, device=device, dtype=dtype, **kwargs)
         stem = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, device=device, dtype=dtype)
@@ -132,5 +136,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             fitted[name] = resized_grid(given, target.shape[0], target.shape[1])
         else:
             continue  # load_state_dict reports both shapes
-        _logger.warning("%s: interpolated from %s to %s", name, tuple(given.shape), tuple(target.shape))
+        _logger.warning(
+            "%s: interpolated from %s to %s", name, tuple(given.shape), tuple(target.shape)
+        )
     return fitted

@@ -14,12 +14,14 @@ import jinja2
 import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sa_zoo.cost import cost_of
-from sa_zoo.metrics import Baseline, Scores, read_metrics, read_results, write_metrics
-from sa_zoo.model_folder import read_json, write_file
+from sa_zoo.folders.cost import cost_of
+from sa_zoo.folders.metrics import Baseline, Scores, read_metrics, read_results, write_metrics
+from sa_zoo.folders.write import read_json, write_file
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-PLACEHOLDERS = re.compile(r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE)
+PLACEHOLDERS = re.compile(
+    r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE
+)
 PAPER = "arXiv:1911.03584"
 
 
@@ -54,8 +56,13 @@ def published_card(folder: Path, repo_id: str) -> str:
     card = ModelCard(text).data.to_dict()
     for key, value in _metadata(facts).to_dict().items():
         if card.get(key) != value:
-            raise ValueError(f"got {card.get(key)!r} as {key} of README.md, expected {value!r}: {again}")
-    for part, of in ((facts["weights_sha256"], "the current sha256 of model.safetensors"), (repo_id, "usage code")):
+            raise ValueError(
+                f"got {card.get(key)!r} as {key} of README.md, expected {value!r}: {again}"
+            )
+    for part, of in (
+        (facts["weights_sha256"], "the current sha256 of model.safetensors"),
+        (repo_id, "usage code"),
+    ):
         if part not in text:
             raise ValueError(f"got a README.md without {part}, expected {of}: {again}")
     return text
@@ -64,12 +71,19 @@ def published_card(folder: Path, repo_id: str) -> str:
 def registered_models() -> list[str]:
     """timm names of the models of this package."""
     names = timm.list_models()
-    return [name for name in names if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo.")]
+    return [
+        name
+        for name in names
+        if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo.")
+    ]
 
 
 def write_catalogue(model_cards: Path) -> None:
     """Render the card of every folder and registered model; that of one without a trained run says so."""
-    for name in {*registered_models(), *(path.name for path in model_cards.iterdir() if path.is_dir())}:
+    for name in {
+        *registered_models(),
+        *(path.name for path in model_cards.iterdir() if path.is_dir()),
+    }:
         (model_cards / name).mkdir(parents=True, exist_ok=True)
         write_card(model_cards / name)
 
@@ -77,9 +91,14 @@ def write_catalogue(model_cards: Path) -> None:
 def name_baseline(folder: Path, baseline: Path) -> Path:
     """Put another run's test result into metrics.json. Raises ValueError if it was measured on other images."""
     mine, other = read_metrics(folder), read_metrics(baseline)
-    measured = [(run.data, run.data_revision or None, run.test.n if run.test else None) for run in (mine, other)]
+    measured = [
+        (run.data, run.data_revision or None, run.test.n if run.test else None)
+        for run in (mine, other)
+    ]
     if measured[0] != measured[1] or other.test is None:
-        raise ValueError(f"got a baseline measured on {measured[1]}, expected {measured[0]} (data, revision, images)")
+        raise ValueError(
+            f"got a baseline measured on {measured[1]}, expected {measured[0]} (data, revision, images)"
+        )
     named = Baseline(
         model=architecture(baseline),
         fine_tuned=bool(_init(_text(baseline / "train.toml"))),
@@ -92,9 +111,15 @@ def name_baseline(folder: Path, baseline: Path) -> Path:
 def _render(facts: dict[str, Any], repo_id: str = "") -> str:
     text = _text(Path(__file__).with_name("card.md.jinja"))
     template = jinja2.Template(
-        text, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        text,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    return template.render(facts, repo_id=repo_id or f"you/{facts['title']}", metadata=_metadata(facts).to_yaml())
+    return template.render(
+        facts, repo_id=repo_id or f"you/{facts['title']}", metadata=_metadata(facts).to_yaml()
+    )
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -121,7 +146,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(model, tuple(cfg["input_size"])),
         "recipe": recipe.strip(),
-        "title_of_data": tomllib.loads(recipe).get("data", {}).get("title", ""),  # if given, the name is a folder
+        "title_of_data": tomllib.loads(recipe)
+        .get("data", {})
+        .get("title", ""),  # if given, the name is a folder
         "base": init.partition(":")[2] or init,
         "base_model": metrics.base_model or _hub_id(init),
         "figures": [path.name for path in (folder / "figures").glob("*.png")],
@@ -152,10 +179,19 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         license=facts["license"],
         library_name="timm",
         pipeline_tag="image-classification",
-        tags=["timm", "transformers", "image-classification", *(["self-attention"] if facts["attention"] else [])],
+        tags=[
+            "timm",
+            "transformers",
+            "image-classification",
+            *(["self-attention"] if facts["attention"] else []),
+        ],
         base_model=facts["base_model"] or None,
         datasets=[data] if on_hub else None,
-        **({"metrics": ["accuracy"], "model_name": facts["title"], "eval_results": results} if test else {}),
+        **(
+            {"metrics": ["accuracy"], "model_name": facts["title"], "eval_results": results}
+            if test
+            else {}
+        ),
     )
 
 

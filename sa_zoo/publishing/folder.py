@@ -14,11 +14,18 @@ from huggingface_hub.utils.sha import git_hash
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, deserialize
 
-from sa_zoo.model_folder import check_sums, read_json
+from sa_zoo.folders.write import check_sums, read_json
 
 REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 OPTIONAL = ("README.md", "LICENSE", "report.md", "preprocessor_config.json", "*.py")
-RECORDS = ("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors", "check.json", "results/*.json")
+RECORDS = (
+    "train.toml",
+    "history.jsonl",
+    "heads.safetensors",
+    "attention.safetensors",
+    "check.json",
+    "results/*.json",
+)
 # Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
 SHOWN = ("figures/*.png", "explorer.html")
 PATTERNS = REQUIRED + OPTIONAL + RECORDS + SHOWN
@@ -27,7 +34,9 @@ SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-CODE = Path(__file__).parents[1] / "models"  # the folders in model_cards/ link to these files of a checkout
+CODE = (
+    Path(__file__).parents[1] / "models"
+)  # the folders in model_cards/ link to these files of a checkout
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
@@ -72,10 +81,14 @@ def read_manifest(folder: Path, card: str | None = None) -> Manifest:
 def check_complete(folder: Path) -> None:
     """Raise ValueError if the folder is damaged, or lacks a file that only training or conversion can write."""
     if not folder.is_dir():
-        raise ValueError(f"got {folder}, which is not a folder, expected the folder of a finished run")
+        raise ValueError(
+            f"got {folder}, which is not a folder, expected the folder of a finished run"
+        )
     if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
         measure = f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
-        raise ValueError(f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; {measure}")
+        raise ValueError(
+            f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; {measure}"
+        )
     check_sums(folder)
 
 
@@ -87,11 +100,17 @@ def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
         with suppress(SafetensorError):
             is_tensors = name.endswith(".safetensors") and bool(deserialize(content))
         if PICKLE.match(content) and not is_tensors:
-            raise ValueError(f"got a pickle or an archive in {name}, expected none: weights are safetensors only")
+            raise ValueError(
+                f"got a pickle or an archive in {name}, expected none: weights are safetensors only"
+            )
         if found := SECRET.search(content) or (token and re.search(token, content)):
-            raise ValueError(f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it")
+            raise ValueError(
+                f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it"
+            )
     if "num_classes" in read_json(folder / "config.json").get("model_args", {}):
-        raise ValueError("got num_classes in config.json's model_args, expected it outside: transformers refuses it")
+        raise ValueError(
+            "got num_classes in config.json's model_args, expected it outside: transformers refuses it"
+        )
     return check_loads(f"local-dir:{folder}", folder)
 
 
@@ -99,11 +118,15 @@ def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> 
     """Logits (2, classes) of a model by timm and transformers. Raises ValueError if they differ beyond rounding."""
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
-    by_timm: Any = timm.create_model(timm_name, pretrained=True, cache_dir=where.get("cache_dir")).eval()
+    by_timm: Any = timm.create_model(
+        timm_name, pretrained=True, cache_dir=where.get("cache_dir")
+    ).eval()
     by_transformers = AutoModelForImageClassification.from_pretrained(
         transformers_name, trust_remote_code=False, use_safetensors=True, **where
     ).eval()
-    images = torch.randn(2, *by_timm.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        2, *by_timm.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0)
+    )
     with torch.inference_mode():
         logits, others = by_timm(images), by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):

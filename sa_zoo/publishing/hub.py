@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from huggingface_hub.utils import validate_repo_id
 
+from sa_zoo.folders.check import checked
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
     Manifest,
@@ -19,7 +20,6 @@ from sa_zoo.publishing.folder import (
     with_list,
 )
 from sa_zoo.publishing.remote import Refused, Remote
-from sa_zoo.untrusted import checked
 
 
 def publish(
@@ -40,7 +40,9 @@ def publish(
     """
     validate_repo_id(repo_id)
     if "/" not in repo_id:
-        raise ValueError(f"got repo_id {repo_id!r}, expected a namespace too, as in 'you/{repo_id}'")
+        raise ValueError(
+            f"got repo_id {repo_id!r}, expected a namespace too, as in 'you/{repo_id}'"
+        )
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
     check_complete(folder)
@@ -48,10 +50,16 @@ def publish(
         manifest = with_list(read_manifest(folder, published_card(folder, repo_id)))
         logits = check_folder(folder, manifest)
     remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
-    print(f"{folder} -> {remote.url}" + (" (private)" if private else "") + (f", tag {tag}" if tag else ""))
+    print(
+        f"{folder} -> {remote.url}"
+        + (" (private)" if private else "")
+        + (f", tag {tag}" if tag else "")
+    )
     for name, content in manifest.items():
         print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
-    if others := {path.name for path in folder.iterdir()} - {name.split("/")[0] for name in manifest}:
+    if others := {path.name for path in folder.iterdir()} - {
+        name.split("/")[0] for name in manifest
+    }:
         print(f"  not published: {', '.join(sorted(others))}")
     if dry_run:
         print("the local checks pass; nothing was sent")
@@ -61,7 +69,9 @@ def publish(
     if tag and (tagged := remote.tags().get(tag)):
         if differences := remote.differences(tagged, manifest, remote.others(tagged)[1]):
             there = f"{remote.url} has at {tagged} with other contents ({'; '.join(differences)})"
-            raise ValueError(f"got tag {tag}, which {there}, expected a new one: published tags do not move")
+            raise ValueError(
+                f"got tag {tag}, which {there}, expected a new one: published tags do not move"
+            )
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
     commit = _commit(remote, manifest, merge)
@@ -69,7 +79,9 @@ def publish(
     if tag:
         remote.tag(tag, commit)
         if (tagged := remote.tags().get(tag)) != commit:
-            raise Refused(f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: choose a new tag")
+            raise Refused(
+                f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: choose a new tag"
+            )
     print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
     return commit
 
@@ -104,8 +116,12 @@ def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: tor
         snapshot = remote.download(commit, cache)
         for name, content in manifest.items():
             if (snapshot / name).read_bytes() != content:
-                raise Refused(f"{remote.url} returned {name} with other bytes, nothing was tagged: run this again")
+                raise Refused(
+                    f"{remote.url} returned {name} with other bytes, nothing was tagged: run this again"
+                )
         where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
         loaded = check_loads(f"hf-hub:{remote.repo_id}@{commit}", remote.repo_id, **where)
     if not torch.allclose(loaded, logits, rtol=1e-5, atol=1e-5):
-        raise Refused(f"{remote.url} at {commit} gives other logits than the folder, nothing was tagged")
+        raise Refused(
+            f"{remote.url} at {commit} gives other logits than the folder, nothing was tagged"
+        )

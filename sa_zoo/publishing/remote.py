@@ -14,7 +14,9 @@ from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_fil
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
-HTTPError: Any = HfHubHTTPError.__bases__[0]  # of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does
+HTTPError: Any = HfHubHTTPError.__bases__[
+    0
+]  # of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -26,10 +28,19 @@ class Refused(OSError):
 LOG_IN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
 ADVICE: dict[int, tuple[type[Exception], str]] = {
     401: (PermissionError, f"the token is missing or not accepted: {LOG_IN}"),
-    403: (PermissionError, "this token may not write there: give it that right, or choose a --repo-id of your own"),
-    404: (FileNotFoundError, "nothing there that this token can see: check --repo-id {repo_id} and HF_ENDPOINT"),
+    403: (
+        PermissionError,
+        "this token may not write there: give it that right, or choose a --repo-id of your own",
+    ),
+    404: (
+        FileNotFoundError,
+        "nothing there that this token can see: check --repo-id {repo_id} and HF_ENDPOINT",
+    ),
     409: (Refused, "it collides with another change of {repo_id}: look at it, then run this again"),
-    412: (Refused, "somebody else changed {repo_id} meanwhile: look at it, then run this again to publish on top"),
+    412: (
+        Refused,
+        "somebody else changed {repo_id} meanwhile: look at it, then run this again to publish on top",
+    ),
     429: (ConnectionError, "too many requests: wait a few minutes, then run this again"),
     400: (Refused, "the Hub refuses"),  # and every other status below 500
     500: (ConnectionError, "the Hub has a problem of its own: run this again later"),  # and above
@@ -72,10 +83,14 @@ class Remote:
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
-        if not self.api.repo_exists(self.repo_id):  # exist_ok would hide why a Hub refuses one that exists
+        if not self.api.repo_exists(
+            self.repo_id
+        ):  # exist_ok would hide why a Hub refuses one that exists
             self.api.create_repo(self.repo_id, private=private)
         if private and not self.api.model_info(self.repo_id).private:
-            raise PermissionError(f"{self.url} is already public, expected private: change that or choose a new name")
+            raise PermissionError(
+                f"{self.url} is already public, expected private: change that or choose a new name"
+            )
 
     @retried("read the repository")
     def head(self) -> str:
@@ -93,11 +108,17 @@ class Remote:
         tree, files = self._tree(commit), None
         if PUBLISHED in tree:
             with TemporaryDirectory() as cache:
-                path = self.api.hf_hub_download(self.repo_id, PUBLISHED, revision=commit, cache_dir=cache)
+                path = self.api.hf_hub_download(
+                    self.repo_id, PUBLISHED, revision=commit, cache_dir=cache
+                )
                 files = published_files(Path(path).read_bytes())
         if files is None:
             return False, set(tree)
-        return True, {name for name, file in tree.items() if name != PUBLISHED and not _is(file, files.get(name, {}))}
+        return True, {
+            name
+            for name, file in tree.items()
+            if name != PUBLISHED and not _is(file, files.get(name, {}))
+        }
 
     @retried("read the files")
     def differences(self, commit: str, manifest: Manifest, others: set[str]) -> list[str]:
@@ -106,7 +127,14 @@ class Remote:
         lines = [f"{name}: missing" for name in manifest.keys() - tree.keys()]
         lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys() - others]
         both = manifest.keys() & tree.keys()
-        return sorted(lines + [f"{name}: other bytes" for name in both if not _is(tree[name], digests(manifest[name]))])
+        return sorted(
+            lines
+            + [
+                f"{name}: other bytes"
+                for name in both
+                if not _is(tree[name], digests(manifest[name]))
+            ]
+        )
 
     @retried("commit")
     def commit(self, manifest: Manifest, parent: str, others: set[str]) -> str:
@@ -119,10 +147,15 @@ class Remote:
         if head != parent:
             return head
         added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
-        deleted = [CommitOperationDelete(name) for name in sorted(self._tree(parent).keys() - manifest.keys() - others)]
+        deleted = [
+            CommitOperationDelete(name)
+            for name in sorted(self._tree(parent).keys() - manifest.keys() - others)
+        ]
         changes: list[Any] = [*added, *deleted]
         message = "Publish with sa_zoo"
-        return self.api.create_commit(self.repo_id, changes, commit_message=message, parent_commit=parent).oid
+        return self.api.create_commit(
+            self.repo_id, changes, commit_message=message, parent_commit=parent
+        ).oid
 
     @retried("download what was committed")
     def download(self, commit: str, cache: str) -> Path:
@@ -136,12 +169,20 @@ class Remote:
     def _tree(self, commit: str) -> dict[str, RepoFile]:
         listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
         # the Hub itself writes .gitattributes when it creates a repository
-        return {file.path: file for file in listed if isinstance(file, RepoFile) and file.path != ".gitattributes"}
+        return {
+            file.path: file
+            for file in listed
+            if isinstance(file, RepoFile) and file.path != ".gitattributes"
+        }
 
 
 def _is(file: RepoFile, expected: dict[str, str]) -> bool:
     """Whether a file of a tree has the content with these `digests`."""
-    return file.lfs.sha256 == expected.get("sha256") if file.lfs else file.blob_id == expected.get("git")
+    return (
+        file.lfs.sha256 == expected.get("sha256")
+        if file.lfs
+        else file.blob_id == expected.get("git")
+    )
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:
@@ -162,7 +203,11 @@ def _pause(error: Exception, wait: float | None) -> float | None:
         return wait
     header = error.response.headers.get("Retry-After", "0")
     asked = float(header) if header.isdecimal() else 0.0  # it can also be a date, which is ignored
-    return max(wait, asked) if error.response.status_code in TRANSIENT and asked <= LONGEST_WAIT else None
+    return (
+        max(wait, asked)
+        if error.response.status_code in TRANSIENT and asked <= LONGEST_WAIT
+        else None
+    )
 
 
 def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
@@ -179,5 +224,7 @@ def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
         check = "check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage"
         why = f"no answer from {remote.api.endpoint} ({error}); {check}, then run this again"
     message = f"could not {doing} at {remote.url}: {why}"
-    token = get_token()  # a client quotes a header that it cannot send, a server may quote what it got
+    token = (
+        get_token()
+    )  # a client quotes a header that it cannot send, a server may quote what it got
     return kind(message.replace(token, "<token>") if token else message)

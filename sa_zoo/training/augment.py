@@ -19,7 +19,9 @@ from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 
 Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
-ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)  # independent streams of numbers
+ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(
+    7
+)  # independent streams of numbers
 
 
 def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
@@ -54,23 +56,39 @@ class Augment:
     """
 
     def __init__(
-        self, config: AugmentConfig, seed: int, classes: int, normalize: Normalize, device: torch.device
+        self,
+        config: AugmentConfig,
+        seed: int,
+        classes: int,
+        normalize: Normalize,
+        device: torch.device,
     ) -> None:
         self.config, self.seed, self.normalize = config, seed, normalize
         self.erasing = RandomErasing(config.random_erasing, mode="const", device=device)
         self.mixup = None
         if config.mixup or config.cutmix:
-            self.mixup = Mixup(config.mixup, config.cutmix, label_smoothing=config.label_smoothing, num_classes=classes)
+            self.mixup = Mixup(
+                config.mixup,
+                config.cutmix,
+                label_smoothing=config.label_smoothing,
+                num_classes=classes,
+            )
 
-    def __call__(self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
+    ) -> tuple[Tensor, Tensor]:
         counters = indices.cpu().numpy()
         images = self._crop_and_flip(images, counters, epoch)
         if epoch < self.config.small_epochs:
             size = self.config.small_size
-            images = F.interpolate(images.float(), (size, size), mode="bicubic", antialias=True).clamp_(0, 255)
+            images = F.interpolate(
+                images.float(), (size, size), mode="bicubic", antialias=True
+            ).clamp_(0, 255)
         images = self.normalize(images)
         if self.config.random_erasing:
-            for image, number in zip(images, counter_hash(ERASE, self.seed, epoch, counters), strict=True):
+            for image, number in zip(
+                images, counter_hash(ERASE, self.seed, epoch, counters), strict=True
+            ):
                 random.seed(int(number))
                 self.erasing(image)
         return self.mixup(images, labels) if self.mixup else (images, labels)
@@ -80,7 +98,9 @@ class Augment:
         if not padding and not self.config.flip:
             return images
         top, left = (
-            (counter_hash(stream, self.seed, epoch, counters) % np.uint64(2 * padding + 1)).astype(np.int64)[:, None]
+            (counter_hash(stream, self.seed, epoch, counters) % np.uint64(2 * padding + 1)).astype(
+                np.int64
+            )[:, None]
             for stream in (CROP_ROWS, CROP_COLUMNS)
         )
         y, x = top + np.arange(height), left + np.arange(width)  # (B, H), (B, W)
@@ -91,4 +111,6 @@ class Augment:
         batch = torch.arange(len(images), device=images.device)
         padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
         # index b, h, w broadcast to (B, H, W); the channel axis between them moves to the end
-        return padded[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        return padded[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(
+            0, 3, 1, 2
+        )

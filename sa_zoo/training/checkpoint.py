@@ -17,7 +17,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sa_zoo.model_folder import SUMS, damage, new_folder, read_json, write_file, write_json, write_sums
+from sa_zoo.folders.write import (
+    SUMS,
+    damage,
+    new_folder,
+    read_json,
+    write_file,
+    write_json,
+    write_sums,
+)
 
 Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
 FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
@@ -32,18 +40,34 @@ def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:
 
 
 def save_checkpoint(
-    folder: Path, modules: Modules, optimizer: Optimizer, counters: dict[str, Any], files: Iterable[Path] = ()
+    folder: Path,
+    modules: Modules,
+    optimizer: Optimizer,
+    counters: dict[str, Any],
+    files: Iterable[Path] = (),
 ) -> None:
     """Write folder/epoch-E-step-S, then remove all but the last two undamaged ones.
 
     `counters` holds epoch, step and whatever JSON can hold; `files` are copied along.
     """
-    states, saved = {name: module.state_dict() for name, module in modules.items()}, optimizer.state_dict()
+    states, saved = (
+        {name: module.state_dict() for name, module in modules.items()},
+        optimizer.state_dict(),
+    )
     states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
-    values = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
-    tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
+    values = {
+        f"{name}.{key}": value for name, state in states.items() for key, value in state.items()
+    }
+    tensors = {
+        key: value.detach().cpu().contiguous()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
     scalars = {key: value for key, value in values.items() if key not in tensors}
-    groups = [{key: v.item() if isinstance(v, Tensor) else v for key, v in g.items()} for g in saved["param_groups"]]
+    groups = [
+        {key: v.item() if isinstance(v, Tensor) else v for key, v in g.items()}
+        for g in saved["param_groups"]
+    ]
     final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
     if final in checkpoints(folder):  # a damaged one, which this run did not resume from
         shutil.rmtree(final)
@@ -52,23 +76,32 @@ def save_checkpoint(
         try:
             write_json(new / COUNTERS, {"counters": counters, "scalars": scalars, "groups": groups})
         except TypeError as error:
-            raise ValueError(f"optim.name: got an optimizer whose state cannot be saved: {error}") from error
+            raise ValueError(
+                f"optim.name: got an optimizer whose state cannot be saved: {error}"
+            ) from error
         for path in files:
             write_file(new / path.name, path.read_bytes())
         write_sums(new, [path.name for path in new.iterdir()])
     # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
-    kept = [path for path in checkpoints(folder) if path <= final and not damage(path, *FILES)][:KEPT]
+    kept = [path for path in checkpoints(folder) if path <= final and not damage(path, *FILES)][
+        :KEPT
+    ]
     remove_all_but(kept, folder)
 
 
 def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
     """Remove the checkpoints of a folder, complete or not; what somebody else left there stays."""
-    for other in {*checkpoints(folder), *checkpoints(folder, rf"\.{OWN}\.incomplete")}.difference(kept):
+    for other in {*checkpoints(folder), *checkpoints(folder, rf"\.{OWN}\.incomplete")}.difference(
+        kept
+    ):
         shutil.rmtree(other)
 
 
 def load_checkpoint(
-    folder: Path, modules: Modules, optimizer: Optimizer, read: Callable[[dict[str, Any]], Any] = dict
+    folder: Path,
+    modules: Modules,
+    optimizer: Optimizer,
+    read: Callable[[dict[str, Any]], Any] = dict,
 ) -> Any:
     """Load the newest undamaged checkpoint of `folder` into modules and optimizer; return `read` of its counters.
 
@@ -82,7 +115,9 @@ def load_checkpoint(
         messages.append(f"checkpoint: got {checkpoint}, truncated or damaged: {found}")
     else:
         if messages:
-            raise ValueError("\n".join([*messages, "no other checkpoint is left: start again with a new --out"]))
+            raise ValueError(
+                "\n".join([*messages, "no other checkpoint is left: start again with a new --out"])
+            )
         return read({})
     for message in messages:
         warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=2)
@@ -92,7 +127,9 @@ def load_checkpoint(
             module.load_state_dict(_under(name, tensors))
     except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"checkpoint: got {checkpoint}, which is of another model: {reason}") from error
+        raise ValueError(
+            f"checkpoint: got {checkpoint}, which is of another model: {reason}"
+        ) from error
     state: dict[int, dict[str, Any]] = {}
     try:
         for key, value in _under("optimizer", tensors | rest["scalars"]).items():
@@ -102,7 +139,9 @@ def load_checkpoint(
         counters = read(rest["counters"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(repr(error).split())
-        raise ValueError(f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}") from error
+        raise ValueError(
+            f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}"
+        ) from error
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -116,4 +155,8 @@ def load_checkpoint(
 
 def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values whose key starts with "name.", by the rest of that key."""
-    return {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
+    return {
+        key.removeprefix(f"{name}."): value
+        for key, value in values.items()
+        if key.startswith(f"{name}.")
+    }

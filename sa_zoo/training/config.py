@@ -12,14 +12,15 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sa_zoo.model_folder import did_you_mean
-from sa_zoo.untrusted import LARGEST, Arguments
+from sa_zoo.folders.check import LARGEST, Arguments, did_you_mean
 
 # Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
 INSTALLED = Path(__file__).parents[1] / "recipes"
 RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 # Arguments of timm's factory, not of a network
-DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {"cnn"}
+DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {
+    "cnn"
+}
 
 
 class Section(BaseModel):
@@ -60,7 +61,9 @@ class OptimConfig(Section):
     name: str = "sgd"  # any timm optimizer
     lr: float = Field(0.1, gt=0, le=1e30)  # maximum of the schedule
     momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)  # except on biases, norms and the model's no_weight_decay()
+    weight_decay: float = Field(
+        0.0, ge=0
+    )  # except on biases, norms and the model's no_weight_decay()
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
     warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the run, linear
     clip: float = Field(0.0, ge=0)  # gradient norm; 0: none
@@ -69,11 +72,15 @@ class OptimConfig(Section):
 
 class TrainConfig(Section):
     epochs: int = Field(ge=1)
-    batch_size: int = Field(100, ge=1)  # images per optimizer step, over all processes and accumulation
+    batch_size: int = Field(
+        100, ge=1
+    )  # images per optimizer step, over all processes and accumulation
     accumulation: int = Field(1, ge=1)  # micro-batches per step of each process
     precision: Literal["no", "bf16", "fp16"] = "no"
     seed: int = Field(0, ge=0, lt=2**63)
-    ema: float = Field(0.0, ge=0, lt=1)  # decay of the weight average, which is then published; 0: none
+    ema: float = Field(
+        0.0, ge=0, lt=1
+    )  # decay of the weight average, which is then published; 0: none
     checkpoint_steps: int = Field(0, ge=0)  # also save after this many steps; 0: after epochs only
     tracker: Literal["", "tensorboard"] = ""
 
@@ -90,18 +97,29 @@ class Config(Section):
         freeze, small, epochs = self.model.freeze, self.augment.small_epochs, self.train.epochs
         batch, parts = self.train.batch_size, self.train.accumulation
         if taken := sorted(DECIDED & self.model.args.keys()):
-            got, decides = self.model.args[taken[0]], "the data set and the other keys of this file decide it"
+            got, decides = (
+                self.model.args[taken[0]],
+                "the data set and the other keys of this file decide it",
+            )
             raise ValueError(f"model.args.{taken[0]}: got {got!r}, expected nothing: {decides}")
         if batch % parts:
-            raise ValueError(f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}")
+            raise ValueError(
+                f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}"
+            )
         try:
             re.compile(freeze)
         except re.error as error:
-            raise ValueError(f"model.freeze: got {freeze!r}, expected a regular expression: {error}") from error
+            raise ValueError(
+                f"model.freeze: got {freeze!r}, expected a regular expression: {error}"
+            ) from error
         if self.model.whiten and self.model.init:
-            raise ValueError(f"model.whiten: got true with model.init = {self.model.init!r}, expected one of the two")
+            raise ValueError(
+                f"model.whiten: got true with model.init = {self.model.init!r}, expected one of the two"
+            )
         if small > epochs:
-            raise ValueError(f"augment.small_epochs: got {small}, expected at most train.epochs = {epochs}")
+            raise ValueError(
+                f"augment.small_epochs: got {small}, expected at most train.epochs = {epochs}"
+            )
         return self
 
 
@@ -120,7 +138,9 @@ def config_path(config: str | Path) -> Path:
 def data_of(model: str) -> DataConfig:
     """The data that the run in a folder was trained on. Raises ValueError for a model that is not a run folder."""
     if not (recipe := Path(model) / "train.toml").is_file():
-        raise ValueError(f"--data: got nothing, expected a data set, as {model} is not a run folder")
+        raise ValueError(
+            f"--data: got nothing, expected a data set, as {model} is not a run folder"
+        )
     return load_config(recipe).data
 
 
@@ -159,7 +179,9 @@ def _set(table: dict[str, Any], override: str) -> None:
     for depth, section in enumerate(sections, start=1):
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ValueError(f"--set: got {override!r}, but {'.'.join(sections[:depth])} is not a table")
+            raise ValueError(
+                f"--set: got {override!r}, but {'.'.join(sections[:depth])} is not a table"
+            )
     try:
         table[name] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -167,8 +189,14 @@ def _set(table: dict[str, Any], override: str) -> None:
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    path, value, expected = error["loc"], repr(error["input"]), error["msg"].removeprefix("Input should be ")
-    hint = did_you_mean(str(error["input"]), re.findall("'(.+?)'", expected))  # of the choices of a Literal
+    path, value, expected = (
+        error["loc"],
+        repr(error["input"]),
+        error["msg"].removeprefix("Input should be "),
+    )
+    hint = did_you_mean(
+        str(error["input"]), re.findall("'(.+?)'", expected)
+    )  # of the choices of a Literal
     match error["type"]:
         case "value_error":  # from Config._consistent, whose messages name their keys
             return str(error["ctx"]["error"])

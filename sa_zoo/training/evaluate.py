@@ -12,8 +12,8 @@ from sklearn.metrics import confusion_matrix
 from torch import nn
 from torch.utils.data import DataLoader
 
-from sa_zoo.metrics import Metrics, Scores
-from sa_zoo.model_folder import load_model
+from sa_zoo.folders.metrics import Metrics, Scores
+from sa_zoo.folders.opened import load_model
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import InputFormat, input_format_of
@@ -29,7 +29,11 @@ BATCH_SIZE = 128
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, loader: DataLoader[Any], input_format: InputFormat, accelerator: Accelerator, detail: bool = False
+    model: nn.Module,
+    loader: DataLoader[Any],
+    input_format: InputFormat,
+    accelerator: Accelerator,
+    detail: bool = False,
 ) -> Scores:
     """The scores of a model on a split, whose every image counts exactly once, with any number of processes.
 
@@ -45,7 +49,9 @@ def evaluate(
         losses = F.cross_entropy(logits, labels, reduction="none")
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
     model.train(training)
-    loss, predicted, probability, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    loss, predicted, probability, true = (
+        torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
+    )
     assert len(true) == len(loader.dataset), "some images do not count exactly once"  # type: ignore[arg-type]
     correct = predicted == true[:, None]  # (n, 5)
     return Scores(
@@ -57,14 +63,20 @@ def evaluate(
     )
 
 
-def _detail(predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int) -> dict[str, Any]:
+def _detail(
+    predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int
+) -> dict[str, Any]:
     """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
     matrix = confusion_matrix(labels, predicted, labels=range(classes))
-    accuracy, mean_confidence = calibration_curve(predicted == labels, confidence, n_bins=CALIBRATION_BINS)
+    accuracy, mean_confidence = calibration_curve(
+        predicted == labels, confidence, n_bins=CALIBRATION_BINS
+    )
     counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
     weights = counts[counts > 0] / len(labels)
     return {
-        "per_class": [float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)],
+        "per_class": [
+            float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)
+        ],
         "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
         "calibration_curve": {
             "confidence": mean_confidence.tolist(),
@@ -84,16 +96,31 @@ def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metri
     return Metrics(model=model, data=name, data_revision=data.revision or None, test=test)
 
 
-def open_test_split(network: nn.Module, data: DataConfig, accelerator: Accelerator) -> tuple[str, Split, InputFormat]:
+def open_test_split(
+    network: nn.Module, data: DataConfig, accelerator: Accelerator
+) -> tuple[str, Split, InputFormat]:
     """Name and test split of a data set, and the input format of the network that it is decoded for.
 
     Raises ValueError if model and data differ in their number of classes.
     """
     source = open_source(data)
     if network.num_classes != len(source.classes):
-        raise ValueError(f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has")
+        raise ValueError(
+            f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has"
+        )
     named = getattr(network, "pretrained_cfg", {}).get("label_names") or source.classes
-    for mine, given in [pair for pair in zip(named, source.classes, strict=False) if pair[0] != pair[1]][:1]:
-        _logger.warning("data: classes are matched by number: the model's %s is %s in %s", mine, given, source.name)
+    for mine, given in [
+        pair for pair in zip(named, source.classes, strict=False) if pair[0] != pair[1]
+    ][:1]:
+        _logger.warning(
+            "data: classes are matched by number: the model's %s is %s in %s",
+            mine,
+            given,
+            source.name,
+        )
     input_format = input_format_of(network, data.image_size)
-    return source.name, splits_of(source, 0, input_format, accelerator.device, ["test"])["test"], input_format
+    return (
+        source.name,
+        splits_of(source, 0, input_format, accelerator.device, ["test"])["test"],
+        input_format,
+    )

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
-from sa_zoo.metrics import Scores
+from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
@@ -49,31 +49,47 @@ class Run:
     """A model in training: everything from the first step of an epoch to the checkpoint after its last."""
 
     def __init__(
-        self, config: Config, out: Path, accelerator: Accelerator, model: nn.Module, split: Split, augment: Augment
+        self,
+        config: Config,
+        out: Path,
+        accelerator: Accelerator,
+        model: nn.Module,
+        split: Split,
+        augment: Augment,
     ) -> None:
         self.config, self.out, self.folder = config, out, out / CHECKPOINTS
         self.accelerator, self.model, self.split, self.augment = accelerator, model, split, augment
         train, parts = config.train, (accelerator.num_processes, config.train.accumulation)
-        self.micro_batch, rest = divmod(train.batch_size, math.prod(parts))  # images that one process evaluates at once
+        self.micro_batch, rest = divmod(
+            train.batch_size, math.prod(parts)
+        )  # images that one process evaluates at once
         self.steps = len(split) // train.batch_size
         got = f"train.batch_size: got {train.batch_size}"
         if rest:
-            raise ValueError(f"{got}, expected a multiple of {parts[0]} processes x {parts[1]} micro-batches")
+            raise ValueError(
+                f"{got}, expected a multiple of {parts[0]} processes x {parts[1]} micro-batches"
+            )
         if not self.steps:
             raise ValueError(f"{got}, expected at most the {len(split)} to train on")
         if augment.mixup and self.micro_batch % 2:
-            raise ValueError(f"{got}, which is {self.micro_batch} images per micro-batch, expected an even number")
+            raise ValueError(
+                f"{got}, which is {self.micro_batch} images per micro-batch, expected an even number"
+            )
         self.total = train.epochs * self.steps * train.batch_size
         self.ema = ModelEmaV3(model, decay=train.ema, use_warmup=True) if train.ema else None
         self.averaged = self.ema.module if self.ema else model  # what is evaluated and published
         self.modules = {"model": model} | ({"ema": self.averaged} if self.ema else {})
         self.optimizer = accelerator.prepare(optimizer_of(model, config.optim))
         self.prepared = accelerator.prepare(model)
-        self.unread = torch.zeros(3, device=accelerator.device)  # loss sum, correct, requests to stop
+        self.unread = torch.zeros(
+            3, device=accelerator.device
+        )  # loss sum, correct, requests to stop
         self.clock = time.perf_counter(), time.process_time()
         self._restore()
         self.signals: list[int] = []  # received, which stop the run after the current step
-        self.progress = Progress(self.total, self.images_done(), train.epochs, accelerator.is_main_process)
+        self.progress = Progress(
+            self.total, self.images_done(), train.epochs, accelerator.is_main_process
+        )
 
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
@@ -115,15 +131,26 @@ class Run:
 
     def _steps(self) -> Iterator[None]:
         """Take one optimizer step between two yields."""
-        accelerator, train, optim, first = self.accelerator, self.config.train, self.config.optim, True
+        accelerator, train, optim, first = (
+            self.accelerator,
+            self.config.train,
+            self.config.optim,
+            True,
+        )
         for images, labels, indices in self.split.loader_in_order(self._batches()):
             if first:
-                factor = learning_rate_factor(self.images_done(), train.batch_size, self.total, optim.warmup)
+                factor = learning_rate_factor(
+                    self.images_done(), train.batch_size, self.total, optim.warmup
+                )
                 for group in self.optimizer.param_groups:
                     group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
                 seed_step(train.seed, self._steps_done(), accelerator.process_index)
             with accelerator.accumulate(self.prepared):
-                self._backward(to_device(images, accelerator.device), to_device(labels, accelerator.device), indices)
+                self._backward(
+                    to_device(images, accelerator.device),
+                    to_device(labels, accelerator.device),
+                    indices,
+                )
                 if accelerator.sync_gradients and optim.clip:
                     accelerator.clip_grad_norm_(self.model.parameters(), optim.clip)
                 self.optimizer.step()
@@ -136,9 +163,15 @@ class Run:
     def _batches(self) -> np.ndarray:
         """Indices of the images in each remaining micro-batch of this process (micro-batches, images)."""
         train, counters = self.config.train, self.counters
-        order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[: self.steps * train.batch_size]
-        parts = order.reshape(self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
-        return parts[counters.step :, :, self.accelerator.process_index].reshape(-1, self.micro_batch)
+        order = permutation(len(self.split), ORDER, train.seed, counters.epoch)[
+            : self.steps * train.batch_size
+        ]
+        parts = order.reshape(
+            self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch
+        )
+        return parts[counters.step :, :, self.accelerator.process_index].reshape(
+            -1, self.micro_batch
+        )
 
     def _backward(self, images: Tensor, labels: Tensor, indices: Tensor) -> None:
         inputs, targets = self.augment(images, labels, indices, self.counters.epoch)
@@ -161,7 +194,9 @@ class Run:
         counters.loss_sum += loss
         counters.correct += correct
         counters.step_seconds += self._tick()
-        self.progress.show(counters.epoch, self.images_done(), counters.loss_sum / seen, counters.correct / seen)
+        self.progress.show(
+            counters.epoch, self.images_done(), counters.loss_sum / seen, counters.correct / seen
+        )
         if stop:
             self.save()
             where = f"epoch {counters.epoch + 1} after step {counters.step} of {self.steps}"
@@ -169,7 +204,10 @@ class Run:
 
     def _not_finite(self, what: str) -> FloatingPointError:
         """The error for it, with its cause: the steps since the last checkpoint are repeated to find it."""
-        where, kept = f"epoch {self.counters.epoch + 1}, step {self.counters.step}", checkpoints(self.folder)
+        where, kept = (
+            f"epoch {self.counters.epoch + 1}, step {self.counters.step}",
+            checkpoints(self.folder),
+        )
         error = f"{what} not finite, in {where}; "
         if not kept:
             return FloatingPointError(f"{error}the initial ones already")
@@ -181,7 +219,9 @@ class Run:
             if causes := gather_object(found[:1]):
                 error += f"first in {causes[0]}, step {self.counters.step}; "
                 break
-        return FloatingPointError(f"{error}{kept[0]} is the last good checkpoint. Lower optim.lr or set optim.clip")
+        return FloatingPointError(
+            f"{error}{kept[0]} is the last good checkpoint. Lower optim.lr or set optim.clip"
+        )
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""

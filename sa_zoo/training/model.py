@@ -9,10 +9,10 @@ from timm.data import resolve_input_data_config
 from timm.models import is_model, resolve_model_input_args
 from torch import Tensor, nn
 
-from sa_zoo.model_folder import build_model, check_name
+from sa_zoo.folders.check import check_name, checked
+from sa_zoo.folders.opened import build_model
 from sa_zoo.training.config import ModelConfig
 from sa_zoo.training.device import to_device
-from sa_zoo.untrusted import checked
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class InputFormat:
 
     def normalize(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory, where convolutions are fastest."""
-        mean, std = (to_device(torch.tensor(x), images.device).view(-1, 1, 1) * 255 for x in (self.mean, self.std))
+        mean, std = (
+            to_device(torch.tensor(x), images.device).view(-1, 1, 1) * 255
+            for x in (self.mean, self.std)
+        )
         return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
 
 
@@ -46,22 +49,35 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     Raises ValueError for a name, an argument or a regular expression that does not fit, and what `build_model` raises.
     """
     check_name(config.name)
-    source = f"local-dir:{config.init}" if config.init and Path(config.init).is_dir() else config.init or config.name
+    source = (
+        f"local-dir:{config.init}"
+        if config.init and Path(config.init).is_dir()
+        else config.init or config.name
+    )
     with checked(source) as source:
         try:
             sizes = {"img_size": image_size or None}
             args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
         except (OSError, RuntimeError) as error:
-            raise FileNotFoundError(f"model.init: got {source}, expected weights: {error}") from error
+            raise FileNotFoundError(
+                f"model.init: got {source}, expected weights: {error}"
+            ) from error
         if args["model_name"] != config.name.partition(".")[0]:
-            raise ValueError(f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}")
+            raise ValueError(
+                f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}"
+            )
         if config.init and is_model(source):
-            args |= {"model_name": source, "pretrained_cfg": None}  # as is, a name says where its weights are
+            args |= {
+                "model_name": source,
+                "pretrained_cfg": None,
+            }  # as is, a name says where its weights are
         model = build_model(source, pretrained=bool(config.init), **args)
     names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if config.freeze and re.search(config.freeze, name)]
     if config.freeze and len(frozen) in (0, len(names)):
-        raise ValueError(f"model.freeze: got {config.freeze!r}, which matches {len(frozen)} of {len(names)} parameters")
+        raise ValueError(
+            f"model.freeze: got {config.freeze!r}, which matches {len(frozen)} of {len(names)} parameters"
+        )
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
@@ -74,4 +90,6 @@ def check_output(model: nn.Module, input_size: tuple[int, int, int], classes: in
     model.train()
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != (1, classes):
-        raise ValueError(f"model.args: got a model whose output for an image is {got}, expected {(1, classes)}")
+        raise ValueError(
+            f"model.args: got a model whose output for an image is {got}, expected {(1, classes)}"
+        )

@@ -6,7 +6,7 @@ import torch
 from timm.optim import create_optimizer_v2, list_optimizers
 from torch import nn
 
-from sa_zoo.model_folder import did_you_mean
+from sa_zoo.folders.check import did_you_mean
 from sa_zoo.training.config import OptimConfig
 
 
@@ -25,7 +25,9 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     """timm's optimizer; no weight decay on biases, norms and the parameters that `model.no_weight_decay()` names."""
     known = [str(name) for name in list_optimizers()]
     if optim.name not in known:
-        raise ValueError(f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}")
+        raise ValueError(
+            f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}"
+        )
     settings = optim.model_dump(include={"lr", "momentum", "weight_decay"})
     settings["layer_decay"] = optim.layer_decay if optim.layer_decay < 1 else None
     if repeated := sorted(settings.keys() & optim.args.keys()):
@@ -33,4 +35,6 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     try:
         return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
     except (AssertionError, TypeError) as error:
-        raise ValueError(f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}") from error
+        raise ValueError(
+            f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}"
+        ) from error

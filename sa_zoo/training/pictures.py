@@ -19,7 +19,9 @@ def open_picture(file: Path | BinaryIO) -> Image.Image:
                 expected = f"one of {', '.join(MODES)}, with 8 bits per channel"
                 raise ValueError(f"got mode {image.mode}, expected {expected}: convert the images")
             if _is_deep(image):
-                raise ValueError(f"got {image.mode} of more than 8 bits per channel, expected 8: convert the images")
+                raise ValueError(
+                    f"got {image.mode} of more than 8 bits per channel, expected 8: convert the images"
+                )
             return ImageOps.exif_transpose(image)
     except Exception as error:  # Pillow has errors of any kind for a file that is none
         raise ValueError(str(error) or type(error).__name__) from error
@@ -30,4 +32,7 @@ def _is_deep(image: Any) -> bool:
     if image.format == "PPM":
         arguments = image.tile[0][3]  # of the decoder: (mode, largest value), unless that is 255
         return isinstance(arguments, tuple) and arguments[1] > 255
-    return ";16B" in str(image.tile) or max(getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (8,))) > 8
+    return (
+        ";16B" in str(image.tile)
+        or max(getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (8,))) > 8
+    )

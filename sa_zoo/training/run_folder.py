@@ -19,16 +19,19 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from sa_zoo.folders.metrics import Metrics, read_metrics, write_metrics
+from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file
 from sa_zoo.kernels.absorbed import is_positional
-from sa_zoo.metrics import Metrics, read_metrics, write_metrics
-from sa_zoo.model_folder import SUMS, check_inside, new_folder, write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
 HEADS = "heads.safetensors"
-IMAGES, IMAGES_AT_ONCE = 100, 5  # that maps are averaged over, as in the paper's Figure 6, and that are held at once
+IMAGES, IMAGES_AT_ONCE = (
+    100,
+    5,
+)  # that maps are averaged over, as in the paper's Figure 6, and that are held at once
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 # Parameters of score terms that depend on positions alone, by their names in state dicts.
 POSITIONAL = re.compile(r"(^|\.)(Delta|spread|alpha|terms\.\d+\.(row|col|w|v|P))$")
@@ -42,10 +45,14 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
     """
     if not resume:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise FileExistsError(f"run folder: got {out}, which is not empty; expected a new --out, or --resume")
+            raise FileExistsError(
+                f"run folder: got {out}, which is not empty; expected a new --out, or --resume"
+            )
         return None
     if not (out / "train.toml").is_file():
-        raise FileNotFoundError(f"run folder: got {out} without train.toml, expected one with a run to resume")
+        raise FileNotFoundError(
+            f"run folder: got {out} without train.toml, expected one with a run to resume"
+        )
     check_inside(out, CHECKPOINTS)
     finished = (out / "metrics.json").is_file()
     if (out / SUMS).is_file() and not finished:
@@ -60,7 +67,9 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
     for section, keys in started.items():
         for key, value in keys.items():
             if (got := now[section][key]) != value and key not in MAY_CHANGE:
-                raise ValueError(f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}")
+                raise ValueError(
+                    f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}"
+                )
     return read_metrics(out) if finished else None
 
 
@@ -70,7 +79,9 @@ def begin_run(out: Path, config: Config) -> None:
         with new_folder(out) as new:
             (new / CHECKPOINTS).mkdir()
             write_file(new / "train.toml", dump_config(config))
-    write_file(out / "train.toml", dump_config(config))  # when a run is resumed, some keys may change
+    write_file(
+        out / "train.toml", dump_config(config)
+    )  # when a run is resumed, some keys may change
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
@@ -82,11 +93,17 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
     Later rows are dropped: a resumed run writes them again.
     """
-    rows = {name: value.detach().cpu() for name, value in model.named_parameters() if POSITIONAL.search(name)}
+    rows = {
+        name: value.detach().cpu()
+        for name, value in model.named_parameters()
+        if POSITIONAL.search(name)
+    }
     if not rows:
         return
     earlier = load_file(out / HEADS) if epoch else {}
-    stacked = {name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()}
+    stacked = {
+        name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()
+    }
     write_file(out / HEADS, save(stacked, {"format": "pt"}))
 
 
@@ -107,7 +124,9 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     for some in images.split(IMAGES_AT_ONCE):
         for index, P in enumerate(model.eval().attention_maps(some)):
             seen = P[..., query, :].unflatten(-1, [height, width]).cpu()
-            means[index] = means[index] + seen.expand(len(some), -1, -1, -1).sum(dim=0) / len(images)  # (N_h, H, W)
+            means[index] = means[index] + seen.expand(len(some), -1, -1, -1).sum(dim=0) / len(
+                images
+            )  # (N_h, H, W)
     named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
 

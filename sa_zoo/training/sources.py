@@ -20,7 +20,18 @@ from sa_zoo.training.config import DataConfig
 from sa_zoo.training.pictures import MODES, open_picture
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
-METADATA_OR_ARCHIVES = {".csv", ".jsonl", ".parquet", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"}
+METADATA_OR_ARCHIVES = {
+    ".csv",
+    ".jsonl",
+    ".parquet",
+    ".zip",
+    ".tar",
+    ".gz",
+    ".tgz",
+    ".bz2",
+    ".xz",
+    ".zst",
+}
 MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
 
 
@@ -48,7 +59,9 @@ class Images:
         return file["path"] if file["bytes"] is None else ""
 
     def _opened(self, file: dict[str, Any]) -> Image.Image:
-        picture = open_picture(Path(file["path"]) if file["bytes"] is None else BytesIO(file["bytes"]))
+        picture = open_picture(
+            Path(file["path"]) if file["bytes"] is None else BytesIO(file["bytes"])
+        )
         return picture.convert(self.mode) if self.mode in MODES else picture
 
 
@@ -69,8 +82,12 @@ def open_source(config: DataConfig) -> Source:
     found = _load(config)
     test: Any = next((found[name] for name in TEST_SPLITS if name in found), None)
     if "train" not in found and test is None:
-        raise ValueError(f"data.name: got {config.name} with splits {', '.join(found)}, expected train or test")
-    train = found["train"] if "train" in found else test.select([])  # no image, if there is only a test split
+        raise ValueError(
+            f"data.name: got {config.name} with splits {', '.join(found)}, expected train or test"
+        )
+    train = (
+        found["train"] if "train" in found else test.select([])
+    )  # no image, if there is only a test split
     splits = {"train": train} | ({} if test is None else {"test": test})
     image, label = _columns(train.features, config)
     names = getattr(train.features[label], "names", None)
@@ -81,21 +98,39 @@ def open_source(config: DataConfig) -> Source:
             _check_inside(Path(config.name), paths, f"{datasets.config.DOWNLOADED_DATASETS_PATH}/")
         values = data[label][:]
         if not all(isinstance(value, int) and value >= 0 for value in values):
-            raise ValueError(f"data.name: got {config.name}, whose {split} split has images without a class number")
+            raise ValueError(
+                f"data.name: got {config.name}, whose {split} split has images without a class number"
+            )
         if (largest := max(values, default=0)) >= bound:
-            raise ValueError(f"data.name: got class {largest} in the {split} split, expected less than {bound}")
+            raise ValueError(
+                f"data.name: got class {largest} in the {split} split, expected less than {bound}"
+            )
         labels[split] = np.array(values, np.int64)
-    classes = tuple(names or map(str, range(max(values.max(initial=0) for values in labels.values()) + 1)))
-    title = config.title or (Path(config.name).resolve().name if Path(config.name).exists() else config.name)
+    classes = tuple(
+        names or map(str, range(max(values.max(initial=0) for values in labels.values()) + 1))
+    )
+    title = config.title or (
+        Path(config.name).resolve().name if Path(config.name).exists() else config.name
+    )
     undecoded, mode = datasets.Image(decode=False), train.features[image].mode
-    tables = {split: data.select_columns([image]).cast_column(image, undecoded) for split, data in splits.items()}
-    return Source(title, {split: Images(table, image, mode) for split, table in tables.items()}, labels, classes)
+    tables = {
+        split: data.select_columns([image]).cast_column(image, undecoded)
+        for split, data in splits.items()
+    }
+    return Source(
+        title,
+        {split: Images(table, image, mode) for split, table in tables.items()},
+        labels,
+        classes,
+    )
 
 
 def _digits() -> Source:
     """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
-    images = [Image.fromarray(x) for x in (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)]
+    images = [
+        Image.fromarray(x) for x in (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    ]
     return Source("digits", {"train": images}, {"train": labels}, tuple("0123456789"))
 
 
@@ -103,7 +138,9 @@ def _load(config: DataConfig) -> Any:
     name, folder = config.name, Path(config.name)
     # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise FileNotFoundError(f"data.name: got {name}, expected a folder of images or of parquet files")
+        raise FileNotFoundError(
+            f"data.name: got {name}, expected a folder of images or of parquet files"
+        )
     try:
         _check_card(folder)
         builder = datasets.load_dataset_builder(name, revision=config.revision or None)
@@ -114,7 +151,9 @@ def _load(config: DataConfig) -> Any:
     except Refused:
         raise
     except (EmptyDatasetError, DataFilesNotFoundError) as error:
-        raise FileNotFoundError(f"data.name: got {name}, expected images or parquet files in it: {error}") from error
+        raise FileNotFoundError(
+            f"data.name: got {name}, expected images or parquet files in it: {error}"
+        ) from error
     except Exception as error:  # what a file of somebody can lead to has no bounds
         if folder.exists() or not isinstance(error, OSError):
             cause = error.__cause__ or error
@@ -133,19 +172,33 @@ def _by_class(folder: Path, builder: Any) -> Any:
 
     A folder of something else keeps its builder. Raises Refused for an image that is in no folder of a class.
     """
-    suffixes = {Path(path).suffix.lower() for path in chain.from_iterable((builder.config.data_files or {}).values())}
+    suffixes = {
+        Path(path).suffix.lower()
+        for path in chain.from_iterable((builder.config.data_files or {}).values())
+    }
     if builder.name != "imagefolder" or suffixes & METADATA_OR_ARCHIVES or _configs(folder):
         return builder
-    folders = [path for path in folder.iterdir() if path.is_dir() and any(map(Path.is_dir, path.iterdir()))]
+    folders = [
+        path for path in folder.iterdir() if path.is_dir() and any(map(Path.is_dir, path.iterdir()))
+    ]
     deep = {path.name.lower(): path for path in folders}
     # train is first: `datasets` takes folders for labels once it has seen two
-    places = {split: deep[split] for split in ("train", *TEST_SPLITS) if split in deep} or {"train": folder}
-    patterns = {split: f"{place.relative_to(folder)}/**".removeprefix("./") for split, place in places.items()}
+    places = {split: deep[split] for split in ("train", *TEST_SPLITS) if split in deep} or {
+        "train": folder
+    }
+    patterns = {
+        split: f"{place.relative_to(folder)}/**".removeprefix("./")
+        for split, place in places.items()
+    }
     builder = datasets.load_dataset_builder(str(folder), data_files=patterns)
     for split, paths in builder.config.data_files.items():
-        for of_class in {Path(path).parent for path in paths if Path(path).suffix.lower() in builder.EXTENSIONS}:
+        for of_class in {
+            Path(path).parent for path in paths if Path(path).suffix.lower() in builder.EXTENSIONS
+        }:
             if not of_class.parent.samefile(places[split]):
-                raise Refused(f"data.name: got {folder} with images in {of_class}, expected [SPLIT/]CLASS/IMAGE")
+                raise Refused(
+                    f"data.name: got {folder} with images in {of_class}, expected [SPLIT/]CLASS/IMAGE"
+                )
     return builder
 
 
@@ -158,7 +211,9 @@ def _configs(folder: Path) -> Any:
 def _check_card(folder: Path) -> None:
     """Raise Refused if the metadata of a folder name addresses: `datasets` would look for files there at once."""
     if "://" in yaml_dump(_configs(folder)) or (folder / ".huggingface.yaml").exists():
-        raise Refused(f"data.name: got {folder}, whose metadata has addresses, expected images inside of it")
+        raise Refused(
+            f"data.name: got {folder}, whose metadata has addresses, expected images inside of it"
+        )
 
 
 def _check_inside(folder: Path, paths: Iterable[str | None], *more: str) -> None:
@@ -166,14 +221,18 @@ def _check_inside(folder: Path, paths: Iterable[str | None], *more: str) -> None
     inside = (f"{folder.absolute()}/", f"{folder.resolve()}/", *more)
     for path in paths if folder.is_dir() else ():
         if path is not None and (not path.startswith(inside) or "/../" in path):
-            raise Refused(f"data.name: got {folder}, which refers to {path}, expected images inside of it")
+            raise Refused(
+                f"data.name: got {folder}, which refers to {path}, expected images inside of it"
+            )
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
     """The column of images and that of labels: as the config says, or the only one of class labels, or a usual name."""
     names, got = ", ".join(features), f"data.name: got {config.name} with columns"
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    labels = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    labels = [
+        name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)
+    ]
     if len(labels) != 1:
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
     if config.label_column:
@@ -183,5 +242,7 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     if config.label_column and not labels:
         raise ValueError(f"data.label_column: got {config.label_column}, expected one of {names}")
     if not labels:
-        raise ValueError(f"{got} {names}, expected labels: a folder per class, two at least, or data.label_column")
+        raise ValueError(
+            f"{got} {names}, expected labels: a folder per class, two at least, or data.label_column"
+        )
     return images[0], labels[0]

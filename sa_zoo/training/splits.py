@@ -61,12 +61,19 @@ class StreamedSplit(Split):
     def __init__(self, decode: "Decoder", source: Source, table: str, rows: np.ndarray) -> None:
         self.decode, self.table, self.encoded, self.rows = decode, table, source.images[table], rows
         self.labels = torch.from_numpy(source.labels[table][rows])
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         images, positions = self.encoded, torch.tensor(indices)
-        decoded = [self.decode.read(images.__getitem__, images, self.table, int(row)) for row in self.rows[indices]]
+        decoded = [
+            self.decode.read(images.__getitem__, images, self.table, int(row))
+            for row in self.rows[indices]
+        ]
         return torch.stack(decoded), self.labels[positions], positions
 
     def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
@@ -86,15 +93,21 @@ class Decoder:
 
     def __call__(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
-        image = image.convert({1: "L", 3: "RGB"}.get(channels, image.mode))  # as timm's train.py does
+        image = image.convert(
+            {1: "L", 3: "RGB"}.get(channels, image.mode)
+        )  # as timm's train.py does
         if (found := len(image.getbands())) != channels:
             got = f"got {found} channels (mode {image.mode})"
-            raise ValueError(f"{got}, expected {channels}; convert the images, or set model.args.in_chans to 1 or 3")
+            raise ValueError(
+                f"{got}, expected {channels}; convert the images, or set model.args.in_chans to 1 or 3"
+            )
         if image.size != (width, height):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
-    def read(self, image_of: Callable[[int], Image.Image], images: Any, table: str, row: int) -> Tensor:
+    def read(
+        self, image_of: Callable[[int], Image.Image], images: Any, table: str, row: int
+    ) -> Tensor:
         """Decode one of the images. Raises UnreadableImage."""
         try:
             return self(image_of(row))
@@ -113,7 +126,11 @@ class Decoder:
 
 
 def splits_of(
-    source: Source, validation: float, input_format: InputFormat, device: torch.device, names: Iterable[str] = SPLITS
+    source: Source,
+    validation: float,
+    input_format: InputFormat,
+    device: torch.device,
+    names: Iterable[str] = SPLITS,
 ) -> dict[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
     rows = _rows(source, validation)
@@ -123,8 +140,14 @@ def splits_of(
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
     decode = Decoder(input_format)
     tables = {table for table, _ in chosen.values()}
-    if sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size) > KEPT_BYTES:
-        return {name: StreamedSplit(decode, source, table, rows) for name, (table, rows) in chosen.items()}
+    if (
+        sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size)
+        > KEPT_BYTES
+    ):
+        return {
+            name: StreamedSplit(decode, source, table, rows)
+            for name, (table, rows) in chosen.items()
+        }
     # once and in order: random access to an Arrow table costs more than decoding
     decoded = {table: decode.table(source, table) for table in tables}
     return {

@@ -14,9 +14,10 @@ from accelerate import Accelerator
 from torch import nn
 from transformers.utils.generic import flatten_dict
 
-from sa_zoo.cost import training_macs
-from sa_zoo.metrics import Metrics, Scores, Training, environment
-from sa_zoo.model_folder import load_model, write_timm_files
+from sa_zoo.folders.cost import training_macs
+from sa_zoo.folders.metrics import Metrics, Scores, Training, environment
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator, report_lost_process
@@ -55,14 +56,20 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
         source = open_source(config.data)
     torch.manual_seed(config.train.seed)
     device, classes, image_size = accelerator.device, source.classes, config.data.image_size
-    model = create_model(config.model, len(classes), image_size).to(device).to(memory_format=torch.channels_last)
+    model = (
+        create_model(config.model, len(classes), image_size)
+        .to(device)
+        .to(memory_format=torch.channels_last)
+    )
     input_format = input_format_of(model, image_size)
     splits = splits_of(source, config.data.validation, input_format, device)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"], input_format)
     pflop = _pflop(model, config, input_format, len(splits["train"]) // config.train.batch_size)
     check_output(model, input_format.input_size, len(classes))
-    augment = Augment(config.augment, config.train.seed, len(classes), input_format.normalize, device)
+    augment = Augment(
+        config.augment, config.train.seed, len(classes), input_format.normalize, device
+    )
     run = Run(config, out, accelerator, model, splits["train"], augment)
     if accelerator.is_main_process:
         begin_run(out, config)
@@ -101,13 +108,17 @@ def train(config: Config, out: Path, resume: bool = False) -> Metrics:
     return metrics
 
 
-def _evaluated(out: Path, splits: dict[str, Split], accelerator: Accelerator) -> tuple[nn.Module, dict[str, Scores]]:
+def _evaluated(
+    out: Path, splits: dict[str, Split], accelerator: Accelerator
+) -> tuple[nn.Module, dict[str, Scores]]:
     """The model as the run folder gives it, and its scores in full precision, on the test split for the only time."""
     published, scores = load_model(str(out)).to(accelerator.device), {}
     for name in ("test", "validation"):
         if len(splits[name]):
             loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(published, loader, input_format_of(published), accelerator, name == "test")
+            scores[name] = evaluate(
+                published, loader, input_format_of(published), accelerator, name == "test"
+            )
     return published, scores
 
 
@@ -116,7 +127,9 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
     if train.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
     if train.tracker and find_spec(train.tracker) is None:
-        raise ValueError(f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'")
+        raise ValueError(
+            f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'"
+        )
     return open_accelerator(
         mixed_precision=train.precision,
         gradient_accumulation_steps=train.accumulation,
@@ -129,14 +142,18 @@ def _pflop(model: nn.Module, config: Config, input_format: InputFormat, steps: i
     """Work of a run of `steps` per epoch, as metrics.json defines it."""
     small, size = config.augment.small_epochs, config.augment.small_size
     if small and getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
-        raise ValueError(f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes one size of images")
+        raise ValueError(
+            f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes one size of images"
+        )
     whole = input_format.input_size
     try:
         macs = (config.train.epochs - small) * training_macs(model, whole)
         macs += small * training_macs(model, (whole[0], size, size)) if small else 0
     except AssertionError as error:
         small_images = f" and {size}x{size}, augment.small_size" if small else ""
-        raise ValueError(f"data.image_size: got {whole[1]}x{whole[2]}{small_images}: {error}") from error
+        raise ValueError(
+            f"data.image_size: got {whole[1]}x{whole[2]}{small_images}: {error}"
+        ) from error
     return 3 * 2 * macs * steps * config.train.batch_size / 1e15
 
 
@@ -146,7 +163,9 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     if train.tracker:
         # a tracker takes numbers and text only
         settings = flatten_dict(run.config.model_dump(), delimiter="/").items()
-        accelerator.init_trackers(train.tracker, {k: str(v) if isinstance(v, list | dict) else v for k, v in settings})
+        accelerator.init_trackers(
+            train.tracker, {k: str(v) if isinstance(v, list | dict) else v for k, v in settings}
+        )
     with interruption() as run.signals, run.progress:
         if not run.images_done():
             run.save()  # to repeat the first steps from, should they overflow
@@ -157,4 +176,6 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
                 with accelerator.autocast():
                     scores = evaluate(run.averaged, loader, input_format, accelerator)
             record = run.end_epoch(scores)
-            accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])  # if there is a tracker
+            accelerator.log(
+                flatten_dict(record, delimiter="/"), step=record["epoch"]
+            )  # if there is a tracker

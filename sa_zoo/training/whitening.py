@@ -21,9 +21,13 @@ def whiten_first_convolution(model: nn.Module, split: Split, input_format: Input
     name = getattr(model, "pretrained_cfg", {}).get("first_conv")
     conv = dict(model.named_modules()).get(name)
     if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
-        raise ValueError(f"model.whiten: got a model with first_conv = {name!r}, expected the name of its first Conv2d")
+        raise ValueError(
+            f"model.whiten: got a model with first_conv = {name!r}, expected the name of its first Conv2d"
+        )
     images = input_format.normalize(split.__getitems__(list(range(min(IMAGES, len(split)))))[0])
-    patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)  # (B, C h w, patches per image)
+    patches = F.unfold(
+        images, conv.kernel_size, stride=conv.kernel_size
+    )  # (B, C h w, patches per image)
     values, vectors = torch.linalg.eigh(patches.transpose(0, 1).flatten(1).double().cov())
     filters = (vectors / (values + EPSILON).sqrt()).T.flip(0)  # largest variance first
     filters = torch.cat([filters, -filters])[: len(conv.weight)].to(conv.weight)

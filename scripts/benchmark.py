@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Run, in_turns, matrix_products, peak_bytes
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.analysis.timing import Run, in_turns, matrix_products, peak_bytes
+from sa_zoo.folders.metrics import environment
+from sa_zoo.folders.write import write_json
 from sa_zoo.kernels.choose import only
-from sa_zoo.metrics import environment
-from sa_zoo.model_folder import write_json
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ COLUMNS = {
     "mib": ("MiB per image", "{:.1f}"),  # peak beyond the weights
     "gmacs": ("GMACs", "{:.2f}"),  # multiply-adds (1e9) per image
     "needed": ("needed", "{:.2f}"),  # the fewest of all subjects that compute the same function
-    "ceiling": ("of the ceiling", "{:.0%}"),  # share of the fastest matrix product that the needed ones reach
+    "ceiling": (
+        "of the ceiling",
+        "{:.0%}",
+    ),  # share of the fastest matrix product that the needed ones reach
     "speed": ("speed", "{:.3g}x"),  # relative to the yardstick
     "memory": ("memory", "{:.3g}x"),
 }
@@ -59,7 +62,11 @@ Row = dict[str, Any]
 
 
 def step(
-    network: nn.Module, x: Tensor, route: str = "", dtype: torch.dtype = torch.float32, compiled: Any = None
+    network: nn.Module,
+    x: Tensor,
+    route: str = "",
+    dtype: torch.dtype = torch.float32,
+    compiled: Any = None,
 ) -> Run:
     """Inference; forward and backward pass, under autocast to `dtype`, if the network is in training mode.
 
@@ -86,23 +93,49 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     """Rows of all subjects of a case, after one round that is not counted."""
     subjects = case.subjects()
     runs = {name: subject.run for name, subject in subjects.items()}
-    products = {dtype: matrix_products(dtype, device) for dtype in {subject.dtype for subject in subjects.values()}}
-    runs |= {f"{dtype} {number}": run for dtype, (_, both) in products.items() for number, run in enumerate(both)}
+    products = {
+        dtype: matrix_products(dtype, device)
+        for dtype in {subject.dtype for subject in subjects.values()}
+    }
+    runs |= {
+        f"{dtype} {number}": run
+        for dtype, (_, both) in products.items()
+        for number, run in enumerate(both)
+    }
     times = in_turns(runs, rounds, device)
     # GMAC/s of the fastest matrix product, which takes turns with the subjects
-    ceilings = {dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"]) for dtype, (gmacs, _) in products.items()}
+    ceilings = {
+        dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"])
+        for dtype, (gmacs, _) in products.items()
+    }
     peaks = {name: peak_bytes(subject.run, device) for name, subject in subjects.items()}
-    work = {name: _gmacs(subject.counted or subject.run) / case.images for name, subject in subjects.items()}
+    work = {
+        name: _gmacs(subject.counted or subject.run) / case.images
+        for name, subject in subjects.items()
+    }
     rows = []
     for name, subject in subjects.items():
-        same = [other for other in subjects if subject.function and subjects[other].function == subject.function]
+        same = [
+            other
+            for other in subjects
+            if subject.function and subjects[other].function == subject.function
+        ]
         needed = min(work[other] for other in [name, *same])
         seconds = statistics.median(times[name]) / case.images
-        ratios = [other / own for other, own in zip(times[case.yardstick], times[name], strict=True)]
+        ratios = [
+            other / own for other, own in zip(times[case.yardstick], times[name], strict=True)
+        ]
         row = {"model": case.model, "phase": case.phase, "subject": name, "images": case.images}
-        row |= {"milliseconds": 1e3 * seconds, "mib": peaks[name] / case.images / 2**20, "gmacs": work[name]}
+        row |= {
+            "milliseconds": 1e3 * seconds,
+            "mib": peaks[name] / case.images / 2**20,
+            "gmacs": work[name],
+        }
         row |= {"needed": needed, "ceiling": needed / seconds / ceilings[subject.dtype]}
-        row |= {"speed": statistics.median(ratios), "memory": peaks[name] / max(peaks[case.yardstick], 1)}
+        row |= {
+            "speed": statistics.median(ratios),
+            "memory": peaks[name] / max(peaks[case.yardstick], 1),
+        }
         rows.append(row)
     return rows
 
@@ -116,8 +149,14 @@ def _gmacs(run: Run) -> float:
 def table(rows: list[Row]) -> str:
     """Rows as a Markdown table, with the columns that they have values for."""
     present = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
-    lines = [["model", "phase", "subject", *(COLUMNS[key][0] for key in present)], ["---"] * 3 + ["--:"] * len(present)]
-    lines += [[row["model"], row["phase"], row["subject"], *(cell(row, key) for key in present)] for row in rows]
+    lines = [
+        ["model", "phase", "subject", *(COLUMNS[key][0] for key in present)],
+        ["---"] * 3 + ["--:"] * len(present),
+    ]
+    lines += [
+        [row["model"], row["phase"], row["subject"], *(cell(row, key) for key in present)]
+        for row in rows
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -126,11 +165,17 @@ def cell(row: Row, key: str) -> str:
     return "" if row.get(key) is None else COLUMNS[key][1].format(row[key])
 
 
-def run_cases(cases: Iterable[Case], rounds: int, device: torch.device, command: str, path: Path | None) -> None:
+def run_cases(
+    cases: Iterable[Case], rounds: int, device: torch.device, command: str, path: Path | None
+) -> None:
     """Measure cases, print tables, and add this run to a JSON file. Raises ValueError if it holds something else."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {"runs": []}
+    found = (
+        json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {"runs": []}
+    )
     if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
-        raise ValueError(f"--json: got {path}, which holds something else, expected a new file or one of this command")
+        raise ValueError(
+            f"--json: got {path}, which holds something else, expected a new file or one of this command"
+        )
     started, load = datetime.now(UTC).isoformat(timespec="seconds"), round(os.getloadavg()[0], 2)
     conditions = {"started": started, "load": load, "rounds": rounds, **environment(device)}
     run: dict[str, Any] = {"command": command, "conditions": conditions, "rows": []}

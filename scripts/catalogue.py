@@ -9,17 +9,17 @@ from tempfile import TemporaryDirectory
 
 from safetensors.torch import load_file, save
 
-from sa_zoo.fit import finish_folder
+from sa_zoo.folders.check import check_weights
+from sa_zoo.folders.metrics import read_metrics, write_metrics
+from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
 from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.metrics import read_metrics, write_metrics
-from sa_zoo.model_folder import SUMS, read_json, write_file, write_json
 from sa_zoo.publishing.card import architecture, render_card, write_card
 from sa_zoo.publishing.folder import check_complete, check_folder, read_manifest
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_source
-from sa_zoo.untrusted import check_weights
+from sa_zoo.verbs.fit import finish_folder
 
-CODE = Path(__file__).parent / "models"
+CODE = Path(__file__).parents[1] / "sa_zoo" / "models"
 FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
 
 
@@ -66,7 +66,9 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         manifest = read_manifest(new)
         sha256 = hashlib.sha256(manifest["model.safetensors"]).hexdigest()
         (new / SUMS).unlink()
-        write_json(new / "check.json", {"sha256": sha256, "logits": check_folder(new, manifest).tolist()})
+        write_json(
+            new / "check.json", {"sha256": sha256, "logits": check_folder(new, manifest).tolist()}
+        )
         if entry.exists():
             entry.rename(Path(temporary) / "old")
         new.rename(entry)
@@ -83,13 +85,18 @@ def _check(run: Path, entry: Path) -> None:
     names = {path.name for path in entry.iterdir()} if entry.exists() else set()
     in_catalogue = "check.json" in names or names <= {"README.md", "results"}
     if names and not (in_catalogue and architecture(entry) == architecture(run)):
-        raise ValueError(f"--out: got {entry}, expected a new folder or that of {architecture(run)} in model_cards")
+        raise ValueError(
+            f"--out: got {entry}, expected a new folder or that of {architecture(run)} in model_cards"
+        )
 
 
 def _store_in_bfloat16(folder: Path) -> None:
     """Halve the file of weights; both libraries compute in float32 with them."""
     path = folder / "model.safetensors"
-    weights = {key: value.bfloat16() if value.is_floating_point() else value for key, value in load_file(path).items()}
+    weights = {
+        key: value.bfloat16() if value.is_floating_point() else value
+        for key, value in load_file(path).items()
+    }
     write_file(path, save(weights, {"format": "pt"}))
     # otherwise transformers takes the type of the file
     write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})

@@ -16,7 +16,9 @@ Run = Callable[[], object]
 
 def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of each run in each round; a first round warms up and is not counted."""
-    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else torch.cpu.synchronize
+    synchronize = (
+        partial(torch.cuda.synchronize, device) if device.type == "cuda" else torch.cpu.synchronize
+    )
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -46,10 +48,14 @@ def peak_bytes(run: Run, device: torch.device) -> int:
 
 
 def _peak_of_thread(run: Run) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
         run()
     # The profiler's tables only sum allocations; the peak follows from their order.
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(itertools.accumulate(changes), default=0)
 
@@ -68,7 +74,9 @@ def device_named(name: str, compile_mode: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device: got {name!r}, expected an available one: {str(error).splitlines()[0]}") from error
+        raise ValueError(
+            f"--device: got {name!r}, expected an available one: {str(error).splitlines()[0]}"
+        ) from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
     try:

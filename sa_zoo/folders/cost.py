@@ -19,7 +19,11 @@ from sa_zoo.kernels.choose import only
 # That of a transposed convolution (D_in, ..) does so at every input position.
 WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
 # torch 2.11 has no formula for it.
-FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
+FUSED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
+        sdpa_flop_count(q, k, v)
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,9 @@ class Cost:
     """Counts for one image; a multiply-add (MAC) is two floating-point operations."""
 
     parameters: int
-    linear_macs: int  # in linear layers and convolutions, without the products of attention probabilities
+    linear_macs: (
+        int  # in linear layers and convolutions, without the products of attention probabilities
+    )
     macs: int  # in every matrix product and convolution of the definition, including those of attention
     activations: int  # elements that those products and convolutions write
 
@@ -55,8 +61,13 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
             linear_macs += met.numel() // len(layer.weight) * layer.weight.numel()
 
     model = copy.deepcopy(model).eval()
-    flops, hook = FlopCounterMode(display=False, custom_mapping=FUSED), register_module_forward_hook(count_linear)
-    elements = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(flop_registry | FUSED, _elements_written))
+    flops, hook = (
+        FlopCounterMode(display=False, custom_mapping=FUSED),
+        register_module_forward_hook(count_linear),
+    )
+    elements = FlopCounterMode(
+        display=False, custom_mapping=dict.fromkeys(flop_registry | FUSED, _elements_written)
+    )
     with torch.no_grad(), only("definition"), flops, elements, hook:
         model(torch.zeros(1, *input_size))
     return Cost(
@@ -70,7 +81,9 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds per image (C, H, W) that training executes in the forward pass, measured on two images."""
     model = copy.deepcopy(model).train()
-    images = torch.zeros(2, *input_size, device=next(model.parameters()).device)  # batch norm needs more than one
+    images = torch.zeros(
+        2, *input_size, device=next(model.parameters()).device
+    )  # batch norm needs more than one
     with FlopCounterMode(display=False, custom_mapping=FUSED) as flops:
         model(images)
     return flops.get_total_flops() // (2 * len(images))

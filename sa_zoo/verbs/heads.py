@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import Run, in_turns
 from torch import Tensor, nn
 
 from sa_zoo.analysis.figures import save_figure
@@ -17,17 +18,17 @@ from sa_zoo.analysis.head_figures import head_depth
 from sa_zoo.analysis.heads import Head, Layer, layers_of, measure, table
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import convolved
-from sa_zoo.analysis.timing import Run, in_turns
 from sa_zoo.convolution.nearest import NearestConvolution
-from sa_zoo.cost import cost_of
-from sa_zoo.fit import finish_folder
+from sa_zoo.folders.cost import cost_of
+from sa_zoo.folders.metrics import Baseline, Metrics, Scores
+from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.write import check_new, write_file
 from sa_zoo.interchange.pruned_heads import Heads, prune_heads, reset_heads, write_changed
-from sa_zoo.metrics import Baseline, Metrics, Scores
-from sa_zoo.model_folder import check_new, load_model, write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import BATCH_SIZE, evaluate, open_test_split
+from sa_zoo.verbs.fit import finish_folder
 
 IMAGES = 32  # test images that maps which depend on content are averaged over
 TIMED_IMAGES, ROUNDS = 32, 5  # of the speed before and after
@@ -39,7 +40,9 @@ class TestImages:
     def __init__(self, network: nn.Module, model: str, data: str) -> None:
         self.accelerator = open_accelerator()
         config = DataConfig(name=data) if data else data_of(model)
-        self.name, self.split, self.input_format = open_test_split(network, config, self.accelerator)
+        self.name, self.split, self.input_format = open_test_split(
+            network, config, self.accelerator
+        )
 
     def first(self, count: int) -> Tensor:
         """(count, C, H, W), normalized, on the CPU."""
@@ -47,7 +50,9 @@ class TestImages:
 
     def scores(self, network: nn.Module, detail: bool = False) -> Scores:
         loader = self.accelerator.prepare(self.split.loader(BATCH_SIZE))
-        return evaluate(network.to(self.accelerator.device), loader, self.input_format, self.accelerator, detail)
+        return evaluate(
+            network.to(self.accelerator.device), loader, self.input_format, self.accelerator, detail
+        )
 
 
 def study(
@@ -75,7 +80,11 @@ def study(
     blank = torch.zeros(1, *network.pretrained_cfg["input_size"])
     every = attention_layers(network, blank)
     positional = all(layer.positional for layer in every)
-    test = None if positional and not (convolve or prune or reset) else TestImages(network, model, data)
+    test = (
+        None
+        if positional and not (convolve or prune or reset)
+        else TestImages(network, model, data)
+    )
     layers = layers_of(network, test.first(IMAGES) if test and not positional else blank)
     if convolve and test:
         return _convolutions(network, layers, test, convolve, out)
@@ -92,17 +101,24 @@ def study(
     return text
 
 
-def _convolutions(network: Any, layers: list[Layer], test: TestImages, sizes: str, out: Path | None) -> str:
+def _convolutions(
+    network: Any, layers: list[Layer], test: TestImages, sizes: str, out: Path | None
+) -> str:
     """Accuracy with each layer as its nearest K x K convolution, and with all of them, and certificate of each."""
     if not isinstance(network, SANet):
-        raise ValueError(f"--convolve: got {type(network).__name__}, expected one of this package's attention networks")
+        raise ValueError(
+            f"--convolve: got {type(network).__name__}, expected one of this package's attention networks"
+        )
     if not all(size.strip().isdecimal() for size in sizes.split(",")):
         raise ValueError(f"--convolve: got {sizes}, expected odd numbers, such as 3,5,7")
     windows = [int(size) for size in sizes.split(",")]
     replaced = {K: [_nearest(network, layer, K) for layer in layers] for K in windows}
     accuracy, one, every = test.scores(network).top1, {}, {}
     for K, convolutions in replaced.items():
-        one[K] = [test.scores(_with(network, {layer: conv})).top1 for layer, conv in enumerate(convolutions)]
+        one[K] = [
+            test.scores(_with(network, {layer: conv})).top1
+            for layer, conv in enumerate(convolutions)
+        ]
         every[K] = test.scores(_with(network, dict(enumerate(convolutions)))).top1
     head = "| layer |" + "".join(f" {K} x {K}: accuracy | bound |" for K in windows)
     lines = [head, "|---" * (1 + 2 * len(windows)) + "|"]
@@ -110,7 +126,10 @@ def _convolutions(network: Any, layers: list[Layer], test: TestImages, sizes: st
         cells = (f" {one[K][index]:.2%} | {replaced[K][index].bound:.2g} |" for K in windows)
         lines.append(f"| {layer.name} |" + "".join(cells))
     lines.append("| all |" + "".join(f" {every[K]:.2%} | |" for K in windows))
-    lines += ["", f"Test accuracy with attention: {accuracy:.2%} ({test.name}, {len(test.split)} images)."]
+    lines += [
+        "",
+        f"Test accuracy with attention: {accuracy:.2%} ({test.name}, {len(test.split)} images).",
+    ]
     if out:
         out.mkdir(parents=True, exist_ok=True)
         write_file(out / "convolutions.md", "\n".join(lines) + "\n")
@@ -141,24 +160,39 @@ def _changed(network: Any, heads: list[Head], test: TestImages, prune: bool, out
             "heads: got none that is degenerate, expected some; --sharpness and --condition set the limits"
         )
     changed = (prune_heads if prune else reset_heads)(network, chosen)
-    networks, size = {"before": network, "after": changed}, tuple(network.pretrained_cfg["input_size"])
+    networks, size = (
+        {"before": network, "after": changed},
+        tuple(network.pretrained_cfg["input_size"]),
+    )
     scores = {name: test.scores(each, detail=True) for name, each in networks.items()}
     images = test.first(TIMED_IMAGES)
     with torch.inference_mode():
-        runs: dict[str, Run] = {name: partial(each.cpu(), images) for name, each in networks.items()}
+        runs: dict[str, Run] = {
+            name: partial(each.cpu(), images) for name, each in networks.items()
+        }
         times = in_turns(runs, ROUNDS, torch.device("cpu"))
-    lines = ["| | heads | parameters | MMACs | images/s on this CPU | test accuracy |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| | heads | parameters | MMACs | images/s on this CPU | test accuracy |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     counts = {"before": len(heads), "after": len(heads) - prune * sum(map(len, chosen.values()))}
     for name, each in networks.items():
         cost, speed = cost_of(each, size), len(images) / statistics.median(times[name])
         numbers = f"{counts[name]} | {cost.parameters:,} | {cost.macs / 1e6:,.2f} | {speed:,.0f}"
         lines.append(f"| {name} | {numbers} | {scores[name].top1:.2%} |")
     named = network.pretrained_cfg["architecture"]
-    before = Baseline(model=f"{named}, before {'pruning' if prune else 'the reset'}", test=scores["before"])
+    before = Baseline(
+        model=f"{named}, before {'pruning' if prune else 'the reset'}", test=scores["before"]
+    )
     parameters = sum(parameter.numel() for parameter in changed.parameters())
-    metrics = Metrics(model=named, parameters=parameters, data=test.name, test=scores["after"], baseline=before)
+    metrics = Metrics(
+        model=named, parameters=parameters, data=test.name, test=scores["after"], baseline=before
+    )
     write_changed(changed, out, metrics)
     finish_folder(out)
     gone = ", ".join(f"{block + 1}.{head + 1}" for block, some in chosen.items() for head in some)
-    lines += ["", f"{'Removed' if prune else 'Initialized again'}: layer.head {gone}. The model is in {out}."]
+    lines += [
+        "",
+        f"{'Removed' if prune else 'Initialized again'}: layer.head {gone}. The model is in {out}.",
+    ]
     return "\n".join(lines)

@@ -5,14 +5,14 @@ from pathlib import Path
 from accelerate import PartialState
 
 from sa_zoo.analysis.figures import draw_figures
+from sa_zoo.folders.check import checked
+from sa_zoo.folders.metrics import Metrics
+from sa_zoo.folders.write import SUMS, check_sums, write_sums
 from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.metrics import Metrics
-from sa_zoo.model_folder import SUMS, check_sums, write_sums
-from sa_zoo.pages import write_explorer
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
-from sa_zoo.untrusted import checked
+from sa_zoo.verbs.explore import write_explorer
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
@@ -36,10 +36,14 @@ def finish_folder(folder: Path, name: str = "") -> None:
         draw_figures(folder)
         write_explorer(folder, name or folder.resolve().name)
         write_card(folder)
-    for leftover in filter(Path.is_file, folder.rglob(".*.incomplete")):  # of a process that was killed while it wrote
+    for leftover in filter(
+        Path.is_file, folder.rglob(".*.incomplete")
+    ):  # of a process that was killed while it wrote
         leftover.unlink()
     if (folder / "check.json").is_file():
         return
-    files = (path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())
+    files = (
+        path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file()
+    )
     names = sorted(path.relative_to(folder).as_posix() for path in files)
     write_sums(folder, [name for name in names if name not in ("README.md", "metrics.json", SUMS)])

@@ -4,8 +4,9 @@ A folder that passes holds safetensors weights without NaN, names an architectur
 code from anywhere else. While it is loaded, the size of what is built is bounded.
 """
 
+import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,8 +20,12 @@ from torch import nn
 from torch.nn.modules import module as registration
 
 LARGEST = 2**20  # of any number in config.json
-PARAMETERS = 2**26  # of all networks that are built while a folder is loaded; 8 times its weights, if that is more
-SMALLEST = 2**13  # parameters that a tensor counts at least, so that a million tiny layers are too many, too
+PARAMETERS = (
+    2**26
+)  # of all networks that are built while a folder is loaded; 8 times its weights, if that is more
+SMALLEST = (
+    2**13
+)  # parameters that a tensor counts at least, so that a million tiny layers are too many, too
 FILES = ["config.json", "model.safetensors"]
 
 
@@ -57,7 +62,9 @@ class Pretrained(BaseModel):
     crop_pct: float = Field(1.0, ge=0.25, le=1)
     mean: list[float] = Field([0.0], min_length=1)
     std: list[Annotated[float, Field(gt=0)]] = Field([1.0], min_length=1)
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = "bicubic"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = (
+        "bicubic"
+    )
     url: Nothing = None
     file: Nothing = None
     state_dict: Nothing = None
@@ -92,12 +99,16 @@ def checked(source: str) -> Iterator[str]:
     if kind == "hf-hub":
         repo_id, _, revision = name.partition("@")
         try:
-            folder = Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=FILES))
+            folder = Path(
+                snapshot_download(repo_id, revision=revision or None, allow_patterns=FILES)
+            )
             source = f"hf-hub:{repo_id}@{folder.name}"
         except OSError as error:
             raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
     if missing := [file for file in FILES if not (folder / file).is_file()]:
-        raise FileNotFoundError(f"weights: got none from {source}, which lacks {', '.join(missing)}")
+        raise FileNotFoundError(
+            f"weights: got none from {source}, which lacks {', '.join(missing)}"
+        )
     check_config(folder / "config.json")
     try:
         with at_most(max(PARAMETERS, 8 * check_weights(folder / "model.safetensors"))):
@@ -105,7 +116,9 @@ def checked(source: str) -> Iterator[str]:
     except (ValueError, OSError):
         raise
     except Exception as error:  # what else a file of somebody can lead to has no bounds
-        raise ValueError(f"model: got {source}, which cannot be used: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"model: got {source}, which cannot be used: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_config(path: Path) -> None:
@@ -118,13 +131,20 @@ def check_config(path: Path) -> None:
         return value if set(text) & set(".eEnN") else int(text)
 
     try:
-        config = json.loads(path.read_bytes(), parse_int=number, parse_float=number, parse_constant=number)
+        config = json.loads(
+            path.read_bytes(), parse_int=number, parse_float=number, parse_constant=number
+        )
         FolderConfig.model_validate(config)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}" for each in error.errors()]
+        lines = [
+            f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}"
+            for each in error.errors()
+        ]
         raise ValueError(f"{path}: {'; '.join(lines)}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: got what is not the configuration of a model: {error}") from error
+        raise ValueError(
+            f"{path}: got what is not the configuration of a model: {error}"
+        ) from error
 
 
 def check_weights(path: Path) -> int:
@@ -136,7 +156,9 @@ def check_weights(path: Path) -> int:
                 tensor = tensors.get_tensor(name)
                 elements += max(tensor.numel(), SMALLEST)
                 if tensor.is_complex() or not tensor.float().isfinite().all():
-                    raise ValueError(f"weights: got NaN, infinity or complex numbers in {name} of {path}")
+                    raise ValueError(
+                        f"weights: got NaN, infinity or complex numbers in {name} of {path}"
+                    )
     except SafetensorError as error:
         raise ValueError(f"weights: got a truncated or damaged file in {path}: {error}") from error
     return elements
@@ -151,9 +173,25 @@ def at_most(limit: int) -> Iterator[None]:
         nonlocal elements
         elements += 0 if tensor is None else max(tensor.numel(), SMALLEST)
         if elements > limit:
-            raise ValueError(f"got a network of more than {limit:,} parameters, not those of its weights")
+            raise ValueError(
+                f"got a network of more than {limit:,} parameters, not those of its weights"
+            )
 
     with ExitStack() as hooks:
         hooks.enter_context(registration.register_module_parameter_registration_hook(count))
         hooks.enter_context(registration.register_module_buffer_registration_hook(count))
         yield
+
+
+def check_name(name: str, expected: str = "a timm name") -> None:
+    """Raise ValueError for a name that timm does not know."""
+    if not timm.is_model(name):
+        raise ValueError(
+            f"model.name: got {name}, expected {expected}{did_you_mean(name, timm.list_models())}"
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest known name, if one is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -1,10 +1,9 @@
-"""Model folders: files and folders written completely or not at all, timm's two files, and loading them.
+"""Files and folders written completely or not at all, their checksums, and timm's two files.
 
 A model folder holds `model.safetensors` and `config.json`, which timm and transformers load, and whatever else
 training or conversion left there. All its files are written here.
 """
 
-import difflib
 import json
 import os
 import shutil
@@ -15,13 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import timm
-from safetensors import SafetensorError
 from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
 from torch import nn
-
-from sa_zoo.untrusted import checked
 
 SUMS = "sha256.json"
 
@@ -102,7 +97,9 @@ def _sync(folder: Path) -> None:
 
 def write_sums(folder: Path, names: Iterable[str]) -> None:
     """Write the sha256 of these files into a manifest, once the files themselves are complete."""
-    write_json(folder / SUMS, {name: sha256((folder / name).read_bytes()).hexdigest() for name in names})
+    write_json(
+        folder / SUMS, {name: sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    )
 
 
 def damage(folder: Path, *required: str) -> str:
@@ -129,13 +126,17 @@ def damage(folder: Path, *required: str) -> str:
 def check_sums(folder: Path) -> None:
     """Raise ValueError if the folder has a manifest and a file in it is damaged."""
     if (folder / SUMS).exists() and (found := damage(folder)):
-        raise ValueError(f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}")
+        raise ValueError(
+            f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}"
+        )
 
 
 def check_inside(folder: Path, name: str) -> None:
     """Raise ValueError if folder/name is a link that leads out of the folder: nothing is written through it."""
     if not (target := (folder / name).resolve()).is_relative_to(folder.resolve()):
-        raise ValueError(f"got {folder / name}, a link to {target}, expected a folder inside of {folder}")
+        raise ValueError(
+            f"got {folder / name}, a link to {target}, expected a folder inside of {folder}"
+        )
 
 
 def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:
@@ -145,49 +146,7 @@ def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) 
     with TemporaryDirectory() as temporary:
         save_config_for_hf(model, f"{temporary}/config.json", **configs)
         config = read_json(Path(temporary) / "config.json")
-    config.get("model_args", {}).pop("num_classes", None)  # transformers refuses it there; timm reads the outer one
+    config.get("model_args", {}).pop(
+        "num_classes", None
+    )  # transformers refuses it there; timm reads the outer one
     write_json(folder / "config.json", config)
-
-
-def load_model(source: str) -> nn.Module:
-    """A trained model: a folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name. Raises as `build_model`."""
-    if Path(source).is_dir():
-        check_sums(Path(source))
-        source = f"local-dir:{source}"
-    kind, colon, name = source.partition(":")
-    if not colon:
-        check_name(source, "a model folder or a timm name")
-    elif kind == "local-dir" and not (Path(name) / "config.json").is_file():
-        raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json in it")
-    with checked(source) as source:
-        return build_model(source, pretrained=True, model_name=source)
-
-
-def check_name(name: str, expected: str = "a timm name") -> None:
-    """Raise ValueError for a name that timm does not know."""
-    if not timm.is_model(name):
-        raise ValueError(f"model.name: got {name}, expected {expected}{did_you_mean(name, timm.list_models())}")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest known name, if one is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    """`timm.create_model`; FileNotFoundError if `source` has no weights, ValueError if they or arguments do not fit."""
-    try:
-        return timm.create_model(**arguments, pretrained=pretrained)
-    except SafetensorError as error:
-        raise ValueError(f"weights: got a truncated or damaged file in {source}: {error}") from error
-    except ValueError:
-        raise
-    except (OSError, RuntimeError) as error:
-        message = " ".join(str(error).split())
-        if isinstance(error, RuntimeError) and ("state_dict" in message or "inconsistent" in message):
-            raise ValueError(f"weights: got those of another model in {source}: {message}") from error
-        raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
-    except Exception as error:  # whatever a network says to numbers that make no sense
-        message = f"{type(error).__name__}: {error}"
-        raise ValueError(f"model.args: got what {source} cannot be built with: {message}") from error

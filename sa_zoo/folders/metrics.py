@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sa_zoo.model_folder import read_json, write_json
+from sa_zoo.folders.write import read_json, write_json
 
 FILE = "metrics.json"
 
@@ -92,8 +92,13 @@ def read_metrics(folder: Path) -> Metrics:
     try:
         return Metrics.model_validate(read_json(path)) if path.is_file() else Metrics()
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}" for each in error.errors()]
-        raise ValueError(f"{path}: expected version 1 of its schema, but {'; '.join(lines)}") from error
+        lines = [
+            f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}"
+            for each in error.errors()
+        ]
+        raise ValueError(
+            f"{path}: expected version 1 of its schema, but {'; '.join(lines)}"
+        ) from error
 
 
 def read_results(folder: Path) -> dict[str, list[Metrics]]:
@@ -104,7 +109,9 @@ def read_results(folder: Path) -> dict[str, list[Metrics]]:
     results = {"": [metrics]} if (metrics := read_metrics(folder)).test else {}
     for path in sorted((folder / "results").glob("*.json")):
         recipe = path.stem.rpartition("-")[0]
-        results.setdefault("" if recipe == "seed" else recipe, []).append(Metrics.model_validate(read_json(path)))
+        results.setdefault("" if recipe == "seed" else recipe, []).append(
+            Metrics.model_validate(read_json(path))
+        )
     return results
 
 
@@ -116,20 +123,38 @@ def write_test(folder: Path, measured: Metrics, **more: Any) -> Path:
     """Put a measurement on test images into the metrics.json of a folder; everything else in it stays."""
     old = read_metrics(folder)
     fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
-    return write_metrics(folder, old.model_copy(update=fields | {"model": old.model or measured.model} | more))
+    return write_metrics(
+        folder, old.model_copy(update=fields | {"model": old.model or measured.model} | more)
+    )
 
 
 def environment(device: torch.device) -> dict[str, str | int]:
     """Hardware and versions that a measurement depends on; the commit is empty for an installed package."""
-    info, checkout = Path("/proc/cpuinfo"), Path(__file__).parents[1]
-    cores = re.findall(r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE)
+    info, checkout = Path("/proc/cpuinfo"), Path(__file__).parents[2]
+    cores = re.findall(
+        r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE
+    )
     git = shutil.which("git") if (checkout / ".git").exists() else None
-    describe = [git or "", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    describe = [
+        git or "",
+        "-C",
+        str(checkout),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     return {
         "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "timm", "accelerate", "datasets", "numpy")},
+        **{
+            package: version(package)
+            for package in ("torch", "timm", "accelerate", "datasets", "numpy")
+        },
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cpu": f"{len(cores)} x {cores[0]}" if cores else platform.machine(),
         "threads": torch.get_num_threads(),
-        "sa_zoo_commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip() if git else "",
+        "sa_zoo_commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+        if git
+        else "",
     }

@@ -8,13 +8,15 @@ from safetensors.torch import load_file
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.explorer import Page, explore
-from sa_zoo.model_folder import load_model
+from sa_zoo.folders.opened import load_model
 from sa_zoo.training.config import load_config
 from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.sources import open_source
 
 
-def explore_source(source: str, files: list[Path] | None = None, count: int = 0, load_from: str = "") -> Page:
+def explore_source(
+    source: str, files: list[Path] | None = None, count: int = 0, load_from: str = ""
+) -> Page:
     """The page of a model folder or a name, with pictures from files, or the first test images of the run's data.
 
     `load_from` is shown as what to load the model from. Raises ValueError for a file that is not a picture, for a
@@ -22,7 +24,10 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0,
     """
     folder = Path(source)
     names = [path.name for path in files or []]
-    shown = {path.name if names.count(path.name) == 1 else str(path): _picture(path) for path in files or []}
+    shown = {
+        path.name if names.count(path.name) == 1 else str(path): _picture(path)
+        for path in files or []
+    }
     pictures = shown or _test_pictures(folder, count)
     heads = folder / "heads.safetensors"
     recorded = load_file(heads) if heads.is_file() else {}
@@ -54,7 +59,9 @@ def _picture(path: Path) -> Image.Image:
 def _test_pictures(folder: Path, count: int) -> dict[str, Image.Image]:
     """The first test images of the run's data set, by number and class; of its training images if it has no others."""
     if count and not (folder / "train.toml").is_file():
-        raise ValueError(f"--images: got {count} for {folder}, which is no run with a data set; expected --image FILE")
+        raise ValueError(
+            f"--images: got {count} for {folder}, which is no run with a data set; expected --image FILE"
+        )
     if not count:
         return {}
     source = open_source(load_config(folder / "train.toml").data)
