@@ -76,7 +76,7 @@ class TrainConfig(Section):
         100, ge=1
     )  # images per optimizer step, over all processes and accumulation
     accumulation: int = Field(1, ge=1)  # micro-batches per step of each process
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
     ema: float = Field(
         0.0, ge=0, lt=1
