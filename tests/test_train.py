@@ -594,6 +594,24 @@ def test_fine_tuning_starts_from_a_run_with_a_new_head(plain, tmp_path):
             assert torch.equal(value, after[key]) is not key.startswith("norm."), key
 
 
+def test_the_recipe_for_a_folder_of_images_runs_where_nothing_was_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image_folder(tmp_path / "images", {"cat": 13, "dog": 7})
+    settings = [
+        "data.name=images",
+        "train.epochs=1",
+        "train.batch_size=5",
+        "model.freeze=^(?!head)",
+    ]
+    train(load_config("finetune_folder", settings), tmp_path / "run")
+    packaged = timm.create_model("sa_quadratic_tiny_cifar", pretrained=True).state_dict()
+    tuned = weights(tmp_path / "run")
+    assert tuned["head.weight"].shape == (2, packaged["head.weight"].shape[1])
+    del packaged["head.weight"], packaged["head.bias"]
+    for key, value in packaged.items():
+        assert torch.equal(value, tuned[key]), key
+
+
 def test_fine_tuning_can_change_the_image_size(plain):
     config = tiny_config(model={"init": f"local-dir:{plain[0]}", "args": {"img_size": 12}}).model
     model = create_model(config, 10)
@@ -678,10 +696,10 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
         "train": {"batch_size": 8, "checkpoint_steps": 1},
     }
 
-    def killed(self: Decoder, image_of: Any, images: Any, table: str, row: int) -> torch.Tensor:
+    def killed(self: Decoder, source: Any, table: str, row: int) -> torch.Tensor:
         if training["killed"] and row == 30 and get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, image_of, images, table, row)
+        return read(self, source, table, row)
 
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
     monkeypatch.setattr(Decoder, "read", killed)
