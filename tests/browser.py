@@ -1,7 +1,6 @@
 """Chromium without a window or a network, for tests of the explorer's page."""
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
@@ -28,22 +26,26 @@ FLAGS = (
 )
 
 
+def missing_programs() -> str:
+    """What a machine without a browser has to install; empty if it has one."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} not found; apt-get install chromium chromium-driver"
+
+
 @contextmanager
 def chromium(downloads: Path) -> Iterator["Browser"]:
-    """A browser that stores what it downloads in a folder. Without one, tests are skipped, or fail with CI=true."""
-    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    missing = [name for name, path in programs.items() if path is None]
-    if missing:
-        stop = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        stop(f"{' and '.join(missing)} not found; apt-get install chromium chromium-driver")
+    """A browser that stores what it downloads in a folder."""
+    assert not missing_programs(), missing_programs()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
-        options.binary_location = programs["chromium"]
+        options.binary_location = shutil.which("chromium")
         for flag in (*FLAGS, f"user-data-dir={profile}"):
             options.add_argument(f"--{flag}")
         options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
+        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         driver.set_script_timeout(10)
         browser = Browser(driver, downloads)
         try:

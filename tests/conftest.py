@@ -1,5 +1,17 @@
-"""One thread a process: the tests' tensors are small, and some tests start processes of their own."""
+"""One thread per process, as the tests' tensors are small; and no browser tests where there is no browser."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import pytest
+from browser import missing_programs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need a browser where none is installed, but not in CI, where they fail."""
+    missing = missing_programs()
+    if missing and os.environ.get("CI") != "true":
+        for item in items:
+            if "browser" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.skip(reason=missing))
