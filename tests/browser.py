@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from conftest import missing_programs
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
@@ -24,14 +25,6 @@ FLAGS = (
     "disable-sync",
     "host-resolver-rules=MAP * ~NOTFOUND",
 )
-
-
-def missing_programs() -> str:
-    """What a machine without a browser has to install; empty if it has one."""
-    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    if not missing:
-        return ""
-    return f"{' and '.join(missing)} not found; apt-get install chromium chromium-driver"
 
 
 @contextmanager

@@ -1,11 +1,19 @@
 """One thread per process, as the tests' tensors are small; and no browser tests where there is no browser."""
 
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import pytest
-from browser import missing_programs
+
+
+def missing_programs() -> str:
+    """What a machine without a browser has to install; empty if it has one."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} not found; apt-get install chromium chromium-driver"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

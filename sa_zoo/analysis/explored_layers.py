@@ -101,7 +101,8 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     """
     rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
     means = []
-    for query in product(*(_spaced(size, PROBES) for size in layer.grid)):
+    height, width = layer.grid
+    for query in product(_spaced(height, PROBES), _spaced(width, PROBES)):
         down, across = layer.standing(query)
         distance = torch.hypot((rows - down)[:, None], (columns - across)[None, :])
         reached = (layer.at(query).cpu() * distance).sum(dim=(-2, -1))
