@@ -19,7 +19,6 @@ from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.run_figures import (
     accuracy_against_work,
     confusion,
-    convolved,
     learning_curves,
     reliability,
 )
@@ -211,12 +210,6 @@ def test_the_reliability_diagram_has_a_point_and_a_bar_per_bin():
     upper, lower = reliability(DETAIL["calibration_curve"], 0.07).axes
     assert upper.get_lines()[-1].get_xydata().tolist() == [[0.41, 0.37], [0.83, 0.91]]
     assert [bar.get_height() for bar in lower.patches] == [7, 18] and "7.0 %" in upper.get_title()
-
-
-def test_the_figure_of_convolutions_has_the_accuracies():
-    one, every = convolved(0.8, {3: [0.5, 0.6], 5: [0.7, 0.75]}, {3: 0.4, 5: 0.65}).axes
-    assert [line.get_ydata()[0] for line in one.get_lines()] == pytest.approx([80, 50, 70])
-    assert [line.get_ydata()[0] for line in every.get_lines()] == pytest.approx([80, 40, 65])
 
 
 def rendered(figure):

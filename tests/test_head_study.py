@@ -54,9 +54,7 @@ def test_a_network_of_convolutions_keeps_its_accuracy_as_convolutions(tmp_path):
     assert [*first[1::2], *second[1::2], *every[1::2]] == [f"{accuracy:.2%}"] * 6
     assert all(float(bound) < 1e-5 for bound in [*first[2::2], *second[2::2]])
     assert f"with attention: {accuracy:.2%} (digits, 359 images)" in output
-    assert {path.name for path in (tmp_path / "study").iterdir()} == {
-        *("convolutions.md", "convolutions.png", "convolutions.svg"),
-    }
+    assert (tmp_path / "study" / "convolutions.md").read_text().strip() == output.strip()
 
 
 def test_the_table_of_a_folder_needs_no_data(folder, tmp_path):

@@ -133,8 +133,8 @@ def head_depth(heads: Sequence[Head], window: int) -> Figure:
     reach, share = figure.subplots(1, 2)
     _depth(reach, [(head.layer, head.reach) for head in heads])
     _depth(share, [(head.layer, 100 * head.share) for head in heads])
-    reach.set_title("mean distance from the query, in pixels")
-    share.set_title(f"attention inside {window} x {window} pixels, %")
+    over_whole_numbers(reach, "layer", "mean distance from the query, in pixels")
+    over_whole_numbers(share, "layer", f"attention inside {window} x {window} pixels, %")
     reach.legend(frameon=False)
     return figure
 
@@ -150,8 +150,12 @@ def _depth(axes: Axes, values: Sequence[tuple[str, float]]) -> None:
         axes.plot(places, numbers, "o", color=each, alpha=0.6, markersize=5)
     places = range(1, len(means) + 1)
     axes.plot(places, means, "-s", color=mean, label="mean of the layer")
-    axes.set_xlabel("layer")
     axes.set_ylim(bottom=0)
+
+
+def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
+    """A panel whose columns are layers or epochs."""
+    axes.set(title=title, xlabel=what)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
 

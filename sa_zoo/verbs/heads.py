@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from sa_zoo.analysis.figures import save_figure
 from sa_zoo.analysis.head_figures import head_depth
 from sa_zoo.analysis.heads import Layer, layers_of, measure, table
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.analysis.run_figures import convolved
 from sa_zoo.convolution.nearest import NearestConvolution
 from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_file
@@ -63,7 +61,8 @@ def study(
             images = test.first(IMAGES)
     layers = layers_of(network, images)
     if convolve:
-        return _convolutions(network, layers, test, _windows(convolve), out)
+        text = _convolutions(network, layers, test, _windows(convolve))
+        return _written(out, "convolutions.md", text)
     heads = [head for layer in layers for head in measure(layer, window)]
     text = table(heads, window)
     left_out = ", ".join(layer.name for layer in every if layer.grid != layer.keys)
@@ -72,8 +71,8 @@ def study(
             f"\n\nNot shown, because their keys include padding or they have a stride: {left_out}."
         )
     if out:
-        _write(out, "heads.md", text, "head_depth", head_depth(heads, window))
-    return text
+        save_figure(head_depth(heads, window), out / "head_depth", ["png", "svg"])
+    return _written(out, "heads.md", text)
 
 
 def _windows(sizes: str) -> list[int]:
@@ -83,9 +82,7 @@ def _windows(sizes: str) -> list[int]:
     return [int(size) for size in sizes.split(",")]
 
 
-def _convolutions(
-    network: Any, layers: list[Layer], test: TestImages, windows: list[int], out: Path | None
-) -> str:
+def _convolutions(network: Any, layers: list[Layer], test: TestImages, windows: list[int]) -> str:
     """Accuracy with each layer as its nearest K x K convolution, and with all of them, and the bound of each."""
     if not isinstance(network, SANet):
         raise ValueError(
@@ -111,10 +108,7 @@ def _convolutions(
     lines.append("| all |" + "".join(f" {every[K]:.2%} | |" for K in windows))
     images = f"{test.name}, {len(test.split)} images"
     lines += ["", f"Test accuracy with attention: {accuracy:.2%} ({images})."]
-    text = "\n".join(lines)
-    if out:
-        _write(out, "convolutions.md", text, "convolutions", convolved(accuracy, one, every))
-    return text
+    return "\n".join(lines)
 
 
 def _nearest(network: Any, layer: Layer, K: int) -> NearestConvolution:
@@ -129,8 +123,9 @@ def _with(network: Any, convolutions: dict[int, NearestConvolution]) -> Any:
     return changed
 
 
-def _write(out: Path, file: str, text: str, name: str, figure: Figure) -> None:
-    """Write a text and a figure into a folder."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_file(out / file, text + "\n")
-    save_figure(figure, out / name, ["png", "svg"])
+def _written(out: Path | None, name: str, text: str) -> str:
+    """The text, which is written into a folder if there is one."""
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        write_file(out / name, text + "\n")
+    return text
