@@ -68,16 +68,9 @@ def head_paths(layers: Layers) -> Figure:
         colors = head_colors(len(paths))
         for head, (down, across) in enumerate(paths):
             color = colors[head]
-            axes.plot(across, down, "-", color=color, linewidth=1)
-            axes.plot(
-                across[0],
-                down[0],
-                "o",
-                color=color,
-                markersize=4,
-                fillstyle="none",
-            )
-            axes.plot(across[-1], down[-1], "o", color=color, markersize=4)
+            style = {"color": color, "markersize": 4}
+            axes.plot(across[0], down[0], "o", fillstyle="none", **style)
+            axes.plot(across, down, "-o", linewidth=1, markevery=[-1], **style)
             _number(axes, head, (across[-1], down[-1]), color)
     return figure
 
