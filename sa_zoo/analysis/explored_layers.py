@@ -61,17 +61,14 @@ def _maps(layer: LayerMaps, recorded: Tensors) -> Json:
     """How the page draws the maps of a layer, and their parameters now and during training."""
     kind, prefix, source = _positional(layer)
     if kind == "stored":
-        return {
-            "kind": kind,
-            "stored": [],
-        }  # one item per image, which the page's builder appends
+        return {"kind": kind, "stored": []}  # the page's builder appends one item per image
     own = {name: value.detach() for name, value in source.state_dict().items()}
     page: Json = {"kind": kind, "parameters": _packed(_parameters(kind, own))}
-    path = {name: recorded.get(f"{prefix}.{name}") for name in own}
-    trained = {name: rows for name, rows in path.items() if rows is not None}
-    if trained:
-        shown = recorded_epochs(trained)
-        by_epoch = {name: rows[shown] for name, rows in trained.items()}
+    keys = {name: f"{prefix}.{name}" for name in own}
+    path = {name: recorded[key] for name, key in keys.items() if key in recorded}
+    if path:
+        shown = recorded_epochs(path)
+        by_epoch = {name: rows[shown] for name, rows in path.items()}
         page["path"] = _packed(_parameters(kind, by_epoch))
     return page
 
