@@ -179,7 +179,7 @@ with torch.no_grad():
         assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
 assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
 from pathlib import Path
-from sa_zoo.verbs.fit import finish_folder
+from sa_zoo.verbs.finish import finish_folder
 from sa_zoo.folders.opened import load_model
 from sa_zoo.folders.write import write_timm_files
 folder = Path(__file__).with_name("folder")
