@@ -116,7 +116,8 @@ def models() -> str:
     rows = []
     for name, scores in MODELS.items():
         cost = cost_of(timm.create_model(name), (3, 32, 32))
-        numbers = f"{cost.parameters:,}", f"{cost.paper_gflops:.2f}", f"{cost.gflops:.2f}"
+        gflops = [f"{2 * macs / 1e9:.2f}" for macs in (cost.linear_macs, cost.macs)]
+        numbers = [f"{cost.parameters:,}", *gflops]
         rows.append([f"`{name}`", scores, *numbers])
     head = [
         "timm name",

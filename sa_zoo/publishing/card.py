@@ -157,7 +157,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         tags.append("self-attention")
     results: dict[str, Any] = {}
     if metrics.test:
-        about = {
+        about: dict[str, Any] = {
             "task_type": "image-classification",
             "dataset_type": data if on_hub else re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-"),
             "dataset_name": data,
