@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_folders import make_run
+from model_folders import load_model, make_run
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.check import check_config, check_weights
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.folders.opened import load_model
 from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat

@@ -85,6 +85,21 @@ def test_a_folder_without_its_code_is_published_with_it(catalogue, capsys):
         assert re.search(rf"{sha256[:12]} +[\d,]+ {path.name}\n", printed), path
 
 
+def test_code_that_a_folder_has_is_published_as_it_is(catalogue, tmp_path, capsys):
+    copy = tmp_path / "sa_quadratic_tiny_cifar"
+    shutil.copytree(catalogue[0] / "sa_quadratic_tiny_cifar", copy)
+    (copy / "terms.py").write_text("# of an earlier version\n")
+    publish(open_folder(copy), "you/x", dry_run=True)
+    assert re.search(r" 24 terms\.py\n", capsys.readouterr().out)
+
+
+def test_every_registered_model_is_in_the_docs():
+    listed = (ROOT / "docs" / "models.md").read_text()
+    for name in timm.list_models():
+        if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo."):
+            assert f"`{name}`" in listed, name
+
+
 def test_rendering_the_catalogue_again_changes_nothing(catalogue):
     folder, _ = catalogue
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

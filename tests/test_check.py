@@ -16,7 +16,7 @@ import pytest
 import timm
 import torch
 from hostile import FOLDERS, IMAGES, change_config
-from model_folders import make_run
+from model_folders import load_model, make_run
 from PIL import EpsImagePlugin, Image
 from tiny_runs import image_folder, parquet_folder
 from typer.testing import CliRunner
@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
 from sa_zoo.folders.check import checked
-from sa_zoo.folders.opened import load_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig, ModelConfig
 from sa_zoo.training.model import InputFormat, create_model

@@ -179,15 +179,15 @@ with torch.no_grad():
         assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
 assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
 from pathlib import Path
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.verbs.finish import finish_folder
-from sa_zoo.folders.opened import load_model
 from sa_zoo.folders.write import write_timm_files
 folder = Path(__file__).with_name("folder")
 folder.mkdir()
 write_timm_files(folder, net)
 finish_folder(folder)
 with torch.no_grad():
-    assert torch.allclose(load_model(str(folder)).eval()(x), expected, atol=1e-5)
+    assert torch.allclose(open_folder(folder).network(x), expected, atol=1e-5)
 """
 
 

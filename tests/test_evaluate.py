@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import timm
 import torch
+from model_folders import load_model
 from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
 from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
 from torch import nn
 
 from sa_zoo.folders.metrics import Scores
-from sa_zoo.folders.opened import load_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator

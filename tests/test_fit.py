@@ -110,6 +110,11 @@ def test_a_conversion_from_python_leaves_the_folder_of_the_command_byte_for_byte
     assert result.stdout.startswith(report.table())
     assert result.stdout.splitlines()[-1].startswith("test accuracy 0.") == bool(data)
     assert converted.folder == python and bool(converted.metrics.test) == bool(data)
+    if data:
+        before = evaluate_source(str(cnn), DataConfig(name=data)).test
+        after = evaluate_source(str(python), DataConfig(name=data)).test
+        assert before.loss != after.loss
+        assert (converted.metrics.baseline.test, converted.metrics.test) == (before, after)
     assert open_folder(python).metrics == converted.metrics
 
 

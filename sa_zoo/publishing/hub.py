@@ -43,10 +43,8 @@ def publish(
     _check_names(repo_id, tag)
     manifest, logits = _checked(opened, repo_id)
     remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
-    details = [" (private)"] if private else []
-    if tag:
-        details.append(f", tag {tag}")
-    print(f"{opened.folder} -> {remote.url}{''.join(details)}")
+    with_tag = f", tag {tag}" if tag else ""
+    print(f"{opened.folder} -> {remote.url}{' (private)' * private}{with_tag}")
     for name, content in manifest.items():
         print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
     sent = {name.split("/")[0] for name in manifest}
@@ -67,7 +65,7 @@ def publish(
     _check_download(remote, commit, manifest, logits)
     if tag:
         _tag(remote, tag, commit)
-    print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
+    print(f"published {remote.url} at {commit}{with_tag}")
     return commit
 
 
