@@ -12,6 +12,7 @@ import torch
 from catalogue import add_result, add_run, app, render
 from model_folders import TEST, make_run
 from safetensors.torch import load_file
+from tiny_runs import tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.folders.metrics import read_metrics, read_results
@@ -20,7 +21,7 @@ from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import render_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
-from sa_zoo.training.config import DataConfig
+from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.verbs.finish import finish_folder
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +165,26 @@ def test_what_is_not_the_folder_of_the_model_is_never_touched(catalogue, tmp_pat
         ):
             add(model_cards / place)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_the_command_adds_seed_0_with_its_weights_and_others_with_their_results(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(add_run.__module__ + ".MODEL_CARDS", tmp_path / "model_cards")
+    run = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    entry = tmp_path / "model_cards" / "sa_quadratic_tiny_cifar"
+    added = []
+    for seed, more in ((0, []), (2, []), (0, ["--recipe", "short"])):
+        model = {"name": "sa_quadratic_tiny_cifar"}
+        (run / "train.toml").write_text(dump_config(tiny_config(model=model, train={"seed": seed})))
+        done = CliRunner().invoke(app, ["add", str(run), *more])
+        assert done.exit_code == 0, done.exception
+        added.append(Path(done.stdout.strip()))
+    results = entry / "results"
+    assert added == [entry, results / "seed-2.json", results / "short-0.json"]
+    (entry / "README.md").unlink()
+    done = CliRunner().invoke(app, ["render"])
+    assert done.stdout.strip() == str(entry / "README.md") and (entry / "README.md").is_file()
 
 
 @pytest.mark.parametrize("recipe", ["../../zz", "/zz", "two words", ".hidden"])
