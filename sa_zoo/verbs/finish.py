@@ -1,5 +1,6 @@
 """From a trained network to the folder that is published: what transformers and people read is added."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from sa_zoo.analysis.figures import draw_figures
@@ -54,8 +55,8 @@ def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
                 source = new
             network = open_folder(source).network
             write_timm_files(new, network)
+        opened = open_folder(new)
         parameters = sum(parameter.numel() for parameter in network.parameters())
-        metrics = Metrics(model=network.pretrained_cfg["architecture"], parameters=parameters)  # type: ignore[index]
-        write_metrics(new, metrics)
-        opened = finish_folder(new)
+        metrics = Metrics(model=opened.config["architecture"], parameters=parameters)
+        opened = finish(replace(opened, metrics=write_metrics(new, metrics)))
     return opened.moved(out)
