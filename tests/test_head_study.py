@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.interchange.converted_cnn import convert_to_folder
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.verbs.convert import convert
 
 
 def heads(*arguments):
@@ -70,7 +70,7 @@ def test_layers_without_a_row_are_named(tmp_path):
     cnn, source = timm.create_model("resnet_tiny_cifar", num_classes=3), tmp_path / "cnn"
     source.mkdir()
     write_timm_files(source, cnn)
-    convert_to_folder(str(source), tmp_path / "converted")
+    convert(str(source), tmp_path / "converted")
     code, output = heads(tmp_path / "converted", "--out", tmp_path / "study")
     assert code == 0, output
     convolutions = {

@@ -22,7 +22,7 @@ def finish(opened: Opened) -> Opened:
     with refusing(opened.source):
         opened = export_for_transformers(opened)
         draw_figures(opened)
-        write_explorer(opened, folder.resolve().name)
+        write_explorer(opened)
         write_card(opened)
     for path in folder.rglob(".*.incomplete"):
         if path.is_file():  # of a process that was killed while it wrote
