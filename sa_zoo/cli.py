@@ -315,24 +315,12 @@ def heads(
     convolve: Annotated[
         str, typer.Option(help="Replace layers by their nearest K x K convolutions: 3,5,7")
     ] = "",
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Write a model without the degenerate heads to --out.")
-    ] = False,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Write one with these heads initialized again.")
-    ] = False,
-    sharpness: Annotated[
-        float, typer.Option(help="Degenerate: largest eigenvalue of 1/covariance below.")
-    ] = 1e-5,
-    condition: Annotated[float, typer.Option(help="Degenerate: condition number above.")] = 1e3,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write table and figure, or the new model, to.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
-    """Describe attention heads, replace layers by convolutions, or prune or reset degenerate heads."""
+    """Describe attention heads, or replace layers by convolutions."""
     from sa_zoo.verbs.heads import study
 
-    typer.echo(study(model, data, window, convolve, prune, reset, sharpness, condition, out))
+    typer.echo(study(model, data, window, convolve, out))
 
 
 @app.command(

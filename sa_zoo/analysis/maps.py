@@ -55,6 +55,10 @@ class LayerMaps:
             return self.factors[0]
         return outer_sum(*(factor.log() for factor in self.factors)).exp()
 
+    def of_image(self, number: int) -> Tensor:
+        """P of one of the images, (N_h, T_queries, T_keys)"""
+        return self.maps if self.positional else self.maps[number]
+
     def at(self, query: Pixel) -> Tensor:
         """The maps of the query pixel (row, column): (N_h, *keys) or (B, N_h, *keys)"""
         if len(self.factors) == 1:

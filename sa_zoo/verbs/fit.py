@@ -7,6 +7,7 @@ from accelerate import PartialState
 from sa_zoo.analysis.figures import draw_figures
 from sa_zoo.folders.check import checked
 from sa_zoo.folders.metrics import Metrics
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import SUMS, check_sums, write_sums
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
@@ -33,8 +34,9 @@ def finish_folder(folder: Path, name: str = "") -> None:
     check_sums(folder)
     with checked(f"local-dir:{folder}"):
         export_for_transformers(folder)
-        draw_figures(folder)
-        write_explorer(folder, name or folder.resolve().name)
+        opened = open_model(str(folder))
+        draw_figures(opened)
+        write_explorer(opened, name or folder.resolve().name)
         write_card(folder)
     for leftover in filter(
         Path.is_file, folder.rglob(".*.incomplete")
