@@ -42,7 +42,8 @@ STAND_INS = {
     "pytest": "python -m pytest -n 0 -q tests/test_cost.py",
     "data.name=data/images": "data.name=data/images --set train.epochs=1",
     "--out runs/seed1": f"--out runs/seed1 {SMALL}",
-    "accelerate launch -m sa_zoo train paper": f"python -m {LAUNCH} -m sa_zoo train paper {SMALL} --set train.precision=no",
+    "accelerate launch -m sa_zoo train paper": f"python -m {LAUNCH} -m sa_zoo train paper {SMALL}"
+    " --set train.precision=no",
 }
 # A script as timm's validate.py, which is not in its wheel: it never heard of this package.
 VALIDATE = """
