@@ -18,7 +18,7 @@ from sa_zoo.verbs.explore import write_explorer
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, evaluate and leave a complete run folder, as `sa-zoo train` does; raises what `train` raises."""
-    metrics = train(config, out, resume)
+    metrics = train(config, out, resume).metrics
     if PartialState().is_main_process:
         finish_folder(out)
     return metrics
