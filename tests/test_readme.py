@@ -69,7 +69,7 @@ def typed(tmp_path_factory):
     files = home / "files"
     image_folder(files / "data/images/train", {"cat": 23, "dog": 17})
     image_folder(files / "data/images/test", {"cat": 3, "dog": 2})
-    torch.save(reference_state("isotropic"), files / "final.checkpoint")
+    torch.save({"model_state_dict": reference_state("isotropic")}, files / "final.checkpoint")
     script = files / "path/to/timm/validate.py"
     script.parent.mkdir(parents=True)
     script.write_text(VALIDATE)
@@ -120,11 +120,10 @@ def test_the_table_of_stand_ins_is_about_commands_of_the_readme():
         ), end
 
 
-@pytest.mark.parametrize("path", ["../data/images", "~/files/data/images"])
-def test_images_are_found_by_any_path(typed, path):
+def test_images_are_found_by_any_path(typed):
     run, _ = typed
-    command = f"sa-zoo train finetune_folder --set data.name='{path}' --set train.epochs=1"
-    assert "test accuracy" in run(f"cd configs; {command} --out $(mktemp -d)/run")
+    command = "sa-zoo train finetune_folder --set data.name='~/sa_zoo/../files/data/images'"
+    assert "test accuracy" in run(f"{command} --set train.epochs=1 --out any")
 
 
 def test_the_python_of_the_readme_runs_in_one_session(typed):
