@@ -17,7 +17,6 @@ from sa_zoo.analysis.figures import comparisons, draw_figures, figures_of, gauss
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.run_figures import (
-    accuracy_against_work,
     confusion,
     learning_curves,
     reliability,
@@ -107,11 +106,7 @@ def test_the_command_writes_figures_of_each_run_and_of_all_together(tmp_path):
         for name in ("learning_curve", "confusion_matrix", "reliability")
         for kind in ("png", "svg")
     ]
-    together = [
-        f"{name}.{kind}"
-        for name in ("learning_curves", "accuracy_against_work")
-        for kind in ("png", "svg")
-    ]
+    together = [f"{name}.{kind}" for name in ("learning_curves",) for kind in ("png", "svg")]
     expected = {tmp_path / "out" / f"seed{seed}" / name for name in names for seed in (0, 1)}
     assert set((tmp_path / "out").rglob("*.*")) == expected | {
         tmp_path / "out" / name for name in together
@@ -185,14 +180,6 @@ def test_a_history_without_held_out_images_has_one_curve():
         {key: value for key, value in line.items() if key != "validation"} for line in EPOCHS
     ]
     assert [len(axes.get_lines()) for axes in learning_curves({"": [history]}).axes] == [1, 1]
-
-
-def test_accuracy_is_drawn_against_work_in_percent():
-    axes = accuracy_against_work({"a": [(3.0, 0.9), (1.0, 0.8)], "b": [(7.0, 0.7)]}).axes[0]
-    assert [line.get_xydata().tolist() for line in axes.get_lines()] == [
-        [[1, 80], [3, 90]],
-        [[7, 70]],
-    ]
 
 
 def test_rows_of_the_confusion_matrix_are_shares_of_the_true_class():

@@ -17,6 +17,8 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic, QuadraticKernel
 
+Json = dict[str, Any]  # of the page
+Tensors = Mapping[str, Tensor]  # parameters by name
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
 # How the page computes the maps of these terms; those of convolutional layers are quadratic, others are stored.
 KINDS = {
@@ -30,15 +32,18 @@ EPOCHS = 100  # of a training path, besides its start
 PROBES = 7  # queries per axis that distances are averaged over
 
 
-def numbers(x: Tensor) -> dict[str, Any]:
+def numbers(x: Tensor) -> Json:
     """float32 numbers for the page."""
     content = x.detach().cpu().float().contiguous().numpy().tobytes()
-    return {"shape": list(x.shape), "f4": base64.b64encode(content).decode()}
+    return {
+        "shape": list(x.shape),
+        "f4": base64.b64encode(content).decode(),
+    }
 
 
-def described(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any]:
+def described(layer: LayerMaps, recorded: Tensors) -> Json:
     """A layer for the page. `recorded`: positional parameters by epoch, as in heads.safetensors."""
-    page: dict[str, Any] = {name: getattr(layer, name) for name in GEOMETRY}
+    page: Json = {name: getattr(layer, name) for name in GEOMETRY}
     page["distance"] = numbers(mean_distance(layer))
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
@@ -52,18 +57,18 @@ def described(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any
     return page
 
 
-def _maps(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> dict[str, Any]:
+def _maps(layer: LayerMaps, recorded: Tensors) -> Json:
     """How the page draws the maps of a layer, and their parameters now and during training."""
     kind, prefix, source = _positional(layer)
     if kind == "stored":
-        return {"kind": kind, "stored": []}  # one item per image, which the page's builder appends
+        return {"kind": kind, "stored": []}  # the page's builder appends one item per image
     own = {name: value.detach() for name, value in source.state_dict().items()}
-    page: dict[str, Any] = {"kind": kind, "parameters": _packed(_parameters(kind, own))}
-    path = {name: recorded.get(f"{prefix}.{name}") for name in own}
-    trained = {name: rows for name, rows in path.items() if rows is not None}
-    if trained:
-        shown = recorded_epochs(trained)
-        by_epoch = {name: rows[shown] for name, rows in trained.items()}
+    page: Json = {"kind": kind, "parameters": _packed(_parameters(kind, own))}
+    keys = {name: f"{prefix}.{name}" for name in own}
+    path = {name: recorded[key] for name, key in keys.items() if key in recorded}
+    if path:
+        shown = recorded_epochs(path)
+        by_epoch = {name: rows[shown] for name, rows in path.items()}
         page["path"] = _packed(_parameters(kind, by_epoch))
     return page
 
@@ -79,15 +84,19 @@ def _positional(layer: LayerMaps) -> tuple[str, str, nn.Module]:
     return "stored", layer.name, module
 
 
-def stored(P: Tensor) -> dict[str, Any]:
+def stored(P: Tensor) -> Json:
     """Maps (N_h, T_queries, T_keys) in steps of 1/255 of the maximum of each query."""
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
     packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
-    return {"shape": list(P.shape), "zlib": packed, "largest": numbers(largest)}
+    return {
+        "shape": list(P.shape),
+        "zlib": packed,
+        "largest": numbers(largest),
+    }
 
 
-def recorded_epochs(recorded: Mapping[str, Tensor]) -> list[int]:
+def recorded_epochs(recorded: Tensors) -> list[int]:
     """Numbers of the epochs that the page can show; 0 is the initialization."""
     if not recorded:
         return []
@@ -101,8 +110,7 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     """
     rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
     means = []
-    height, width = layer.grid
-    for query in product(_spaced(height, PROBES), _spaced(width, PROBES)):
+    for query in product(*(_spaced(size, PROBES) for size in layer.grid)):
         down, across = layer.standing(query)
         distance = torch.hypot((rows - down)[:, None], (columns - across)[None, :])
         reached = (layer.at(query).cpu() * distance).sum(dim=(-2, -1))
@@ -110,18 +118,27 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     return torch.stack(means).mean(dim=0)
 
 
-def _parameters(kind: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _parameters(kind: str, own: Tensors) -> dict[str, Tensor]:
     """Parameters as the page takes them; there may be an axis of epochs before the others."""
     if kind == "learned":  # r_delta . v_h and r_delta . w_h by displacement
         down = own["v"] @ own["col"].transpose(-1, -2)
         across = own["w"] @ own["row"].transpose(-1, -2)
-        return {"down": down, "across": across}
+        return {
+            "down": down,
+            "across": across,
+        }
     if kind == "generalized":
-        return {"Delta": own["Delta"], "spread": own["spread"]}
+        return {
+            "Delta": own["Delta"],
+            "spread": own["spread"],
+        }
     alpha = own.get("alpha")
     if alpha is None:
         alpha = 0.5 * own["spread"].float().square()
-    return {"Delta": own["Delta"], "alpha": alpha}
+    return {
+        "Delta": own["Delta"],
+        "alpha": alpha,
+    }
 
 
 def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
@@ -147,7 +164,7 @@ def value_norms(W: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _filters(module: ConvolutionalAttention) -> dict[str, Any]:
+def _filters(module: ConvolutionalAttention) -> Json:
     """Some filters of the kernel: all colors of a first layer, else the input channel of most weight: (n, C, *K)"""
     kernel = module.W_val().detach().float()
     kernel = kernel[_spaced(len(kernel), FILTERS)]
@@ -162,5 +179,5 @@ def _spaced(size: int, most: int) -> list[int]:
     return sorted({round(at) for at in torch.linspace(0, size - 1, most).tolist()})
 
 
-def _packed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _packed(tensors: Tensors) -> Json:
     return {name: numbers(value) for name, value in tensors.items()}

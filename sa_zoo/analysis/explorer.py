@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_images
 from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
 
-from sa_zoo.analysis.explored_layers import described, recorded_epochs, stored
+from sa_zoo.analysis.explored_layers import Json, described, recorded_epochs, stored
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.folders.write import write_file
 
@@ -41,7 +41,10 @@ SCRIPTS = (
 )
 LARGEST = 10_000_000  # bytes of a page
 AROUND = 100_000  # of them, for everything but its data
-CREDITS = {"china": "china, danielbuechele, CC BY 2.0", "flower": "flower, vultilion, CC BY 2.0"}
+CREDITS = {
+    "china": "china, danielbuechele, CC BY 2.0",
+    "flower": "flower, vultilion, CC BY 2.0",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def explore(
     layers = attention_layers(model, batch.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
     recorded = recorded or {}
-    data: dict[str, Any] = {
+    data: Json = {
         "title": title or architecture or type(model).__name__,
         "source": source,
         "size": list(batch.shape[1:]),
@@ -120,7 +123,7 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
     )
 
 
-def _add_images(data: dict[str, Any], layers: list[LayerMaps], pictures: dict[str, str]) -> None:
+def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
     """Add to a page as many images as it has room for, with the maps that it cannot compute."""
     room = LARGEST - AROUND - len(json.dumps(data))
     pages = data["layers"]
@@ -151,7 +154,10 @@ def sample_pictures() -> dict[str, Image.Image]:
 
 def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> dict[str, Tensor]:
     """Pictures resized, cropped and normalized for a model, (C, H, W)."""
-    modes = {1: "L", 3: "RGB"}
+    modes = {
+        1: "L",
+        3: "RGB",
+    }
     channels = expected["input_size"][0]
     if channels not in modes:
         raise ValueError(
@@ -175,7 +181,7 @@ def _shown(image: Tensor, expected: dict[str, Any]) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def _assembled(data: dict[str, Any]) -> str:
+def _assembled(data: Json) -> str:
     """The page. Its policy forbids every connection and every script but its own."""
     script = "\n".join((SOURCE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n{script}'

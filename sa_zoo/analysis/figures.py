@@ -19,8 +19,6 @@ from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_pat
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import (
-    History,
-    accuracy_against_work,
     confusion,
     learning_curves,
     reliability,
@@ -29,6 +27,8 @@ from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import check_inside, json_object, write_file
 from sa_zoo.models.attention import Attention
 
+Figures = dict[str, Figure]  # by name
+Arrays = dict[str, np.ndarray]
 WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # that a figure with one panel per layer shows
 MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a figure
@@ -60,7 +60,7 @@ def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
     return written
 
 
-def _save(figures: dict[str, Figure], folder: Path, kinds: Sequence[str]) -> list[Path]:
+def _save(figures: Figures, folder: Path, kinds: Sequence[str]) -> list[Path]:
     return [
         path
         for name, figure in figures.items()
@@ -80,7 +80,7 @@ def save_figure(figure: Figure, path: Path, kinds: Sequence[str]) -> list[Path]:
     return written
 
 
-def figures_of(opened: Opened) -> dict[str, Figure]:
+def figures_of(opened: Opened) -> Figures:
     """The figures of one run, by name. Raises ValueError if its `figures` is a link that leads out of the run."""
     assert opened.folder
     check_inside(opened.folder, "figures")
@@ -99,7 +99,7 @@ def figures_of(opened: Opened) -> dict[str, Figure]:
     return figures | _figures_of_test(opened)
 
 
-def _figures_of_maps(network: Any, recorded: Path) -> dict[str, Figure]:
+def _figures_of_maps(network: Any, recorded: Path) -> Figures:
     """Maps of the pixel in the middle: computed, or as recorded by the run where they depend on images."""
     images = torch.zeros(1, *network.pretrained_cfg["input_size"])
     layers = attention_layers(network, images)
@@ -116,9 +116,9 @@ def _figures_of_maps(network: Any, recorded: Path) -> dict[str, Figure]:
     return figures
 
 
-def _figures_of_test(opened: Opened) -> dict[str, Figure]:
+def _figures_of_test(opened: Opened) -> Figures:
     """What was measured on test images: confusion of classes, and confidence against accuracy."""
-    figures: dict[str, Figure] = {}
+    figures: Figures = {}
     test = opened.metrics.test
     if test is None:
         return figures
@@ -131,7 +131,7 @@ def _figures_of_test(opened: Opened) -> dict[str, Figure]:
     return figures
 
 
-def gaussian_layers(tensors: dict[str, np.ndarray]) -> Layers:
+def gaussian_layers(tensors: Arrays) -> Layers:
     """Delta and spread of each layer with several Gaussian heads, in the order of the layers; alpha = spread^2 / 2."""
     found = []
     for module in sorted({name.rpartition(".")[0] for name in tensors}, key=natural_key):
@@ -148,26 +148,15 @@ def gaussian_layers(tensors: dict[str, np.ndarray]) -> Layers:
     return found
 
 
-def comparisons(runs: Sequence[Opened]) -> dict[str, Figure]:
+def comparisons(runs: Sequence[Opened]) -> Figures:
     """Figures that compare runs; those that differ in their seed only are a group."""
-    figures = {}
-    groups = _by_recipe(runs)
-    curves: dict[str, list[History]] = {}
-    points: dict[str, list[tuple[float, float]]] = {}
-    for name, group in groups.items():
-        for run in group:
-            assert run.folder
-            history = _history(run.folder)
-            if history:
-                curves.setdefault(name, []).append(history)
-            train = run.metrics.train
-            if run.metrics.test and train and train.pflop:
-                points.setdefault(name, []).append((train.pflop, run.metrics.test.top1))
-    if curves:
-        figures["learning_curves"] = learning_curves(curves)
-    if points:
-        figures["accuracy_against_work"] = accuracy_against_work(points)
-    return figures
+    curves = {}
+    for name, group in _by_recipe(runs).items():
+        histories = [_history(run.folder) for run in group if run.folder]
+        found = [history for history in histories if history]
+        if found:
+            curves[name] = found
+    return {"learning_curves": learning_curves(curves)} if curves else {}
 
 
 def _by_recipe(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
@@ -192,7 +181,7 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     return [json_object(line, str(path)) for line in path.read_bytes().splitlines()]
 
 
-def _tensors(path: Path) -> dict[str, np.ndarray]:
+def _tensors(path: Path) -> Arrays:
     """The tensors of a file; none if it is not there."""
     if not path.is_file():
         return {}
@@ -202,5 +191,5 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: got a truncated or damaged file: {error}") from error
 
 
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}

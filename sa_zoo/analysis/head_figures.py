@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,23 @@ def head_paths(layers: Layers) -> Figure:
         colors = head_colors(len(paths))
         for head, (down, across) in enumerate(paths):
             color = colors[head]
-            axes.plot(across, down, "-", color=color, linewidth=1)
-            axes.plot(across[0], down[0], "o", color=color, markersize=4, fillstyle="none")
-            axes.plot(across[-1], down[-1], "o", color=color, markersize=4)
+            style = {"color": color, "markersize": 4}
+            axes.plot(across[0], down[0], "o", fillstyle="none", **style)
+            axes.plot(across, down, "-o", linewidth=1, markevery=[-1], **style)
             _number(axes, head, (across[-1], down[-1]), color)
     return figure
 
 
 def _number(axes: Axes, head: int, at: tuple[float, float], color: Color) -> None:
     """Write the number of a head beside a point."""
-    axes.annotate(str(head + 1), at, (2, 2), textcoords="offset points", fontsize=7, color=color)
+    axes.annotate(
+        str(head + 1),
+        at,
+        (2, 2),
+        textcoords="offset points",
+        fontsize=7,
+        color=color,
+    )
 
 
 def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
@@ -87,7 +95,14 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for index, axes in enumerate(panels[:layers]):
-        query = Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1)
+        query = Rectangle(
+            (-0.5, -0.5),
+            1,
+            1,
+            facecolor="0.85",
+            edgecolor="black",
+            zorder=1,
+        )
         axes.add_patch(query)
         axes.set(title=f"layer {index + 1}", aspect="equal")
         axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
@@ -116,7 +131,14 @@ def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
             axes.imshow(shown, cmap="cividis", vmin=0)
             # an outline that is seen on any color, and what is inside is seen too
             for color, width in (("black", 2.4), ("white", 1.2)):
-                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width)
+                outline = Rectangle(
+                    corner,
+                    1,
+                    1,
+                    fill=False,
+                    edgecolor=color,
+                    linewidth=width,
+                )
                 axes.add_patch(outline)
             axes.set(xticks=[], yticks=[])
         for axes in row[len(maps) :]:
@@ -142,21 +164,28 @@ def head_depth(heads: Sequence[Head], window: int) -> Figure:
 def _depth(axes: Axes, values: Sequence[tuple[str, float]]) -> None:
     """A dot per head and the mean of each layer, in the order of the layers. values: (layer, number of a head)"""
     each, mean, *_ = color_sequences["petroff10"]
-    means = []
+    means: list[float] = []
     for _, group in groupby(values, itemgetter(0)):
         numbers = [number for _, number in group]
-        means.append(np.mean(numbers))
-        places = [len(means)] * len(numbers)
-        axes.plot(places, numbers, "o", color=each, alpha=0.6, markersize=5)
-    places = range(1, len(means) + 1)
-    axes.plot(places, means, "-s", color=mean, label="mean of the layer")
+        means.append(fmean(numbers))
+        at = [len(means)] * len(numbers)
+        axes.plot(
+            at,
+            numbers,
+            "o",
+            color=each,
+            alpha=0.6,
+            markersize=5,
+        )
+    layers = range(1, len(means) + 1)
+    axes.plot(layers, means, "-s", color=mean, label="mean of the layer")
     axes.set_ylim(bottom=0)
 
 
 def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
     """A panel whose columns are layers or epochs."""
     axes.set(title=title, xlabel=what)
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.locator_params("x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
 
 

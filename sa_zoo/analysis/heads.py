@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.analysis.maps import LayerMaps, attention_layers
+from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
 
 IMAGES_AT_ONCE = 16
@@ -77,15 +77,31 @@ def _maps(model: nn.Module, images: Tensor) -> Iterator[tuple[LayerMaps, Tensor]
 
 
 def _layer(maps: LayerMaps, mean: Tensor, variation: Tensor) -> Layer:
+    height, width = maps.grid
+    grid = (height, width)
     terms = getattr(maps.module, "terms", [])
     if len(terms) != 1 or not hasattr(terms[0], "Delta"):
-        center = mean_displacement(mean, maps.grid)
-        return Layer(maps.name, maps.grid, mean, variation, center, None)
+        center = mean_displacement(mean, grid)
+        return Layer(
+            maps.name,
+            grid,
+            mean,
+            variation,
+            center,
+            None,
+        )
     S = terms[0].spread.detach().double()
     if S.ndim == 1:
         S = torch.diag_embed(S[:, None].expand(-1, 2))
     Delta = terms[0].Delta.detach().double()
-    return Layer(maps.name, maps.grid, mean, variation, Delta, S @ S.transpose(1, 2))
+    return Layer(
+        maps.name,
+        grid,
+        mean,
+        variation,
+        Delta,
+        S @ S.transpose(1, 2),
+    )
 
 
 def measure(layer: Layer, window: int = 3) -> list[Head]:
@@ -118,14 +134,14 @@ def measure(layer: Layer, window: int = 3) -> list[Head]:
     ]
 
 
-def displacements(grid: tuple[int, int]) -> Tensor:
+def displacements(grid: Pixel) -> Tensor:
     """delta = k - q of all pairs of pixels: (T, T, 2), (row, column), float64"""
     axes = [torch.arange(size, dtype=torch.float64) for size in grid]
     pixels = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
     return pixels[None, :] - pixels[:, None]
 
 
-def mean_displacement(P: Tensor, grid: tuple[int, int]) -> Tensor:
+def mean_displacement(P: Tensor, grid: Pixel) -> Tensor:
     """Mean of delta over keys, and over the queries of the inner half of both axes, far from the border: (N_h, 2)"""
     rows, columns = (slice(size // 4, size - size // 4) for size in grid)
     delta = torch.einsum("hqk,qkd->hqd", P, displacements(grid))
@@ -134,24 +150,37 @@ def mean_displacement(P: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def table(heads: list[Head], window: int) -> str:
     """Rows as Markdown, and after those of a layer their mean."""
-    names = ["layer", "head", "center", "alpha", "condition", f"inside {window} x {window}"]
-    names += ["reach", "distance", "varies", "most like"]
+    names = [
+        "layer",
+        "head",
+        "center",
+        "alpha",
+        "condition",
+        f"inside {window} x {window}",
+        "reach",
+        "distance",
+        "varies",
+        "most like",
+    ]
     lines = [names, ["---"] * len(names)]
     for layer, group in groupby(heads, lambda row: row.layer):
         rows = list(group)
         for row in rows:
             center = "{:+.2f}, {:+.2f}".format(*row.center)
-            sharpness = [
-                "" if each is None else f"{each:.3g}" for each in (row.alpha, row.condition)
-            ]
             twin = f"{row.twin + 1} ({row.overlap:.0%})"
-            lines.append([layer, str(row.head + 1), center, *sharpness, *_means([row]), twin])
+            gaussian = [_number(row.alpha), _number(row.condition)]
+            lines.append([layer, str(row.head + 1), center, *gaussian, *_means([row]), twin])
         lines.append([layer, "mean", "", "", "", *_means(rows), ""])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
 def _means(rows: list[Head]) -> list[str]:
-    columns = {"share": ".1%", "reach": ".2f", "distance": ".2f", "variation": ".0%"}
-    return [
-        format(fmean(getattr(row, name) for row in rows), form) for name, form in columns.items()
-    ]
+    share = fmean(row.share for row in rows)
+    reach = fmean(row.reach for row in rows)
+    distance = fmean(row.distance for row in rows)
+    variation = fmean(row.variation for row in rows)
+    return [f"{share:.1%}", f"{reach:.2f}", f"{distance:.2f}", f"{variation:.0%}"]

@@ -1,4 +1,4 @@
-"""What runs reached: learning curves, accuracy against work, confusion, calibration."""
+"""What runs reached: learning curves, confusion, calibration."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -8,14 +8,12 @@ import numpy as np
 from matplotlib import color_sequences
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import ConfusionMatrixDisplay
 
 from sa_zoo.analysis.head_figures import over_whole_numbers
 
 COLORS = color_sequences["petroff10"]
-MARKERS = "osD^vP*X<>"
 MOST_NUMBERS = 20  # classes, up to which each cell of a confusion matrix shows its number
 
 History = Sequence[dict[str, Any]]  # the lines of history.jsonl
@@ -38,7 +36,14 @@ def learning_curves(groups: Mapping[str, Sequence[History]]) -> Figure:
             [line | line["validation"] for line in run if "validation" in line] for run in runs
         ]
         if all(held_out):
-            _curves(loss, accuracy, held_out, color=color, linestyle="-", label=f"{start}held out")
+            _curves(
+                loss,
+                accuracy,
+                held_out,
+                color=color,
+                linestyle="-",
+                label=f"{start}held out",
+            )
     over_whole_numbers(loss, "epoch", "loss, nats")
     over_whole_numbers(accuracy, "epoch", "accuracy, %")
     for axes in (loss, accuracy):
@@ -63,23 +68,6 @@ def _curves(loss: Axes, accuracy: Axes, runs: Sequence[History], **style: Any) -
             axes.fill_between(epochs, *band, color=style["color"], alpha=0.2, linewidth=0)
 
 
-def accuracy_against_work(groups: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Test accuracy (a fraction) against the PFLOP of training, one marker per run; lines join the runs of a group."""
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
-    axes = figure.subplots()
-    styles = zip(MARKERS, COLORS, strict=True)
-    for (marker, color), (name, runs) in zip(cycle(styles), groups.items(), strict=False):
-        work, accuracy = np.array(sorted(runs)).T
-        axes.plot(work, 100 * accuracy, f"{marker}-", color=color, markersize=7, label=name)
-    axes.set(xscale="log", xlabel="training, PFLOP", ylabel="test accuracy, %")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False, fontsize="small")
-    return figure
-
-
 def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = None) -> Figure:
     """Share of each true class (row) that is taken for each class (column), in percent."""
     matrix = np.array(counts)
@@ -89,7 +77,11 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = N
     figure = Figure(figsize=(side + 0.4, side), layout="constrained")
     axes = figure.subplots()
     display = ConfusionMatrixDisplay(percent, display_labels=classes if few else None)
-    numbers = {"include_values": few, "values_format": ".0f", "text_kw": {"fontsize": 8}}
+    numbers = {
+        "include_values": few,
+        "values_format": ".0f",
+        "text_kw": {"fontsize": 8},
+    }
     display.plot(ax=axes, cmap="cividis", xticks_rotation="vertical", **numbers)
     if not few:
         axes.set(xticks=[], yticks=[])
