@@ -260,10 +260,11 @@ def image_pipeline() -> str:
     """`pipeline("image-classification", "mhsa")` with a converted CNN, against timm"""
     from transformers import pipeline
 
+    from sa_zoo.verbs.convert import convert
+
     with TemporaryDirectory() as folder:
         where = f"{folder}/mhsa"
-        command = [sys.executable, "-m", "sa_zoo", "convert", "resnet_tiny_cifar", "--out", where]
-        subprocess.run(command, check=True, capture_output=True)
+        convert("resnet_tiny_cifar", Path(where))
         picture = Image.fromarray(
             images(1, 32)[0].permute(1, 2, 0).mul(40).add(128).clamp(0, 255).byte().numpy()
         )
