@@ -41,8 +41,8 @@ STAND_INS = {
     # which downloads nothing: the environment sees the packages of this one, except for setuptools as old as Python
     ". .venv/bin/activate": ". .venv/bin/activate && rm -rf .venv/lib/python*/site-packages/setuptools*"
     f" && echo {PACKAGES} > $(echo .venv/lib/python*/site-packages)/packages.pth",
-    "sa-zoo train quickstart": "sa-zoo train quickstart --set train.epochs=2",
-    "pytest": "python -m pytest -n 0 -q tests/test_cost.py",
+    "sa-zoo train quickstart": "sa-zoo train quickstart --set train.epochs=1",
+    "pytest": "python -m pytest -n 0 -q tests/test_metrics.py",
     "data.name=data/images": "data.name=data/images --set train.epochs=1",
     "--out runs/seed1": f"--out runs/seed1 {SMALL}",
     "accelerate launch -m sa_zoo train paper": f"python -m {LAUNCH} -m sa_zoo train paper {SMALL}"
@@ -111,7 +111,7 @@ def typed(tmp_path_factory):
 def test_every_command_of_the_readme_works_on_a_fresh_machine(typed):
     run, printed = typed
     assert re.findall(r"^\$ (.*)", printed, re.MULTILINE) == COMMANDS
-    assert "1 passed" in printed and "logits (1, 10)" in printed
+    assert " passed in " in printed and "logits (1, 10)" in printed
     where = run("cd /; python -c 'import sa_zoo; print(sa_zoo.__file__)'").strip()
     assert ".venv" in where and not list(Path(where).parent.rglob("*.so"))
     left = "page.html mine/README.md mhsa/README.md paper/README.md runs/finetune_folder/README.md"
@@ -127,8 +127,8 @@ def test_the_table_of_stand_ins_is_about_commands_of_the_readme():
 
 def test_images_are_found_by_any_path(typed):
     run, _ = typed
-    command = "sa-zoo train finetune_folder --set data.name='~/sa_zoo/../files/data/images'"
-    assert "test accuracy" in run(f"{command} --set train.epochs=1 --out any")
+    path = "~/sa_zoo/../files/data/images"
+    assert '"n": 5' in run(f"sa-zoo evaluate runs/finetune_folder --data '{path}'")
 
 
 def test_the_python_of_the_readme_runs_in_one_session(typed):
