@@ -332,7 +332,7 @@ def label_names() -> str:
 
 
 def grad_cam() -> str:
-    """The example below, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
+    """The example of this page, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
     for network, defined in networks_of_the_example("pytorch_grad_cam"):
         expected = expected_maps(network, defined["images"]).relu()
         expected = F.interpolate(scaled(expected)[:, None], (32, 32), mode="bilinear")[:, 0]
@@ -344,7 +344,7 @@ def grad_cam() -> str:
 
 
 def layer_grad_cam() -> str:
-    """The example below, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
+    """The example of this page, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
     for network, defined in networks_of_the_example("captum.attr"):
         expected = expected_maps(network, defined["images"])
         check(near(defined["maps"][:, 0], expected, 1e-4), "other maps than the closed form")
