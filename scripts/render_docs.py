@@ -145,7 +145,7 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
 def legend(usual: str) -> str:
     """What the numbers of the table of results are, with the work of the paper's own training."""
     paper = {
-        name: 3 * cost_of(timm.create_model(name), (3, 32, 32)).gflops * 50_000 * 300 / 1e6
+        name: 6 * cost_of(timm.create_model(name), (3, 32, 32)).macs * 50_000 * 300 / 1e15
         for name in ("sa_quadratic_cifar", "resnet18_cifar")
     }
     work = ", ".join(f"{pflop:.0f} for `{name}`" for name, pflop in paper.items())
