@@ -95,8 +95,9 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
     if train.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
     if train.tracker and find_spec(train.tracker) is None:
-        got = f"got {train.tracker}, which is not installed"
-        raise ValueError(f"train.tracker: {got}: pip install 'sa_zoo[tracking]'")
+        raise ValueError(
+            f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'"
+        )
     return open_accelerator(
         mixed_precision=train.precision,
         gradient_accumulation_steps=train.accumulation,
@@ -112,15 +113,16 @@ def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
     sizes = {(height, width): config.train.epochs - small}
     if small:
         if getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
-            expected = f"expected 0: {config.model.name} takes images of one size"
-            raise ValueError(f"augment.small_epochs: got {small}, {expected}")
+            raise ValueError(
+                f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes images "
+                "of one size"
+            )
         sizes[size, size] = small
     try:
         return sum(n * training_macs(model, (channels, *hw)) for hw, n in sizes.items())
     except AssertionError as error:
         small_images = f" and {size}x{size}, augment.small_size" if small else ""
-        got = f"got {height}x{width}{small_images}"
-        raise ValueError(f"data.image_size: {got}: {error}") from error
+        raise ValueError(f"data.image_size: got {height}x{width}{small_images}: {error}") from error
 
 
 def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
