@@ -475,7 +475,7 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         ),
         (
             {"model": {"args": {"deepth": 3}}},
-            r"model.args: got what test_vit cannot be built with: .*deepth",
+            r"model.args: got arguments that test_vit cannot be built with: .*deepth",
         ),
         (
             {"model": {"args": TINY_VIT | {"global_pool": ""}}},
