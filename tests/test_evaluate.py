@@ -9,11 +9,11 @@ from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
 from torch import nn
 
 from sa_zoo.folders.metrics import Scores
-from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.opened import load_model, open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import evaluate, evaluate_source
+from sa_zoo.training.evaluate import evaluate, evaluate_opened
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.splits import Split
 
@@ -146,7 +146,7 @@ def test_the_model_keeps_its_mode(answers):
 
 
 def test_a_run_folder_is_evaluated_on_its_data(run_folder):
-    found = evaluate_source(str(run_folder), DataConfig(name="digits"))
+    found = evaluate_opened(open_model(str(run_folder)), DataConfig(name="digits"))
     assert found.data == "digits"
     assert found.test.n == 359
     assert 0.0 <= found.test.top1 < 0.5
@@ -171,18 +171,18 @@ def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folde
 
 
 def test_other_names_of_classes_are_said(run_folder, tmp_path, caplog):
-    evaluate_source(str(run_folder), DataConfig(name="digits"))
+    evaluate_opened(open_model(str(run_folder)), DataConfig(name="digits"))
     assert not caplog.text
     images = {split: noise_images(10) for split in ("train", "test")}
     folder = parquet_folder(tmp_path / "ten", images, classes=10)
-    evaluate_source(str(run_folder), DataConfig(name=str(folder)))
+    evaluate_opened(open_model(str(run_folder)), DataConfig(name=str(folder)))
     assert "classes are matched by number: the model's 0 is label 0 in ten" in caplog.text
 
 
 def test_another_number_of_classes_is_reported(run_folder, tmp_path):
     folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
     with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):
-        evaluate_source(str(run_folder), DataConfig(name=str(folder)))
+        evaluate_opened(open_model(str(run_folder)), DataConfig(name=str(folder)))
 
 
 @pytest.mark.parametrize(

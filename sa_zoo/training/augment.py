@@ -25,7 +25,7 @@ ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)
 
 def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
     """64-bit hash of integers: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained over them."""
-    state = np.zeros(1, np.uint64)
+    state: np.ndarray = np.zeros(1, np.uint64)
     for counter in counters:
         state = state + np.asarray(counter).astype(np.uint64) + 0x9E3779B97F4A7C15
         state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9

@@ -132,7 +132,7 @@ def load_checkpoint(
 
 def _newest(folder: Path) -> Path | None:
     """The newest undamaged checkpoint, None if there are none at all; damaged ones are an error or a warning."""
-    messages = []
+    messages: list[str] = []
     for checkpoint in checkpoints(folder):
         found = damage(checkpoint, *FILES)
         if not found:

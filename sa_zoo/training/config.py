@@ -214,9 +214,8 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 def _known_keys(*path: str) -> str:
     """The keys next to an unknown one, and the nearest of all, which may be in another section."""
-    keys: dict[str, Any] = {
-        name: field.annotation.model_fields for name, field in Config.model_fields.items()
-    }
+    sections: dict[str, Any] = Config.model_fields
+    keys: dict[str, Any] = {name: sections[name].annotation.model_fields for name in sections}
     near = {key: f"{section}.{key}" for section in keys for key in keys[section]}
     siblings = keys[path[0]] if len(path) > 1 else keys
     near |= {key: ".".join((*path[:-1], key)) for key in siblings}

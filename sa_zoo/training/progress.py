@@ -23,6 +23,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
         super().__init__(
             total=images, initial=done, unit=" images", unit_scale=True, disable=hidden
         )
+        self.images = images
         self.epochs = epochs
         self.main = main
         # of this process, as a resumed run may be on another machine
@@ -39,7 +40,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
         if not self.main:
             return
         per_image = (time.monotonic() - self.began) / max(done - self.first, 1)
-        left = self.format_interval(per_image * (self.total - done))
+        left = self.format_interval(per_image * (self.images - done))
         scores = f"loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
         if "validation" in record:
             scores += f", validation {record['validation']['top1']:.4f}"
@@ -52,17 +53,17 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
 def interruption() -> Iterator[list[int]]:
     """Collect the first SIGINT and SIGTERM in the list that it yields; a second SIGINT raises KeyboardInterrupt."""
     received: list[int] = []
-    before: dict[int, Any] = {}
+    before: dict[signal.Signals, Any] = {}
 
     def handle(number: int, _: object) -> None:
         received.append(number)
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
     if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, handle)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            before[each] = signal.signal(each, handle)
     try:
         yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -95,7 +95,8 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
     Later rows are dropped: a resumed run writes them again.
     """
-    rows = {name: row for name, row in model.named_parameters() if POSITIONAL.search(name)}
+    parameters = model.named_parameters()
+    rows: dict[str, Tensor] = {name: row for name, row in parameters if POSITIONAL.search(name)}
     if not rows:
         return
     earlier = load_file(out / HEADS) if epoch else {}

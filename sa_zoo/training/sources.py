@@ -55,19 +55,15 @@ class Source:
     """Images and labels (N,) per split, and the names of the classes."""
 
     name: str
-    images: Mapping[str, Images]
+    images: Mapping[str, Any]  # Images, or another sequence of PIL images
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
 
 
 def open_source(config: DataConfig) -> Source:
     """The Source of a config. Raises FileNotFoundError if there is none, ValueError if it has no usable labels."""
-    folder = None
-    if config.name == "digits":
-        found = _digits()
-    else:
-        folder = _folder(config.name)
-        found = _load(config, folder)
+    folder = _folder(config.name)
+    found = _digits() if config.name == "digits" else _load(config, folder)
     splits = _train_and_test(found, config.name)
     features = splits["train"].features
     image, label = _columns(features, config)
@@ -85,7 +81,7 @@ def open_source(config: DataConfig) -> Source:
     return Source(config.title or title, images, labels, tuple(names))
 
 
-def _digits() -> dict[str, Any]:
+def _digits() -> Any:
     """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
     pixels = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
@@ -94,9 +90,8 @@ def _digits() -> dict[str, Any]:
 
 def _table(images: Sequence[Any], labels: Any, names: list[str]) -> datasets.Dataset:
     """Images or their files, and their classes by name or number."""
-    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
-    columns = {"image": images, "label": labels}
-    return datasets.Dataset.from_dict(columns, datasets.Features(features))
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=names))
+    return datasets.Dataset.from_dict({"image": images, "label": labels}, features)
 
 
 def _folder(name: str) -> Path | None:
@@ -112,7 +107,7 @@ def _folder(name: str) -> Path | None:
     return None
 
 
-def _load(config: DataConfig, folder: Path | None) -> Mapping[str, Any]:
+def _load(config: DataConfig, folder: Path | None) -> Any:
     name = config.name
     try:
         if not folder:
@@ -167,7 +162,11 @@ def _image_tables(folder: Path, files: list[str]) -> dict[str, datasets.Dataset]
         raise FileNotFoundError(
             f"data.name: got {folder}, expected images or parquet files in it: a folder per class, two at least"
         )
-    return {split: _table(*zip(*pairs, strict=True), classes) for split, pairs in rows.items()}
+    tables = {}
+    for split, pairs in rows.items():
+        paths, labels = zip(*pairs, strict=True)
+        tables[split] = _table(paths, labels, classes)
+    return tables
 
 
 def _check_inside(folder: Path, images: Any) -> None:
@@ -182,7 +181,7 @@ def _check_inside(folder: Path, images: Any) -> None:
 
 def _train_and_test(found: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The training split, empty if there is none, and the test split, if there is one."""
-    splits = {}
+    splits: dict[str, Any] = {}
     for split in TEST_SPLITS:
         if split in found:
             splits.setdefault("test", found[split])
