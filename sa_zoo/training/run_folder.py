@@ -42,18 +42,21 @@ def is_finished(out: Path, config: Config, resume: bool) -> bool:
     """
     if not resume:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            expected = "expected a new --out, or --resume"
-            raise FileExistsError(f"run folder: got {out}, which is not empty; {expected}")
+            raise FileExistsError(
+                f"run folder: got {out}, which is not empty; expected a new --out, or --resume"
+            )
         return False
     if not (out / "train.toml").is_file():
-        expected = "expected one with a run to resume"
-        raise FileNotFoundError(f"run folder: got {out} without train.toml, {expected}")
+        raise FileNotFoundError(
+            f"run folder: got {out} without train.toml, expected one with a run to resume"
+        )
     check_inside(out, CHECKPOINTS)
     finished = (out / "metrics.json").is_file()
     if (out / SUMS).is_file() and not finished:
-        got = f"got a finished run in {out} without metrics.json"
-        again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
-        raise FileNotFoundError(f"run folder: {got}; `{again}` writes a new one")
+        raise FileNotFoundError(
+            f"run folder: got a finished run in {out} without metrics.json; "
+            f"`sa-zoo evaluate {out} --json {out}/metrics.json` writes a new one"
+        )
     _check_same(config, out / "train.toml")
     return finished
 
@@ -68,8 +71,9 @@ def _check_same(config: Config, path: Path) -> None:
         for key, got in keys.items():
             expected = started[section][key]
             if got != expected and key not in MAY_CHANGE:
-                run = f"as in the run in {path.parent}"
-                raise ValueError(f"{section}.{key}: got {got!r}, expected {expected!r}, {run}")
+                raise ValueError(
+                    f"{section}.{key}: got {got!r}, expected {expected!r}, as in the run in {path.parent}"
+                )
 
 
 def begin_run(out: Path, config: Config) -> None:
@@ -91,7 +95,8 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
     Later rows are dropped: a resumed run writes them again.
     """
-    rows = {name: row for name, row in model.named_parameters() if POSITIONAL.search(name)}
+    parameters = model.named_parameters()
+    rows: dict[str, Tensor] = {name: row for name, row in parameters if POSITIONAL.search(name)}
     if not rows:
         return
     earlier = load_file(out / HEADS) if epoch else {}
