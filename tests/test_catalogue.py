@@ -195,11 +195,14 @@ def test_a_recipe_is_a_word(catalogue, tmp_path, recipe):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unfinished_run_does_not_enter(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"without config\.json, metrics\.json, model\.safetensors"
-    ):
+def test_an_unfinished_run_does_not_enter(catalogue, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected a model folder, with config\.json"):
         add_run(tmp_path, tmp_path / "model_cards", DIGITS)
+    run = shutil.copytree(catalogue[1], tmp_path / "run")
+    (run / "metrics.json").unlink()
+    with pytest.raises(ValueError, match="run without a test result, expected the folder of a fin"):
+        add_run(run, tmp_path / "model_cards", DIGITS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_one_command_publishes_all_trained_models():

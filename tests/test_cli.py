@@ -227,11 +227,11 @@ def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_
     save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
     result = sa_zoo("explore", folder, "--out", tmp_path / "page.html")
     assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("error: IndexError in explored_layers.py, line ")
+    assert result.stderr.startswith("error: TypeError in _tensor.py, line ")
     shown = shlex.split(result.stderr[result.stderr.index("python -X dev") :])
     assert shown[:6] == ["python", "-X", "dev", "-m", "sa_zoo", "explore"]
     done = subprocess.run([sys.executable, *shown[1:9]], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("IndexError")
+    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("TypeError")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_opened

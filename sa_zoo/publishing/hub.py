@@ -15,7 +15,6 @@ from sa_zoo.interchange.transformers_export import remote_code
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
     Manifest,
-    check_complete,
     check_folder,
     check_loads,
     read_manifest,
@@ -85,7 +84,6 @@ def _checked(opened: Opened, repo_id: str) -> tuple[Manifest, torch.Tensor]:
 
     Code that config.json promises and the folder does not have is this package's.
     """
-    check_complete(opened.local_folder)
     with checked(opened.source):  # what transformers builds is bounded, too
         manifest = read_manifest(opened.local_folder)
         if "auto_map" in opened.config:
