@@ -698,5 +698,5 @@ def test_images_of_another_kind_are_refused(images, got):
 
 def test_a_network_without_attention_gets_no_page(tmp_path):
     folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
-    assert write_explorer(open_model(str(folder)), "run") is None
+    assert write_explorer(open_model(str(folder))) is None
     assert not (folder / "explorer.html").exists()

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.interchange.converted_cnn import convert_to_folder
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.evaluate import evaluate_opened
+from sa_zoo.verbs.convert import convert
 
 
 def heads(*arguments):
@@ -48,7 +49,7 @@ def test_a_network_of_convolutions_keeps_its_accuracy_as_convolutions(tmp_path):
         tmp_path, "--data", "digits", "--convolve", "3,5", "--out", tmp_path / "study"
     )
     assert code == 0, output
-    accuracy = evaluate_source(str(tmp_path), DataConfig(name="digits")).test.top1
+    accuracy = evaluate_opened(open_model(str(tmp_path)), DataConfig(name="digits")).test.top1
     first, second, every = cells(output)[2:]
     assert [first[0], second[0], every[0]] == ["blocks.0.attn", "blocks.1.attn", "all"]
     assert [*first[1::2], *second[1::2], *every[1::2]] == [f"{accuracy:.2%}"] * 6
@@ -70,7 +71,7 @@ def test_layers_without_a_row_are_named(tmp_path):
     cnn, source = timm.create_model("resnet_tiny_cifar", num_classes=3), tmp_path / "cnn"
     source.mkdir()
     write_timm_files(source, cnn)
-    convert_to_folder(str(source), tmp_path / "converted")
+    convert(str(source), tmp_path / "converted")
     code, output = heads(tmp_path / "converted", "--out", tmp_path / "study")
     assert code == 0, output
     convolutions = {

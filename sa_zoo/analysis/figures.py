@@ -23,7 +23,7 @@ from sa_zoo.analysis.run_figures import (
     learning_curves,
     reliability,
 )
-from sa_zoo.folders.opened import Opened, open_model
+from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.write import check_inside, json_object, write_file
 from sa_zoo.models.attention import Attention
 
@@ -36,8 +36,7 @@ MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a fi
 
 def draw_figures(opened: Opened) -> list[Path]:
     """Draw what the folder of a model has data for into its figures/, as PNG."""
-    assert opened.folder
-    return _save(figures_of(opened), opened.folder / "figures", ["png"])
+    return _save(figures_of(opened), opened.local_folder / "figures", ["png"])
 
 
 def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
@@ -50,7 +49,7 @@ def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
         raise ValueError(
             f"runs: got {', '.join(map(str, runs))}, expected different names for the folders in {out}"
         )
-    opened = [open_model(f"local-dir:{run}") for run in runs]
+    opened = [open_folder(run) for run in runs]
     written = []
     for run, model in zip(runs, opened, strict=True):
         folder = out / run.resolve().name if out else run / "figures"
@@ -82,20 +81,20 @@ def save_figure(figure: Figure, path: Path, kinds: Sequence[str]) -> list[Path]:
 
 def figures_of(opened: Opened) -> Figures:
     """The figures of one run, by name. Raises ValueError if its `figures` is a link that leads out of the run."""
-    assert opened.folder
-    check_inside(opened.folder, "figures")
+    folder = opened.local_folder
+    check_inside(folder, "figures")
     figures = {}
-    history = _history(opened.folder)
+    history = _history(folder)
     if history:
         figures["learning_curve"] = learning_curves({"": [history]})
     gaussian = gaussian_layers(_arrays(opened.network.state_dict()))
     if 0 < len(gaussian) <= MOST_LAYERS:
         figures["head_positions"] = head_positions(gaussian)
-    paths = gaussian_layers(_tensors(opened.folder / "heads.safetensors"))
+    paths = gaussian_layers(_tensors(folder / "heads.safetensors"))
     if 0 < len(paths) <= MOST_LAYERS:
         figures["head_paths"] = head_paths(paths)
     if any(isinstance(module, Attention) for module in opened.network.modules()):
-        figures |= _figures_of_maps(opened.network, opened.folder / "attention.safetensors")
+        figures |= _figures_of_maps(opened.network, folder / "attention.safetensors")
     return figures | _figures_of_test(opened)
 
 
@@ -152,7 +151,7 @@ def comparisons(runs: Sequence[Opened]) -> Figures:
     """Figures that compare runs; those that differ in their seed only are a group."""
     curves = {}
     for name, group in _by_recipe(runs).items():
-        histories = [_history(run.folder) for run in group if run.folder]
+        histories = [_history(run.local_folder) for run in group]
         found = [history for history in histories if history]
         if found:
             curves[name] = found
@@ -163,8 +162,7 @@ def _by_recipe(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
     """Runs that differ in their seed only, by the name of their model, or by the first folder if models repeat."""
     groups: dict[str, list[Opened]] = {}
     for run in runs:
-        assert run.folder
-        path = run.folder / "train.toml"
+        path = run.local_folder / "train.toml"
         recipe = path.read_text(encoding="utf-8") if path.is_file() else run.source
         groups.setdefault(re.sub(r"(?m)^seed = .*$", "", recipe), []).append(run)
     named = {str(group[0].metrics.model): group for group in groups.values()}

@@ -27,15 +27,14 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0)
     return page_of(opened, opened.source, pictures or None)
 
 
-def write_explorer(opened: Opened, name: str) -> Path | None:
+def write_explorer(opened: Opened) -> Path | None:
     """Write explorer.html into the folder of a model; None without maps, or with too many maps for a page.
 
-    The page says that the model is loaded from a folder `name`. It has photographs that may be published. Whether those
-    of the run's data set may be, only their owner knows.
+    It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
     """
-    assert opened.folder
+    folder = opened.local_folder
     try:
-        return page_of(opened, f"local-dir:{name}").save(opened.folder / "explorer.html")
+        return page_of(opened, f"local-dir:{folder.resolve().name}").save(folder / "explorer.html")
     except ValueError:
         return None
 
