@@ -347,6 +347,16 @@ def test_nothing_is_read_of_what_the_workspace_held_before():
         assert torch.equal(layer(pixels()), expected)
 
 
+def test_a_projection_that_returns_what_it_is_given_keeps_the_result():
+    layer = layers((Quadratic,))[0].eval()
+    layer.W_val = layer.W_out = torch.nn.Identity()
+    with torch.inference_mode():
+        first = layer(pixels()[:1])
+        expected = first.clone()
+        layer(pixels()[1:2])
+        assert torch.equal(first, expected)
+
+
 def test_threads_do_not_write_over_each_other():
     layer = layers((Quadratic,))[0].eval()
     images = [pixels() + number for number in range(7)]

@@ -84,18 +84,12 @@ def fused_values(
     N_h = len(P_down)
     N = len(W_val)
     given = [P_down, P_across, W_val]
-    expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D)]
+    expected: list[tuple[int, ...]] = [(N_h, H, H), (N_h, W, W), (N, N_h * D)]
     if b_val is not None:
         given.append(b_val)
         expected.append((N,))
-    fits = [tuple(tensor.shape) for tensor in given] == expected
-    right = all(tensor.dtype == X.dtype and tensor.is_cpu for tensor in given)
-    if LIBRARY is None or not takes(X, W_val) or not fits or not right:
-        got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
-        raise ValueError(
-            f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "
-            f"and after X {expected}"
-        )
+    _check(X, given, expected)
+    assert LIBRARY is not None
     inputs = [tensor.contiguous() for tensor in (X, *given)]
     threads = torch.get_num_threads()
     height = tile_height(X, threads)
@@ -108,6 +102,18 @@ def fused_values(
     places += [tensor.data_ptr() for tensor in (out, packed, rooms)]
     LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
     return out
+
+
+def _check(X: Tensor, given: list[Tensor], expected: list[tuple[int, ...]]) -> None:
+    """Raise ValueError for tensors that the compiled code does not take; W_val is the third of `given`."""
+    fits = [tuple(tensor.shape) for tensor in given] == expected
+    right = all(tensor.dtype == X.dtype and tensor.is_cpu for tensor in given)
+    if not takes(X, given[2]) or not fits or not right:
+        got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
+        raise ValueError(
+            f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "
+            f"and after X {expected}"
+        )
 
 
 @fused_values.register_fake

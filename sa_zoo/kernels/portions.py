@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sa_zoo.kernels.situation import Situation
@@ -101,7 +101,9 @@ def portions(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         P = layer.attn_drop(layer.probabilities(X))
         return in_portions(partial(layer.values, P), now, X)
     factors = layer.axis_probabilities(X)
-    if now.trains or now.autocast or not now.by_hand:
+    # Another projection than a plain one could return what it is given, which the next call overwrites.
+    plain = type(layer.W_val) is nn.Linear and not now.autocast
+    if now.trains or not plain or not now.by_hand:
         return in_portions(lambda some: layer.W_val(attend_by_axes(factors, some)), now, X)
     down, across = (P.to(X.dtype) for P in factors)
 
