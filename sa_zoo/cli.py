@@ -260,22 +260,6 @@ def explore(
 
 
 @app.command()
-def plot(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders; those that differ in their seed only are averaged."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write (default: figures/ of each run, and here).")
-    ] = None,
-) -> None:
-    """Draw figures of runs, and of several also those that compare them, as PNG and SVG."""
-    from sa_zoo.analysis.figures import plot
-
-    typer.echo("\n".join(map(str, plot(runs, out))))
-
-
-@app.command()
 def heads(
     model: Model,
     data: Annotated[

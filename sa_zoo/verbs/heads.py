@@ -71,7 +71,7 @@ def study(
             f"\n\nNot shown, because their keys include padding or they have a stride: {left_out}."
         )
     if out:
-        save_figure(head_depth(heads, window), out / "head_depth", ["png", "svg"])
+        save_figure(head_depth(heads, window), out / "head_depth.png")
     return _written(out, "heads.md", text)
 
 
