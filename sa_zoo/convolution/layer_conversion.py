@@ -20,7 +20,7 @@ from sa_zoo.convolution.patches import PatchAttention, patch_kernel, pixel_kerne
 from sa_zoo.convolution.slices import Slices, low_rank_slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, seen_offsets, window
-from sa_zoo.kernels.choose import is_watched
+from sa_zoo.kernels.situation import is_watched
 from sa_zoo.models.positions import quadratic_scores
 
 # Any: torch declares sizes as tuples of one, two or three items.
@@ -41,7 +41,7 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
         return "it has no weights before its first image"
     if is_parametrized(layer):
         return "its kernel is computed on every call; remove the parametrization first"
-    if is_watched([layer]):
+    if is_watched(layer):
         return "it has hooks or a replaced forward, which would be lost; remove them first"
     plain = CONVOLUTIONS[layer.weight.ndim - 2]
     same_call = (

@@ -21,10 +21,17 @@ from torch import Tensor, nn
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve, project
 from sa_zoo.convolution.padding import Keys
 from sa_zoo.convolution.theorem import DULLEST, seen_offsets, window
-from sa_zoo.kernels.portions import is_ordinary
-from sa_zoo.kernels.remembered import equal
+from sa_zoo.kernels.situation import is_ordinary
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32, pixels, quadratic_scores
+
+
+def equal(known: list[Tensor], given: list[Tensor]) -> bool:
+    """Whether the numbers are equal, not their versions: a write through `.data` changes no version."""
+    return all(
+        a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+        for a, b in zip(known, given, strict=True)
+    )
 
 
 def product(sizes: list[int]) -> int:
