@@ -48,10 +48,22 @@ def head_positions(layers: Layers) -> Figure:
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
         colors = head_colors(len(curves))
         for head, (row, column) in enumerate(layer["Delta"]):
-            axes.plot(column, row, ".", color=colors[head], markersize=5)
+            axes.plot(
+                column,
+                row,
+                ".",
+                color=colors[head],
+                markersize=5,
+            )
             _number(axes, head, (column, row), colors[head])
             for curve, style in zip(curves[head], SHARES.values(), strict=True):
-                axes.plot(curve[1], curve[0], linestyle=style, color=colors[head], linewidth=1)
+                axes.plot(
+                    curve[1],
+                    curve[0],
+                    linestyle=style,
+                    color=colors[head],
+                    linewidth=1,
+                )
     return figure
 
 
@@ -68,8 +80,21 @@ def head_paths(layers: Layers) -> Figure:
         for head, (down, across) in enumerate(paths):
             color = colors[head]
             style = {"color": color, "markersize": 4}
-            axes.plot(across[0], down[0], "o", fillstyle="none", **style)
-            axes.plot(across, down, "-o", linewidth=1, markevery=[-1], **style)
+            axes.plot(
+                across[0],
+                down[0],
+                "o",
+                fillstyle="none",
+                **style,
+            )
+            axes.plot(
+                across,
+                down,
+                "-o",
+                linewidth=1,
+                markevery=[-1],
+                **style,
+            )
             _number(axes, head, (across[-1], down[-1]), color)
     return figure
 
@@ -177,7 +202,13 @@ def _depth(axes: Axes, values: Sequence[tuple[str, float]]) -> None:
             markersize=5,
         )
     layers = range(1, len(means) + 1)
-    axes.plot(layers, means, "-s", color=mean, label="mean of the layer")
+    axes.plot(
+        layers,
+        means,
+        "-s",
+        color=mean,
+        label="mean of the layer",
+    )
     axes.set_ylim(bottom=0)
 
 

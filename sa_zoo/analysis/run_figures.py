@@ -33,8 +33,6 @@ def learning_curves(history: History) -> Figure:
         accuracy.plot(epochs, [100 * line["top1"] for line in lines], **look)
     over_whole_numbers(loss, "epoch", "loss, nats")
     over_whole_numbers(accuracy, "epoch", "accuracy, %")
-    for axes in (loss, accuracy):
-        axes.spines[["top", "right"]].set_visible(False)
     loss.legend(frameon=False)
     return figure
 
