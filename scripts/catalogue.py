@@ -28,7 +28,7 @@ from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
-from sa_zoo.publishing.folder import check_complete, check_loads, read_manifest
+from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.training.config import DataConfig, data_of, load_config
 from sa_zoo.training.evaluate import evaluate_opened
@@ -47,7 +47,6 @@ def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     if not re.fullmatch(r"\w+", recipe):
         raise ValueError(f"--recipe: got {recipe!r}, expected a word")
     _check(run, entry)
-    open_folder(run)  # raises what is wrong with its files
     (entry / "results").mkdir(parents=True, exist_ok=True)
     path = entry / "results" / f"{recipe}-{seed}.json"
     write_json(path, read_metrics(run).measured())
@@ -120,9 +119,10 @@ def _trained(model_cards: Path) -> list[Opened]:
 
 def _check(run: Path, entry: Path) -> None:
     """Raise ValueError unless the run is finished, and `entry` empty, new or the folder of its model in a catalogue."""
-    check_complete(run)
+    architecture = open_folder(run).config["architecture"]
+    if not read_metrics(run).test:
+        raise ValueError(f"got {run} without a test result, expected the folder of a finished run")
     names = {path.name for path in entry.iterdir()} if entry.exists() else set()
-    architecture = read_json(run / "config.json").get("architecture")
     in_catalogue = "check.json" in names or names <= {"results"}
     of_this_model = entry.name.partition(".")[0] == architecture
     if names and not (in_catalogue and of_this_model):

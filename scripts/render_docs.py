@@ -4,12 +4,14 @@ Renders the tables in README.md and docs/ from committed JSON and by counting: w
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
 docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
+docs/clients.json is written by scripts/try_clients.py.
 docs/benchmarks/ has one file per machine, written by scripts/bench.py --json; its "title", which heads a column of the
 tables, and its "notes", if there are any, are added by hand.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,20 +31,7 @@ BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.D
 SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
     ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
-    (
-        "inference in bfloat16, relative to float32",
-        "sa_quadratic_cifar",
-        "inference, bfloat16",
-        "as built",
-    ),
     ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
-    (
-        "training step, dropout on probabilities",
-        "sa_quadratic_cifar",
-        "training, float32, dropout on probabilities",
-        "as built",
-    ),
-    ("training step in bfloat16", "sa_quadratic_cifar", "training, bfloat16", "as built"),
     ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
     ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
     (
@@ -95,8 +84,8 @@ def models() -> str:
     rows = []
     for variant in VARIANTS:
         cost = cost_of(timm.create_model(variant.name), (3, 32, 32))
-        numbers = f"{cost.parameters:,}", f"{cost.paper_gflops:.2f}", f"{cost.gflops:.2f}"
-        rows.append([f"`{variant.name}`", variant.sentence, *numbers])
+        gflops = [f"{2 * macs / 1e9:.2f}" for macs in (cost.linear_macs, cost.macs)]
+        rows.append([f"`{variant.name}`", variant.sentence, f"{cost.parameters:,}", *gflops])
     head = [
         "timm name",
         "what it is",
@@ -116,7 +105,9 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
         if recipes is None or recipe in recipes
     ]
     found.sort(key=lambda each: (-mean(accuracies(each[2])), each[0].name))
-    rows = [[*result(*each), link(f"{model_cards}/{each[0].name}", each[1])] for each in found]
+    hardware = Counter(machine_of(runs[0]) for _, _, runs in found if runs[0].train)
+    usual = hardware.most_common(1)[0][0]
+    rows = [result(*each, model_cards, usual) for each in found]
     head = [
         "model",
         "parameters",
@@ -124,33 +115,43 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
         "epochs",
         "PFLOP",
         "top-1, test",
-        "time and hardware",
-        "details",
+        "minutes",
     ]
-    return markdown_table(head, rows, text=1)
+    return markdown_table(head, rows, text=1) + f"\n{legend(usual)}\n"
 
 
-def link(folder: str, recipe: str) -> str:
-    """To the card, or to the measurements of a run that the card does not have."""
+def legend(usual: str) -> str:
+    """What the numbers of the table of results are, with the work of the paper's own training."""
+    paper = {
+        name: 6 * cost_of(timm.create_model(name), (3, 32, 32)).macs * 50_000 * 300 / 1e15
+        for name in ("sa_quadratic_cifar", "resnet18_cifar")
+    }
+    work = ", ".join(f"{pflop:.0f} for `{name}`" for name, pflop in paper.items())
     return (
-        f"[metrics]({folder}/results/{recipe}-0.json)" if recipe else f"[card]({folder}/README.md)"
+        "Multiply-adds are those of one image in all matrix products. PFLOP is the work of the whole run (the paper's: "
+        f"{work}). Top-1 is the mean ± standard deviation over (so many) seeds. Minutes are CPU minutes on {usual}, "
+        "unless another machine is named."
     )
 
 
-def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
-    """A row: accuracy over all runs, everything else from the first one."""
-    train, environment = runs[0].train or Training(), runs[0].environment or {}
+def result(
+    folder: Path, recipe: str, runs: list[Metrics], model_cards: str, usual: str
+) -> list[str]:
+    """A row: accuracy over all runs, everything else from the first one. The name links to the card or the metrics."""
+    train = runs[0].train or Training()
     name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
     cost = cost_of(timm.create_model(name), (3, 32, 32))
+    file = f"results/{recipe}-0.json" if recipe else "README.md"
     return [
-        f"`{folder.name}`" + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
+        f"[`{folder.name}`]({model_cards}/{folder.name}/{file})"
+        + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
         f"{runs[0].parameters:,}",
         # a run may have been converted by other arguments than its name's
         f"{cost.macs / 1e6:.1f} M" if cost.parameters == runs[0].parameters else "",
         str(train.epochs or ""),
         work(train),
         top1(runs),
-        time_and_hardware(train, environment) if environment else "converted",
+        minutes(runs[0], usual),
     ]
 
 
@@ -176,19 +177,23 @@ def top1(runs: list[Metrics]) -> str:
     return f"{mean(found):.2f} %{spread} ({len(found)})"
 
 
-def time_and_hardware(train: Training, environment: dict[str, Any]) -> str:
-    time = (
-        f"{train.cpu_seconds / 60:.0f} CPU min"
-        if train.cpu_seconds
-        else f"{(train.seconds or 0) / 60:.0f} min"
-    )
-    threads = f"{environment['threads']} thread{'s' * (environment['threads'] != 1)}"
-    device = (
-        f"{environment['cpu']}, {threads}"
-        if environment["device"] == "cpu"
-        else environment["device"]
-    )
-    return f"{time}, {device}"
+def minutes(run: Metrics, usual: str) -> str:
+    """CPU minutes, or those of the clock; with the machine if it is not the usual one."""
+    if not run.train:
+        return "converted"
+    seconds = run.train.cpu_seconds or run.train.seconds or 0
+    kind = "" if run.train.cpu_seconds else " by the clock"
+    machine = machine_of(run)
+    return f"{seconds / 60:.0f}{kind}" + ("" if machine == usual else f", {machine}")
+
+
+def machine_of(run: Metrics) -> str:
+    environment = run.environment or {}
+    if environment.get("device", "cpu") != "cpu":
+        return str(environment["device"])
+    if "cpu" not in environment:
+        return ""
+    return f"{environment['cpu']}, {environment['threads']} thread{'s' * (environment['threads'] != 1)}"
 
 
 def accuracies(runs: list[Metrics]) -> list[float]:
@@ -250,6 +255,14 @@ def speed() -> str:
     )
 
 
+def clients() -> str:
+    rows = [
+        [f"{row['client']} {row['version']}", row["done"], row["result"].replace("|", "\\|")]
+        for row in read("clients.json")
+    ]
+    return markdown_table(["client", "what was done", "result"], rows, text=3)
+
+
 def reliability() -> str:
     """One row per proof."""
     rows = []
@@ -263,13 +276,14 @@ def reliability() -> str:
 
 
 RENDERED = {
-    "results": lambda: results("model_cards", ["", "adamw"]),
+    "results": lambda: results("model_cards", [""]),
     "all_results": lambda: results("../model_cards"),
     "ablation": ablation,
     "models": models,
     "conversions": conversions,
     "benchmarks": benchmarks,
     "speed": speed,
+    "clients": clients,
     "reliability": reliability,
 }
 

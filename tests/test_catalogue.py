@@ -12,6 +12,7 @@ import torch
 from catalogue import add_result, add_run, app, render
 from model_folders import TEST, make_run
 from safetensors.torch import load_file
+from tiny_runs import tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.folders.metrics import read_metrics, read_results
@@ -20,7 +21,7 @@ from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import render_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
-from sa_zoo.training.config import DataConfig
+from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.verbs.finish import finish_folder
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +84,21 @@ def test_a_folder_without_its_code_is_published_with_it(catalogue, capsys):
     for path in (ROOT / "sa_zoo" / "models").glob("[a-c]*.py"):  # attention, configuration_sa
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         assert re.search(rf"{sha256[:12]} +[\d,]+ {path.name}\n", printed), path
+
+
+def test_code_that_a_folder_has_is_published_as_it_is(catalogue, tmp_path, capsys):
+    copy = tmp_path / "sa_quadratic_tiny_cifar"
+    shutil.copytree(catalogue[0] / "sa_quadratic_tiny_cifar", copy)
+    (copy / "terms.py").write_text("# of an earlier version\n")
+    publish(open_folder(copy), "you/x", dry_run=True)
+    assert re.search(r" 24 terms\.py\n", capsys.readouterr().out)
+
+
+def test_every_registered_model_is_in_the_docs():
+    listed = (ROOT / "docs" / "models.md").read_text()
+    for name in timm.list_models():
+        if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo."):
+            assert f"`{name}`" in listed, name
 
 
 def test_rendering_the_catalogue_again_changes_nothing(catalogue):
@@ -151,6 +167,26 @@ def test_what_is_not_the_folder_of_the_model_is_never_touched(catalogue, tmp_pat
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_the_command_adds_seed_0_with_its_weights_and_others_with_their_results(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(add_run.__module__ + ".MODEL_CARDS", tmp_path / "model_cards")
+    run = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    entry = tmp_path / "model_cards" / "sa_quadratic_tiny_cifar"
+    added = []
+    for seed, more in ((0, []), (2, []), (0, ["--recipe", "short"])):
+        model = {"name": "sa_quadratic_tiny_cifar"}
+        (run / "train.toml").write_text(dump_config(tiny_config(model=model, train={"seed": seed})))
+        done = CliRunner().invoke(app, ["add", str(run), *more])
+        assert done.exit_code == 0, done.exception
+        added.append(Path(done.stdout.strip()))
+    results = entry / "results"
+    assert added == [entry, results / "seed-2.json", results / "short-0.json"]
+    (entry / "README.md").unlink()
+    done = CliRunner().invoke(app, ["render"])
+    assert done.stdout.strip() == str(entry / "README.md") and (entry / "README.md").is_file()
+
+
 @pytest.mark.parametrize("recipe", ["../../zz", "/zz", "two words", ".hidden"])
 def test_a_recipe_is_a_word(catalogue, tmp_path, recipe):
     entry = tmp_path / "model_cards" / "sa_quadratic_tiny_cifar"
@@ -159,11 +195,14 @@ def test_a_recipe_is_a_word(catalogue, tmp_path, recipe):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unfinished_run_does_not_enter(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"without config\.json, metrics\.json, model\.safetensors"
-    ):
+def test_an_unfinished_run_does_not_enter(catalogue, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected a model folder, with config\.json"):
         add_run(tmp_path, tmp_path / "model_cards", DIGITS)
+    run = shutil.copytree(catalogue[1], tmp_path / "run")
+    (run / "metrics.json").unlink()
+    with pytest.raises(ValueError, match="run without a test result, expected the folder of a fin"):
+        add_run(run, tmp_path / "model_cards", DIGITS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_one_command_publishes_all_trained_models():

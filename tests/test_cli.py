@@ -221,17 +221,17 @@ def test_a_mistaken_evaluation_is_reported(arguments, said):
     assert result.stderr.startswith(said)
 
 
-def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(tmp_path):
-    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", depth=1)
-    recorded = {"blocks.0.attn.terms.0.Delta": torch.zeros(3, 9, 2)}  # without its spread
-    save_file(recorded, folder / "heads.safetensors")
+def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
     result = sa_zoo("explore", folder, "--out", tmp_path / "page.html")
     assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("error: KeyError in explored_layers.py, line ")
+    assert result.stderr.startswith("error: TypeError in _tensor.py, line ")
     shown = shlex.split(result.stderr[result.stderr.index("python -X dev") :])
     assert shown[:6] == ["python", "-X", "dev", "-m", "sa_zoo", "explore"]
     done = subprocess.run([sys.executable, *shown[1:9]], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("KeyError")
+    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("TypeError")
 
 
 @pytest.mark.parametrize(

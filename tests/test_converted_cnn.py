@@ -5,12 +5,12 @@ import json
 import pytest
 import timm
 import torch
-from model_folders import make_run
+from model_folders import load_model, make_run
 from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 from transformers import TimmWrapperConfig
 
-from sa_zoo.folders.opened import load_model, open_folder
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.interchange.converted_cnn import write_converted
 
 

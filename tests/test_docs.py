@@ -72,13 +72,11 @@ def test_tables_of_benchmarks_have_a_column_or_a_part_per_machine(tmp_path, monk
     assert page.count("| sa_quadratic_cifar | training, float32 | as built | 7 |") == 2
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere():
-    text = re.sub(
-        r"<!-- rendered.*?<!-- end -->", "", README.read_text(encoding="utf-8"), flags=re.DOTALL
-    )
-    assert len(text.splitlines()) <= 150
+def test_links_lead_somewhere():
     for document in (README, *DOCS):
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text(encoding="utf-8")):
+        text = document.read_text(encoding="utf-8")
+        links = re.findall(r"\]\((?!http)([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+        for link in links:
             assert (document.parent / link).is_file(), (document.name, link)
 
 
@@ -105,13 +103,6 @@ def test_commands_of_the_documents_exist_with_their_options(command):
         assert {argument for argument in arguments if argument.startswith("--")} <= options
     if verb == "train" and arguments[0] not in ("...", "NAME"):
         assert (ROOT / "configs" / f"{arguments[0]}.toml").is_file()
-
-
-def test_python_in_the_readme_is_python():
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        ast.parse(block)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,7 +145,7 @@ import timm, torch
 from laplacian import Laplacian
 from transformers import AutoModelForImageClassification, TimmWrapperForImageClassification
 import sa_zoo
-from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.kernels.choose import only
 from sa_zoo.training.config import load_config
 from sa_zoo.verbs.fit import fit
@@ -189,7 +180,7 @@ folder = Path(__file__).with_name("run")
 sizes = ", ".join(f"{key} = {size}" for key, size in small.items())
 changes = [f"model.name={name}", "model.args={" + sizes + "}", "train.epochs=2"]
 fit(load_config("quickstart", changes), folder)
-trained = load_model(str(folder)).eval()
+trained = open_folder(folder).network
 assert type(trained.blocks[0].attn.terms[0]) is Laplacian
 x = torch.randn(2, *trained.pretrained_cfg["input_size"])
 with torch.no_grad():

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 import transformers
+from model_folders import load_model
 from packaging.version import Version
 from PIL import Image
 from safetensors.torch import load_file
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.folders.opened import load_model, open_folder
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.publishing.card import render_card
 from sa_zoo.training.config import load_config

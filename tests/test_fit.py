@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.opened import open_folder, open_model
 from sa_zoo.training.config import DataConfig, dump_config
-from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.convert import convert, convert_reference
 from sa_zoo.verbs.fit import fit
 
@@ -110,6 +110,11 @@ def test_a_conversion_from_python_leaves_the_folder_of_the_command_byte_for_byte
     assert result.stdout.startswith(report.table())
     assert result.stdout.splitlines()[-1].startswith("test accuracy 0.") == bool(data)
     assert converted.folder == python and bool(converted.metrics.test) == bool(data)
+    if data:
+        before = evaluate_opened(open_folder(cnn), DataConfig(name=data)).test
+        after = evaluate_opened(open_folder(python), DataConfig(name=data)).test
+        assert before.loss != after.loss
+        assert (converted.metrics.baseline.test, converted.metrics.test) == (before, after)
     assert open_folder(python).metrics == converted.metrics
 
 
@@ -156,7 +161,7 @@ def test_a_run_is_evaluated_as_it_was_trained_with_and_without_its_config(run):
     config, out = run
     reported = read_metrics(out).test
     for data in (config.data, DataConfig(name="digits")):
-        assert evaluate_source(str(out), data, detail=True).test == reported
+        assert evaluate_opened(open_model(str(out)), data, detail=True).test == reported
 
 
 def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_path):

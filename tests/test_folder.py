@@ -14,7 +14,7 @@ from safetensors.torch import save
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_sums
 from sa_zoo.publishing.card import published_card, write_card
-from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, read_manifest
+from sa_zoo.publishing.folder import check_folder, check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.training.config import DataConfig
 
@@ -36,7 +36,6 @@ def run(finished_run, tmp_path):
 
 
 def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
-    check_complete(run)
     assert check(run).shape == (2, 7)
     assert read_manifest(run)["README.md"] == (run / "README.md").read_bytes()
 
@@ -44,15 +43,8 @@ def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
 @pytest.mark.parametrize("name", ["config.json", "metrics.json", "model.safetensors"])
 def test_an_unfinished_run_is_refused(run, name):
     (run / name).unlink()
-    with pytest.raises(
-        ValueError, match=f"without {re.escape(name)}, expected the folder of a finished run"
-    ):
-        check_complete(run)
-
-
-def test_something_that_is_no_folder_is_refused(run):
-    with pytest.raises(ValueError, match=r"which is not a folder, expected that of a finished run"):
-        check_complete(run / "config.json")
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(name)):
+        publish(open_folder(run), "you/test-vit", dry_run=True)
 
 
 def test_a_header_whose_size_reads_like_a_pickle_is_none(run):

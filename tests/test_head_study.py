@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.convert import convert
 
 
@@ -48,7 +49,7 @@ def test_a_network_of_convolutions_keeps_its_accuracy_as_convolutions(tmp_path):
         tmp_path, "--data", "digits", "--convolve", "3,5", "--out", tmp_path / "study"
     )
     assert code == 0, output
-    accuracy = evaluate_source(str(tmp_path), DataConfig(name="digits")).test.top1
+    accuracy = evaluate_opened(open_model(str(tmp_path)), DataConfig(name="digits")).test.top1
     first, second, every = cells(output)[2:]
     assert [first[0], second[0], every[0]] == ["blocks.0.attn", "blocks.1.attn", "all"]
     assert [*first[1::2], *second[1::2], *every[1::2]] == [f"{accuracy:.2%}"] * 6

@@ -28,8 +28,9 @@ from torch.utils.data import get_worker_info
 import sa_zoo  # noqa: F401  registers its names with timm
 from sa_zoo.folders.cost import training_macs
 from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import open_model
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
-from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
@@ -180,7 +181,10 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
 
 def test_evaluating_the_folder_gives_the_reported_test_result(plain):
     out, metrics = plain
-    assert evaluate_source(str(out), DataConfig(name="digits"), detail=True).test == metrics.test
+    assert (
+        evaluate_opened(open_model(str(out)), DataConfig(name="digits"), detail=True).test
+        == metrics.test
+    )
 
 
 def test_the_effective_config_lies_in_the_folder(plain):
@@ -370,66 +374,35 @@ def test_accumulation_follows_the_same_curve(tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
     config = tiny_config(optim={"name": "sgd", "lr": 1e30}, train={"checkpoint_steps": 1})
-    with pytest.raises(
-        FloatingPointError, match=r"got (nan|inf), which is not finite, in epoch 1, step \d"
-    ) as caught:
+    said = (
+        r"got (nan|inf), which is not finite, in epoch 1, step [2-6]; (.*) is the last good check"
+    )
+    with pytest.raises(FloatingPointError, match=said) as caught:
         train(config, tmp_path / "run")
     kept = max((tmp_path / "run" / "checkpoints").iterdir())
-    assert re.search(
-        r"first in the (output|gradient) of (blocks\.|patch_embed|norm)\S*, step \d; ",
-        str(caught.value),
-    )
-    assert f"{kept} is the last good checkpoint" in str(caught.value)
+    assert f"; {kept} is the last good checkpoint. Lower optim.lr or set" in str(caught.value)
     assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    config = tiny_config(
-        optim={"name": "sgd", "lr": 1e30, "weight_decay": 1e30}, train={"checkpoint_steps": 1}
-    )
-    said = r"weights: got some that are not finite, in epoch 1, step 1; .*epoch-00000-step-0000000 is the last good"
-    with pytest.raises(FloatingPointError, match=said):
-        train(config, tmp_path / "run")
-    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert all(value.isfinite().all() for value in load_file(kept / "state.safetensors").values())
-
-
-@pytest.mark.parametrize(
-    ("where", "precision", "said"),
-    [
-        ("blocks.1.mlp.act", "no", r"first in the output of blocks\.1\.mlp\.act, step 1; "),
-        ("blocks.0.attn.proj", "bf16", r"first in the output of blocks\.0\.attn\.proj, step 1; "),
-    ],
-)
-def test_the_first_module_that_overflows_is_named(tmp_path, monkeypatch, where, precision, said):
-    def create_overflowing(*arguments: object) -> torch.nn.Module:
-        model = create_model(*arguments)
-        model.get_submodule(where).register_forward_hook(
-            lambda module, inputs, output: output * 1e30 * 1e30
-        )
-        return model
-
-    monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
-    with pytest.raises(FloatingPointError, match=said):
-        train(tiny_config(train={"precision": precision}), tmp_path / "run")
-
-
-def test_the_first_gradient_that_overflows_is_named(tmp_path, monkeypatch):
-    """The square root of the absolute value: finite everywhere, and its derivative is not finite at zero."""
+@pytest.mark.parametrize("optim", [{"lr": 1e30, "weight_decay": 1e30}, {"name": "adamw"}])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch, optim):
+    """With the rate, or with a gradient that is not finite although the loss is."""
 
     def create_overflowing(*arguments: object) -> torch.nn.Module:
         model = create_model(*arguments)
-        model.blocks[0].mlp.fc2.register_forward_hook(
-            lambda module, inputs, output: (output * 0).abs().sqrt()
-        )
+        if optim["name"] == "adamw":  # the derivative of the square root is not finite at zero
+            model.blocks[0].mlp.fc2.register_forward_hook(
+                lambda module, inputs, output: (output * 0).abs().sqrt()
+            )
         return model
 
+    optim = {"name": "sgd", **optim}
     monkeypatch.setattr("sa_zoo.training.train.create_model", create_overflowing)
-    with pytest.raises(
-        FloatingPointError, match=r"first in the gradient of blocks\.0\.mlp\.fc2\.\w+, step 1; "
-    ):
-        train(tiny_config(), tmp_path / "run")
+    said = r"weights: got some that are not finite, in epoch 1, step 1; Lower optim.lr or set"
+    with pytest.raises(FloatingPointError, match=said):
+        train(tiny_config(optim=optim, train={"checkpoint_steps": 1}), tmp_path / "run")
+    assert not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_a_folder_that_is_not_empty_is_refused(plain):
@@ -498,7 +471,10 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
             {"optim": {"args": {"adjust_lr": 1}}},
             r"optim.args: got {'adjust_lr': 1}, which timm's adamw does not",
         ),
-        ({"optim": {"args": {"lr": 1}}}, r"optim.args: got lr, expected as optim.lr"),
+        (
+            {"optim": {"args": {"lr": 1}}},
+            r"optim.args: got {'lr': 1}, which .*multiple values .*'lr'",
+        ),
         (
             {"augment": {"small_epochs": 1}},
             r"augment.small_epochs: got 1, expected 0: test_vit takes images of one siz",
@@ -513,7 +489,7 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         ),
         (
             {"augment": {"mixup": 0.2}},
-            r"train.batch_size: got 211, which is 211 images per micro-batch, expected an even number",
+            r"train.batch_size: got 211, expected an even number per micro-batch for mixup and cutmix, not 211",
         ),
         (
             {"train": {"precision": "fp16"}},

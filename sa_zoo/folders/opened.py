@@ -73,11 +73,6 @@ def open_folder(folder: Path) -> Opened:
     return Opened(source, folder, network, config, read_metrics(folder))
 
 
-def load_model(source: str) -> nn.Module:
-    """The network of `open_model`."""
-    return open_model(source).network
-
-
 def _loaded(source: str) -> tuple[str, nn.Module]:
     """What was checked, with the revision if it is on a Hub, and its network."""
     with checked(source) as exact:

@@ -146,13 +146,25 @@ def check_inside(folder: Path, name: str) -> None:
         )
 
 
-def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:
-    """Write the two files that timm loads; `configs` are model_config and data_config of `save_config_for_hf`."""
+def write_timm_files(
+    folder: Path,
+    model: nn.Module,
+    model_config: dict[str, Any] | None = None,
+    data_config: dict[str, Any] | None = None,
+) -> None:
+    """Write the two files that timm loads; the configs are those of `save_config_for_hf`.
+
+    Without `model_config`, the classes keep the names that they have where the network was loaded from.
+    """
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    if model_config is None:
+        cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+        model_config = {key: cfg.get(key) for key in ("label_names", "label_descriptions")}
     with TemporaryDirectory() as temporary:
-        save_config_for_hf(model, f"{temporary}/config.json", **configs)
-        config = read_json(Path(temporary) / "config.json")
+        path = Path(temporary) / "config.json"
+        save_config_for_hf(model, str(path), model_config, data_config=data_config)
+        config = read_json(path)
     # transformers refuses it there; timm reads the outer one
     config.get("model_args", {}).pop("num_classes", None)
     write_json(folder / "config.json", config)

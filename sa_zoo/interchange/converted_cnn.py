@@ -35,13 +35,10 @@ def write_converted(
     converted, report = convert(network, layers, alpha, content)
     backbone = _registered(network, {"layers": layers, "alpha": alpha, "content": content})
     backbone.load_state_dict(converted.state_dict())
-    cfg = backbone.pretrained_cfg
-    # transformers reads the names of the classes from the configuration of the model
-    names = {key: cfg[key] for key in ("label_names", "label_descriptions") if cfg.get(key)}
-    write_timm_files(folder, backbone, model_config=names)
+    write_timm_files(folder, backbone)
     write_file(folder / "report.md", report.table())
     metrics = Metrics(
-        model=cfg["architecture"],
+        model=backbone.pretrained_cfg["architecture"],
         parameters=sum(parameter.numel() for parameter in backbone.parameters()),
         base_model=(network.pretrained_cfg.get("hf_hub_id") or "").partition("@")[0],
         conversion=Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits),

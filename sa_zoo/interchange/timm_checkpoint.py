@@ -6,12 +6,13 @@ from typing import Any
 
 import timm
 import torch
+from safetensors.torch import save
 from timm.data import resolve_data_config
 from timm.models import clean_state_dict
 from torch import nn
 
-from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_config, check_name
-from sa_zoo.folders.opened import build_model
+from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_name
+from sa_zoo.folders.write import write_file
 
 PICKLED = "pytorch_model.bin"  # the weights in a folder that timm wrote without safetensors
 
@@ -64,15 +65,8 @@ def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dic
     return network.eval(), resolve_data_config(settings, model=network)
 
 
-def network_from_folder(folder: Path) -> nn.Module:
-    """The network in a folder of timm's `save_for_hf` whose weights are in PICKLED."""
-    check_config(folder / "config.json")
-    source = f"local-dir:{folder}"
-    with at_most(PARAMETERS):
-        network = build_model(source, pretrained=False, model_name=source)
-    try:
-        network.load_state_dict(clean_state_dict(read_checkpoint(folder / PICKLED)))
-    except RuntimeError as error:
-        message = f"weights: got those of another model in {folder / PICKLED}: {error}"
-        raise ValueError(message) from error
-    return network.eval()
+def write_safely(source: Path, folder: Path) -> None:
+    """Write the folder of timm's `save_for_hf` whose weights are in PICKLED as one with safetensors, into `folder`."""
+    weights = clean_state_dict(read_checkpoint(source / PICKLED))
+    write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    write_file(folder / "config.json", (source / "config.json").read_bytes())

@@ -89,7 +89,7 @@ def name_baseline(folder: Path, baseline: Path) -> Metrics:
     named = Baseline(
         model=read_json(baseline / "config.json").get("architecture", baseline.name),
         fine_tuned=bool(_init(_text(baseline / "train.toml"))),
-        epochs=other.train.epochs if other.train else None,
+        epochs=other.measured().get("train", {}).get("epochs"),
         test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "loss"})),
     )
     return write_metrics(folder, mine.model_copy(update={"baseline": named}))
@@ -97,7 +97,8 @@ def name_baseline(folder: Path, baseline: Path) -> Metrics:
 
 def _images_of(run: Metrics) -> tuple[str | None, str | None, int | None]:
     """Data, revision and number of the images that a run was tested on."""
-    return run.data, run.data_revision or None, run.test.n if run.test else None
+    images = run.measured().get("test", {}).get("n")
+    return run.data, run.data_revision or None, images
 
 
 def _render(facts: dict[str, Any], repo_id: str = "") -> str:
@@ -120,11 +121,12 @@ def _facts(opened: Opened) -> dict[str, Any]:
     entry = timm.models.model_entrypoint(name)
     cfg: dict[str, Any] = network.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
-    own_name = folder.resolve().name
-    recipe = _text(folder / "train.toml")
-    init = _init(recipe)
+    license_of_all = "apache-2.0" if ours else "unknown"
+    title = folder.resolve().name
+    if not title.startswith(f"{name}."):  # NAME.TAG
+        title = name
     return {
-        "title": own_name if own_name.startswith(f"{name}.") else name,  # of NAME.TAG, with its tag
+        "title": title,
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
         "attention": cfg.get("paper_ids") == PAPER,
         "ours": ours,
@@ -134,16 +136,25 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
         "labels": opened.config.get("label_names"),
-        "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
+        "license": cfg.get("license") or license_of_all,
         "cost": cost_of(network, tuple(cfg["input_size"])),
+        "figures": [path.name for path in (folder / "figures").glob("*.png")],
+        "explorer": (folder / "explorer.html").is_file(),
+        "report": (folder / "report.md").is_file(),
+        **_training_facts(opened),
+    }
+
+
+def _training_facts(opened: Opened) -> dict[str, Any]:
+    """The recipe of a run, and what it started from."""
+    recipe = _text(opened.local_folder / "train.toml")
+    init = _init(recipe)
+    return {
         "recipe": recipe.strip(),
         # if the data have a title, their name is a folder
         "title_of_data": tomllib.loads(recipe).get("data", {}).get("title", ""),
         "base": init.partition(":")[2] or init,
         "base_model": opened.metrics.base_model or _hub_id(init),
-        "figures": [path.name for path in (folder / "figures").glob("*.png")],
-        "explorer": (folder / "explorer.html").is_file(),
-        "report": (folder / "report.md").is_file(),
     }
 
 
@@ -151,37 +162,37 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The YAML at the top, as the Hub's own classes write it."""
     metrics: Metrics = facts["metrics"]
     data = metrics.data or ""
-    on_hub = HUB_ID.fullmatch(data) is not None
+    dataset_type = re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-")
+    more: dict[str, Any] = {}
+    if HUB_ID.fullmatch(data):
+        dataset_type = data
+        more["datasets"] = [data]
     tags = ["timm", "transformers", "image-classification"]
     if facts["attention"]:
         tags.append("self-attention")
-    results: dict[str, Any] = {}
     if metrics.test:
-        about = {
+        about: dict[str, Any] = {
             "task_type": "image-classification",
-            "dataset_type": data if on_hub else re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-"),
+            "dataset_type": dataset_type,
             "dataset_name": data,
             "dataset_split": "test",
             "dataset_revision": metrics.data_revision or None,
             "metric_type": "accuracy",
         }
         scores = {"top-1": metrics.test.top1, "top-5": metrics.test.top5}
-        results = {
-            "metrics": ["accuracy"],
-            "model_name": facts["title"],
-            "eval_results": [
-                EvalResult(**about, metric_name=f"{name} accuracy", metric_value=value)
-                for name, value in scores.items()
-            ],
-        }
+        more["metrics"] = ["accuracy"]
+        more["model_name"] = facts["title"]
+        more["eval_results"] = [
+            EvalResult(**about, metric_name=f"{name} accuracy", metric_value=value)
+            for name, value in scores.items()
+        ]
     return ModelCardData(
         license=facts["license"],
         library_name="timm",
         pipeline_tag="image-classification",
         tags=tags,
         base_model=facts["base_model"] or None,
-        datasets=[data] if on_hub else None,
-        **results,
+        **more,
     )
 
 
@@ -194,10 +205,14 @@ def _hub_id(init: str) -> str | None:
     """The Hub repository that a model started from, if there is one."""
     if init.startswith("hf-hub:"):
         return init.removeprefix("hf-hub:").partition("@")[0]
-    config = timm.models.get_pretrained_cfg(init) if timm.is_model(init) else None
+    if not timm.is_model(init):
+        return None
+    config = timm.models.get_pretrained_cfg(init)
     return config.hf_hub_id if config else None
 
 
 def _text(path: Path) -> str:
     """The contents of a file; empty if there is none."""
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    return path.read_text(encoding="utf-8")

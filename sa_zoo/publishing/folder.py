@@ -15,12 +15,10 @@ from safetensors import SafetensorError, deserialize
 from torch import nn
 
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import check_sums
 
-REQUIRED = ("config.json", "metrics.json", "model.safetensors")
 # Everything that is not here (optimizer state, logs, pickles) stays on this machine.
 PATTERNS = (
-    *REQUIRED,
+    *("config.json", "metrics.json", "model.safetensors"),
     *("README.md", "LICENSE", "report.md", "preprocessor_config.json", "*.py"),
     *("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors"),
     *("check.json", "results/*.json", "figures/*.png", "explorer.html"),
@@ -68,21 +66,13 @@ def read_manifest(folder: Path) -> Manifest:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}
 
 
-def check_complete(folder: Path) -> None:
-    """Raise ValueError if the folder is damaged, or lacks a file that only training or conversion can write."""
-    if not folder.is_dir():
-        raise ValueError(f"got {folder}, which is not a folder, expected that of a finished run")
-    missing = [name for name in REQUIRED if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(
-            f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; "
-            f"`sa-zoo finish {folder} --out NEW` makes one of a folder of another trainer"
-        )
-    check_sums(folder)
-
-
 def check_folder(opened: Opened, manifest: Manifest) -> torch.Tensor:
     """Check a complete folder and return the logits of `check_loads`. Raises ValueError that says what to do."""
+    if "metrics.json" not in manifest:
+        raise ValueError(
+            f"got {opened.folder} without metrics.json, expected the folder of a finished run; "
+            f"`sa-zoo finish {opened.folder} --out NEW` makes one of a folder of another trainer"
+        )
     for name, content in manifest.items():
         _check_content(name, content)
     if "num_classes" in opened.config.get("model_args", {}):

@@ -15,7 +15,6 @@ from sa_zoo.interchange.transformers_export import remote_code
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
     Manifest,
-    check_complete,
     check_folder,
     check_loads,
     read_manifest,
@@ -43,10 +42,8 @@ def publish(
     _check_names(repo_id, tag)
     manifest, logits = _checked(opened, repo_id)
     remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
-    details = [" (private)"] if private else []
-    if tag:
-        details.append(f", tag {tag}")
-    print(f"{opened.folder} -> {remote.url}{''.join(details)}")
+    with_tag = f", tag {tag}" if tag else ""
+    print(f"{opened.folder} -> {remote.url}{' (private)' * private}{with_tag}")
     for name, content in manifest.items():
         print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
     sent = {name.split("/")[0] for name in manifest}
@@ -67,7 +64,7 @@ def publish(
     _check_download(remote, commit, manifest, logits)
     if tag:
         _tag(remote, tag, commit)
-    print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
+    print(f"published {remote.url} at {commit}{with_tag}")
     return commit
 
 
@@ -87,7 +84,6 @@ def _checked(opened: Opened, repo_id: str) -> tuple[Manifest, torch.Tensor]:
 
     Code that config.json promises and the folder does not have is this package's.
     """
-    check_complete(opened.local_folder)
     with checked(opened.source):  # what transformers builds is bounded, too
         manifest = read_manifest(opened.local_folder)
         if "auto_map" in opened.config:

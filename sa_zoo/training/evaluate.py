@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sa_zoo.folders.metrics import Metrics, Scores
-from sa_zoo.folders.opened import Opened, open_model
+from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import InputFormat, input_format_of
@@ -85,11 +85,6 @@ def _detail(
         },
         "confusion_matrix": matrix.tolist() if classes <= MOST_CLASSES else None,
     }
-
-
-def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:
-    """`evaluate_opened` of `open_model`."""
-    return evaluate_opened(open_model(model), data, detail)
 
 
 def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> Metrics:

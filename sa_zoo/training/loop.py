@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from pydantic import TypeAdapter
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkp
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.overflow import watch
 from sa_zoo.training.progress import Interrupted, Progress
 from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_heads, write_history
 from sa_zoo.training.splits import Split
@@ -85,25 +83,23 @@ class Run:
         train = self.config.train
         processes = self.accelerator.num_processes
         images, rest = divmod(train.batch_size, processes * train.accumulation)
-        got = f"train.batch_size: got {train.batch_size}"
+        expected = ""
         if rest:
-            parts = f"{processes} processes x {train.accumulation} micro-batches"
-            raise ValueError(f"{got}, expected a multiple of {parts}")
-        if train.batch_size > len(self.split):
-            raise ValueError(f"{got}, expected at most the {len(self.split)} to train on")
-        if self.augment.mixup and images % 2:
-            each = f"which is {images} images per micro-batch"
-            raise ValueError(f"{got}, {each}, expected an even number with mixup or cutmix")
+            expected = f"a multiple of {processes} processes x {train.accumulation} micro-batches"
+        elif train.batch_size > len(self.split):
+            expected = f"at most the {len(self.split)} to train on"
+        elif self.augment.mixup and images % 2:
+            expected = f"an even number per micro-batch for mixup and cutmix, not {images}"
+        if expected:
+            raise ValueError(f"train.batch_size: got {train.batch_size}, expected {expected}")
         return images
 
     def begin(self) -> None:
-        """Make the run folder. Before the first step, save what the run starts from."""
+        """Make the run folder, unless the run was begun before."""
         if self.accelerator.is_main_process:
             begin_run(self.out, self.config)
-        if not self.images_done():
-            if self.accelerator.is_main_process:
+            if not self.images_done():
                 record_heads(self.out, self.averaged, epoch=0)
-            self.save()  # to repeat the first steps from, should they overflow
 
     def train_epoch(self) -> None:
         """Take the remaining steps of the current epoch."""
@@ -192,24 +188,10 @@ class Run:
         return bool(stop)
 
     def _not_finite(self, what: str) -> FloatingPointError:
-        """The error for it, with its cause: the steps since the last checkpoint are repeated to find it."""
-        error = (
-            f"{what} not finite, in epoch {self.counters.epoch + 1}, step {self.counters.step}; "
-        )
-        kept = checkpoints(self.folder)
-        if not kept:
-            return FloatingPointError(f"{error}the initial ones already")
-        found = watch(self.model)
-        self._restore()
-        self.prepared.train()
-        for batches in self._remaining_steps():
-            self.step(batches)
-            causes = gather_object(found[:1])
-            if causes:
-                error += f"first in {causes[0]}, step {self.counters.step}; "
-                break
-        advice = "Lower optim.lr or set optim.clip"
-        return FloatingPointError(f"{error}{kept[0]} is the last good checkpoint. {advice}")
+        where = f"epoch {self.counters.epoch + 1}, step {self.counters.step}"
+        kept = [f"{path} is the last good checkpoint" for path in checkpoints(self.folder)[:1]]
+        advice = ". ".join([*kept, "Lower optim.lr or set optim.clip"])
+        return FloatingPointError(f"{what} not finite, in {where}; {advice}")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""

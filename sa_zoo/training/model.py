@@ -58,8 +58,9 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
         sizes = {"img_size": image_size or None}
         args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
         if args["model_name"] != config.name.partition(".")[0]:
-            got = f"weights of {args['model_name']} in {source}"
-            raise ValueError(f"model.init: got {got}, expected {config.name}")
+            raise ValueError(
+                f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}"
+            )
         if config.init and is_model(source):
             # timm looks up by name where the weights are
             args |= {"model_name": source, "pretrained_cfg": None}
@@ -77,8 +78,9 @@ def _source(config: ModelConfig) -> str:
     if Path(config.init).is_dir():
         return f"local-dir:{config.init}"
     if ":" not in config.init and not is_model_pretrained(config.init):
-        expected = "a folder, hf-hub:OWNER/NAME or a timm name with weights"
-        raise FileNotFoundError(f"model.init: got {config.init}, expected {expected}")
+        raise FileNotFoundError(
+            f"model.init: got {config.init}, expected a folder, hf-hub:OWNER/NAME or a timm name with weights"
+        )
     return config.init
 
 
@@ -86,8 +88,9 @@ def _freeze(model: nn.Module, pattern: str) -> None:
     parameters = dict(model.named_parameters())
     frozen = [name for name in parameters if re.search(pattern, name)]
     if len(frozen) in (0, len(parameters)):
-        matched = f"{len(frozen)} of {len(parameters)} parameters"
-        raise ValueError(f"model.freeze: got {pattern!r}, which matches {matched}")
+        raise ValueError(
+            f"model.freeze: got {pattern!r}, which matches {len(frozen)} of {len(parameters)} parameters"
+        )
     for name in frozen:
         parameters[name].requires_grad_(False)
 

@@ -39,18 +39,21 @@ def is_finished(out: Path, config: Config, resume: bool) -> bool:
     """
     if not resume:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            expected = "expected a new --out, or --resume"
-            raise FileExistsError(f"run folder: got {out}, which is not empty; {expected}")
+            raise FileExistsError(
+                f"run folder: got {out}, which is not empty; expected a new --out, or --resume"
+            )
         return False
     if not (out / "train.toml").is_file():
-        expected = "expected one with a run to resume"
-        raise FileNotFoundError(f"run folder: got {out} without train.toml, {expected}")
+        raise FileNotFoundError(
+            f"run folder: got {out} without train.toml, expected one with a run to resume"
+        )
     check_inside(out, CHECKPOINTS)
     finished = (out / "metrics.json").is_file()
     if (out / SUMS).is_file() and not finished:
-        got = f"got a finished run in {out} without metrics.json"
-        again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
-        raise FileNotFoundError(f"run folder: {got}; `{again}` writes a new one")
+        raise FileNotFoundError(
+            f"run folder: got a finished run in {out} without metrics.json; "
+            f"`sa-zoo evaluate {out} --json {out}/metrics.json` writes a new one"
+        )
     _check_same(config, out / "train.toml")
     return finished
 
@@ -65,8 +68,9 @@ def _check_same(config: Config, path: Path) -> None:
         for key, got in keys.items():
             expected = started[section][key]
             if got != expected and key not in MAY_CHANGE:
-                run = f"as in the run in {path.parent}"
-                raise ValueError(f"{section}.{key}: got {got!r}, expected {expected!r}, {run}")
+                raise ValueError(
+                    f"{section}.{key}: got {got!r}, expected {expected!r}, as in the run in {path.parent}"
+                )
 
 
 def begin_run(out: Path, config: Config) -> None:

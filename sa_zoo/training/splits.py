@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from sa_zoo.training.augment import HOLD_OUT, permutation
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import Images, Source
+from sa_zoo.training.sources import Source
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -115,9 +115,8 @@ class Decoder:
         try:
             return self(images[row])
         except Exception as error:
-            file = isinstance(images, Images) and images.path(row)
             where = f"image {row} of the {table} split: {error or type(error).__name__}"
-            raise UnreadableImage(f"{file}, {where}" if file else where) from error
+            raise UnreadableImage(", ".join(filter(None, [images.path(row), where]))) from error
 
     def table(self, source: Source, table: str) -> Tensor:
         """All images of a table, uint8 (N, C, H, W)."""

@@ -61,33 +61,33 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     check_start(config.model)  # before data are loaded, which may take long
     with accelerator.main_process_first():  # it downloads the data for all
         source = open_source(config.data)
-    torch.manual_seed(config.train.seed)
-    classes, device = source.classes, accelerator.device
-    model = create_model(config.model, len(classes), config.data.image_size)
+    seed = config.train.seed
+    torch.manual_seed(seed)
+    device = accelerator.device
+    classes = len(source.classes)
+    model = create_model(config.model, classes, config.data.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     input_format = input_format_of(model, config.data.image_size)
     macs = _macs(model, config, input_format)
-    check_output(model, input_format.input_size, len(classes))
+    check_output(model, input_format.input_size, classes)
     splits = splits_of(source, config.data.validation, input_format, device)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"], input_format)
-    seed, normalize = config.train.seed, input_format.normalize
-    augment = Augment(config.augment, seed, len(classes), normalize, device)
+    augment = Augment(config.augment, seed, classes, input_format.normalize, device)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
         # a tag would name weights that timm offers, and these are others
-        model_config = {"label_names": list(classes), "pretrained_cfg": {"tag": ""}}
-        data_config = {"input_size": input_format.input_size}
-        write_timm_files(out, run.averaged, model_config=model_config, data_config=data_config)
+        labels = {"label_names": list(source.classes), "pretrained_cfg": {"tag": ""}}
+        size = {"input_size": input_format.input_size}
+        write_timm_files(out, run.averaged, model_config=labels, data_config=size)
     accelerator.wait_for_everyone()
-    published = open_model(str(out))
-    metrics = _metrics(run, published, source, splits, macs)
+    published = _evaluated(run, source, splits, macs)
     if accelerator.is_main_process:
-        write_metrics(out, metrics)
+        write_metrics(out, published.metrics)
         remove_checkpoints(out)
     accelerator.end_training()
-    return replace(published, metrics=metrics)
+    return published
 
 
 def _accelerator(config: Config, out: Path) -> Accelerator:
@@ -95,8 +95,9 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
     if train.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
     if train.tracker and find_spec(train.tracker) is None:
-        got = f"got {train.tracker}, which is not installed"
-        raise ValueError(f"train.tracker: {got}: pip install 'sa_zoo[tracking]'")
+        raise ValueError(
+            f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'"
+        )
     return open_accelerator(
         mixed_precision=train.precision,
         gradient_accumulation_steps=train.accumulation,
@@ -112,19 +113,21 @@ def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
     sizes = {(height, width): config.train.epochs - small}
     if small:
         if getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
-            expected = f"expected 0: {config.model.name} takes images of one size"
-            raise ValueError(f"augment.small_epochs: got {small}, {expected}")
+            raise ValueError(
+                f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes images "
+                "of one size"
+            )
         sizes[size, size] = small
     try:
         return sum(n * training_macs(model, (channels, *hw)) for hw, n in sizes.items())
     except AssertionError as error:
         small_images = f" and {size}x{size}, augment.small_size" if small else ""
-        got = f"got {height}x{width}{small_images}"
-        raise ValueError(f"data.image_size: {got}: {error}") from error
+        raise ValueError(f"data.image_size: got {height}x{width}{small_images}: {error}") from error
 
 
 def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
-    accelerator, train = run.accelerator, run.config.train
+    accelerator = run.accelerator
+    train = run.config.train
     loader = accelerator.prepare(validation.loader(train.batch_size))
     with interruption() as run.signals, run.progress:
         run.begin()
@@ -146,13 +149,13 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
             accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])
 
 
-def _metrics(
-    run: Run, published: Opened, source: Source, splits: dict[str, Split], macs: int
-) -> Metrics:
-    """Evaluate the published model in full precision, on the test split for the only time; record its maps."""
-    config, accelerator = run.config, run.accelerator
-    network, input_format = published.network, input_format_of(published.network)
-    network.to(accelerator.device)
+def _evaluated(run: Run, source: Source, splits: dict[str, Split], macs: int) -> Opened:
+    """Open the run folder, and evaluate it in full precision, on the test split for the only time; record its maps."""
+    config = run.config
+    accelerator = run.accelerator
+    published = open_model(str(run.out))
+    network = published.network.to(accelerator.device)
+    input_format = input_format_of(network)
     scores = {}
     for name in ("test", "validation"):
         if len(splits[name]):
@@ -162,8 +165,8 @@ def _metrics(
         images = next(iter(splits["test"].loader(IMAGES)))[0]
         record_maps(run.out, network, input_format.normalize(images).to(accelerator.device))
     network.cpu()
-    images = run.steps * config.train.batch_size
-    return Metrics(
+    images_per_epoch = run.steps * config.train.batch_size
+    metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         data=source.name,
@@ -172,10 +175,11 @@ def _metrics(
         train=Training(
             seconds=run.counters.seconds,
             cpu_seconds=run.counters.cpu_seconds,
-            pflop=3 * 2 * macs * images / 1e15,  # a backward pass costs two forward passes
+            pflop=3 * 2 * macs * images_per_epoch / 1e15,  # backward costs two forward passes
             epochs=config.train.epochs,
             images_per_second=run.images_per_second(),
             n=len(run.split),
         ),
         environment=environment(accelerator.device) | {"processes": accelerator.num_processes},
     )
+    return replace(published, metrics=metrics)

@@ -1,5 +1,6 @@
 """From a trained network to the folder that is published: what transformers and people read is added."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from sa_zoo.analysis.figures import draw_figures
@@ -7,7 +8,7 @@ from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import Metrics, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.write import SUMS, new_folder, write_sums, write_timm_files
-from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, network_from_folder
+from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
 from sa_zoo.verbs.explore import write_explorer
@@ -50,14 +51,12 @@ def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
             write_timm_files(new, network, data_config=data)
         else:
             if (source / PICKLED).is_file() and not (source / "model.safetensors").is_file():
-                network = network_from_folder(source)
-            else:
-                network = open_folder(source).network
-            cfg = network.pretrained_cfg
-            names = {key: cfg[key] for key in ("label_names", "label_descriptions") if cfg.get(key)}
-            write_timm_files(new, network, model_config=names)
+                write_safely(source, new)
+                source = new
+            network = open_folder(source).network
+            write_timm_files(new, network)
+        opened = open_folder(new)
         parameters = sum(parameter.numel() for parameter in network.parameters())
-        named = network.pretrained_cfg["architecture"]
-        write_metrics(new, Metrics(model=named, parameters=parameters))
-        opened = finish_folder(new)
+        metrics = Metrics(model=opened.config["architecture"], parameters=parameters)
+        opened = finish(replace(opened, metrics=write_metrics(new, metrics)))
     return opened.moved(out)
