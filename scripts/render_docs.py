@@ -85,7 +85,8 @@ def models() -> str:
     for variant in VARIANTS:
         cost = cost_of(timm.create_model(variant.name), (3, 32, 32))
         gflops = [f"{2 * macs / 1e9:.2f}" for macs in (cost.linear_macs, cost.macs)]
-        rows.append([f"`{variant.name}`", variant.sentence, f"{cost.parameters:,}", *gflops])
+        numbers = [f"{cost.parameters:,}", *gflops]
+        rows.append([f"`{variant.name}`", variant.sentence, *numbers])
     head = [
         "timm name",
         "what it is",

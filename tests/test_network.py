@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torchvision.ops import StochasticDepth
 
-from sa_zoo.models.network import Block, SANet
+from sa_zoo.models.network import Block, DropPath, SANet
 from sa_zoo.models.terms import (
     Absolute,
     Content,
@@ -195,6 +196,17 @@ def test_drop_path_grows_with_depth_and_spares_evaluation():
     assert torch.equal(model(x), model(x))
     torch.manual_seed(1)
     assert not torch.equal(model.train()(x), model(x))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_drop_path_is_that_of_torchvision(p):
+    x = torch.randn(17, 5, 3, 7)
+    results = []
+    for module in (DropPath(p), StochasticDepth(p, mode="row")):
+        torch.manual_seed(6)
+        results.append(module.train()(x))
+        assert torch.equal(module.eval()(x), x)
+    assert torch.equal(*results)
 
 
 def test_dropout_leaves_the_residual_alone():

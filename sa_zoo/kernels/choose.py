@@ -23,6 +23,7 @@ Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, 
 ROUTES: dict[str, Route] = {
     "definition": lambda layer, X, now: layer.definition(X),
     "by axes": lambda layer, X, now: layer.by_axes(X),
+    "as published": lambda layer, X, now: layer.cheaper(X),
     "fused": fused,
     "absorbed": absorbed,
     "portions": portions,
@@ -44,8 +45,7 @@ def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
     return factorizes(layer) and X.shape[1] * X.shape[2] > TRAINING_AXES_FROM
 
 
-# The first row whose condition holds is taken. Speeds are relative to the next simpler route, on an AMD EPYC and an
-# Intel Xeon with AMX, for sa_quadratic_cifar or, with content, sa_content_cifar.
+# The first row whose condition holds is taken.
 ROWS = (
     Row(
         "definition",
@@ -53,14 +53,9 @@ ROWS = (
         "calls every module, once and with the whole batch",
     ),
     Row(
-        "by axes",
-        lambda layer, X, now: now.fixed_graph and layer.axes_pay and not layer.drops(),
-        "leaves no T x T probabilities in a graph that has to take any batch",
-    ),
-    Row(
-        "definition",
+        "as published",
         lambda layer, X, now: now.fixed_graph,
-        "asks nothing about the batch",
+        "asks nothing about the batch, any of which the graph has to take",
     ),
     Row(
         "absorbed",

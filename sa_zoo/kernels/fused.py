@@ -88,15 +88,14 @@ def fused_values(
     if b_val is not None:
         given.append(b_val)
         expected.append((N,))
-    if LIBRARY is None or not takes(X, W_val):
+    fits = [tuple(tensor.shape) for tensor in given] == expected
+    right = all(tensor.dtype == X.dtype and tensor.is_cpu for tensor in given)
+    if LIBRARY is None or not takes(X, W_val) or not fits or not right:
+        got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
         raise ValueError(
-            f"expected an AVX-512 processor, float32 and channels in multiples of {LANES}, "
-            f"got {X.dtype} {tuple(X.shape)} and {W_val.dtype} {tuple(W_val.shape)}"
+            f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "
+            f"and after X {expected}"
         )
-    fitting = all(tensor.dtype == X.dtype and tensor.is_cpu for tensor in given)
-    if [tuple(tensor.shape) for tensor in given] != expected or not fitting:
-        shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in given)
-        raise ValueError(f"expected float32 {expected} for X of {tuple(X.shape)}, got {shapes}")
     inputs = [tensor.contiguous() for tensor in (X, *given)]
     threads = torch.get_num_threads()
     height = tile_height(X, threads)

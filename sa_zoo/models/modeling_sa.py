@@ -5,7 +5,7 @@ Hidden states are (B, T, D), as is usual in transformers. This file is also publ
 code.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class SAPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {  # noqa: RUF012
         "hidden_states": SABlock,
         "attentions": OutputRecorder(SAAttention, index=1),
     }
