@@ -35,7 +35,7 @@ SMALL = {"embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}
 @pytest.fixture
 def run(tmp_path):
     """A run of a quadratic model, with everything that a run of today records."""
-    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", num_classes=3, **SMALL)
     (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": TEST | DETAIL}))
     weights = {
         key: value
