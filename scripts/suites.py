@@ -21,7 +21,7 @@ from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
-from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.device import open_accelerator, with_launched_precision
 from sa_zoo.training.model import create_model, input_format_of
 from sa_zoo.training.optimization import optimizer_of
 from sa_zoo.training.splits import Split
@@ -219,7 +219,7 @@ def recipe(name: str, device: torch.device) -> Case:
 
     Raises ValueError for another device than recipes train on, here.
     """
-    config = load_config(name)
+    config = with_launched_precision(load_config(name))
     build = partial(_with_images, config)
     found = open_accelerator().device.type
     if device.type != found:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.figures import comparisons, draw_figures, figures_of, gaussian_layers
+from sa_zoo.analysis.figures import draw_figures, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.run_figures import (
@@ -35,7 +35,7 @@ SMALL = {"embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}
 @pytest.fixture
 def run(tmp_path):
     """A run of a quadratic model, with everything that a run of today records."""
-    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", num_classes=3, **SMALL)
     (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": TEST | DETAIL}))
     weights = {
         key: value
@@ -92,46 +92,6 @@ def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
     ]
 
 
-def test_the_command_writes_figures_of_each_run_and_of_all_together(tmp_path):
-    runs = []
-    for seed in (0, 1):
-        runs.append(make_run(tmp_path / f"seed{seed}", "resnet_tiny_cifar"))
-        metrics = {**METRICS, "model": "tiny", "test": TEST | DETAIL, "train": {"pflop": 0.3}}
-        (runs[-1] / "metrics.json").write_text(json.dumps(metrics))
-        (runs[-1] / "train.toml").write_text(f"[train]\nseed = {seed}\n")
-    result = CliRunner().invoke(app, ["plot", *map(str, runs), "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    names = [
-        f"{name}.{kind}"
-        for name in ("learning_curve", "confusion_matrix", "reliability")
-        for kind in ("png", "svg")
-    ]
-    together = [f"{name}.{kind}" for name in ("learning_curves",) for kind in ("png", "svg")]
-    expected = {tmp_path / "out" / f"seed{seed}" / name for name in names for seed in (0, 1)}
-    assert set((tmp_path / "out").rglob("*.*")) == expected | {
-        tmp_path / "out" / name for name in together
-    }
-    assert not (runs[0] / "figures").exists()
-    legend = (
-        comparisons([open_model(str(run)) for run in runs])["learning_curves"]
-        .axes[0]
-        .get_legend_handles_labels()[1]
-    )
-    assert legend == ["tiny, 2 seeds: training, augmented", "tiny, 2 seeds: held out"]
-
-
-@pytest.mark.parametrize(
-    ("runs", "said"), [(["none"], "model: got"), (["a/run", "b/run"], "expected different names")]
-)
-def test_folders_that_are_no_runs_or_have_one_name_are_refused(tmp_path, runs, said):
-    for name in runs:
-        if "/" in name:
-            make_run(tmp_path / name, "resnet_tiny_cifar")
-    folders = [str(tmp_path / name) for name in runs]
-    result = CliRunner().invoke(app, ["plot", *folders, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 1 and said in result.output and not (tmp_path / "out").exists()
-
-
 def test_the_figures_of_one_layer_and_one_epoch_are_whole():
     figure = head_positions([{"Delta": np.zeros((3, 2)), "spread": np.ones(3)}])
     figure.canvas.draw()
@@ -142,7 +102,7 @@ def test_the_figures_of_one_layer_and_one_epoch_are_whole():
             and 0 <= extent.y0 <= extent.y1 <= figure.bbox.height
         )
     line = {"epoch": 1, "loss": 0.5, "top1": 0.75}
-    for axes in learning_curves({"": [[line]]}).axes:
+    for axes in learning_curves([line]).axes:
         assert all(float(tick).is_integer() for tick in axes.xaxis.get_major_locator()())
 
 
@@ -154,7 +114,7 @@ def test_a_truncated_file_is_named(run):
 
 
 def test_the_curves_hold_the_history():
-    loss, accuracy = learning_curves({"": [EPOCHS]}).axes
+    loss, accuracy = learning_curves(EPOCHS).axes
     training, held_out = loss.get_lines()
     assert training.get_ydata().tolist() == [line["loss"] for line in EPOCHS]
     assert held_out.get_ydata().tolist() == [line["validation"]["loss"] for line in EPOCHS]
@@ -163,23 +123,11 @@ def test_the_curves_hold_the_history():
     )
 
 
-def test_a_band_goes_from_the_lowest_to_the_highest_seed():
-    runs = [
-        [{"epoch": epoch, "loss": epoch * factor, "top1": 0.5} for epoch in (1, 2)]
-        for factor in (1.0, 2.0, 6.0)
-    ]
-    loss = learning_curves({"a": runs, "b": [EPOCHS]}).axes[0]
-    assert loss.get_lines()[0].get_ydata().tolist() == [3.0, 6.0]
-    band = loss.collections[0].get_paths()[0].vertices
-    assert {tuple(point) for point in band} == {(1, 1), (2, 2), (1, 6), (2, 12)}
-    assert len(loss.collections) == 1, "no band for a single run"
-
-
 def test_a_history_without_held_out_images_has_one_curve():
     history = [
         {key: value for key, value in line.items() if key != "validation"} for line in EPOCHS
     ]
-    assert [len(axes.get_lines()) for axes in learning_curves({"": [history]}).axes] == [1, 1]
+    assert [len(axes.get_lines()) for axes in learning_curves(history).axes] == [1, 1]
 
 
 def test_rows_of_the_confusion_matrix_are_shares_of_the_true_class():
@@ -299,16 +247,13 @@ def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a
 def test_nothing_is_drawn_through_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
-    for verb in ("card", "plot"):
-        result = CliRunner().invoke(app, [verb, str(run)])
-        assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
+    result = CliRunner().invoke(app, ["card", str(run)])
+    assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
     assert not list((tmp_path / "outside").iterdir())
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "7", "{"])
 def test_a_history_that_is_not_json_is_reported(run, line):
     (run / "history.jsonl").write_text(f"{line}\n")
-    result = CliRunner().invoke(app, ["plot", str(run)])
-    assert result.exit_code == 1 and f"error: {run}/history.jsonl: got" in result.stderr, (
-        result.exception
-    )
+    result = CliRunner().invoke(app, ["card", str(run)])
+    assert result.exit_code == 1 and f"{run}/history.jsonl: got" in result.stderr, result.exception

@@ -148,12 +148,9 @@ def value_norms(W: Tensor) -> dict[str, Tensor]:
 
     In float32, some processors add the D_out * D_in products of the gram matrix one by one, and lose three digits.
     """
-    return {
-        "norms": W.abs().sum(
-            dim=2
-        ),  # (D_out, N_h): what certificate.py multiplies missed attention by
-        "gram": torch.einsum("ohi,ogi->hg", W, W),  # (N_h, N_h): norms of any sum of value matrices
-    }
+    norms = W.abs().sum(dim=2)  # (D_out, N_h): what certificate.py multiplies missed attention by
+    gram = torch.einsum("ohi,ogi->hg", W, W)  # (N_h, N_h): norms of any sum of value matrices
+    return {"norms": norms, "gram": gram}
 
 
 def _filters(module: ConvolutionalAttention) -> Json:

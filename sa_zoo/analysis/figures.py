@@ -1,14 +1,12 @@
-"""Figures of run folders, drawn from their files alone: what a card shows, and what `sa-zoo plot` writes."""
+"""The figures of a model folder, drawn from its files alone: what a card shows."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -23,7 +21,7 @@ from sa_zoo.analysis.run_figures import (
     learning_curves,
     reliability,
 )
-from sa_zoo.folders.opened import Opened, open_folder
+from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import check_inside, json_object, write_file
 from sa_zoo.models.attention import Attention
 
@@ -35,48 +33,18 @@ MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a fi
 
 
 def draw_figures(opened: Opened) -> list[Path]:
-    """Draw what the folder of a model has data for into its figures/, as PNG."""
-    return _save(figures_of(opened), opened.local_folder / "figures", ["png"])
+    """Draw what the folder of a model has data for into its figures/."""
+    folder = opened.local_folder / "figures"
+    figures = figures_of(opened)
+    return [save_figure(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def plot(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
-    """Write the figures of each run, and of several also those that compare them, as PNG and SVG.
-
-    Those of one run go to RUN/figures or, with `out`, to OUT/RUN; comparisons to `out` or to the current folder.
-    Raises FileNotFoundError for a folder that holds no run, ValueError for runs of one name with `out`.
-    """
-    if out and len({run.resolve().name for run in runs}) < len(runs):
-        raise ValueError(
-            f"runs: got {', '.join(map(str, runs))}, expected different names for the folders in {out}"
-        )
-    opened = [open_folder(run) for run in runs]
-    written = []
-    for run, model in zip(runs, opened, strict=True):
-        folder = out / run.resolve().name if out else run / "figures"
-        written += _save(figures_of(model), folder, ["png", "svg"])
-    if len(runs) > 1:
-        written += _save(comparisons(opened), out or Path(), ["png", "svg"])
-    return written
-
-
-def _save(figures: Figures, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    return [
-        path
-        for name, figure in figures.items()
-        for path in save_figure(figure, folder / name, kinds)
-    ]
-
-
-def save_figure(figure: Figure, path: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write path.KIND for each kind, with the same bytes every time."""
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG, with the same bytes every time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for kind in kinds:
-        content, metadata = BytesIO(), {"png": {"Software": None}, "svg": {"Date": None}}[kind]
-        with rc_context({"svg.hashsalt": path.name}):
-            figure.savefig(content, format=kind, dpi=120, metadata=metadata)
-        written.append(write_file(path.with_name(f"{path.name}.{kind}"), content.getvalue()))
-    return written
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
+    return write_file(path, content.getvalue())
 
 
 def figures_of(opened: Opened) -> Figures:
@@ -86,7 +54,7 @@ def figures_of(opened: Opened) -> Figures:
     figures = {}
     history = _history(folder)
     if history:
-        figures["learning_curve"] = learning_curves({"": [history]})
+        figures["learning_curve"] = learning_curves(history)
     gaussian = gaussian_layers(_arrays(opened.network.state_dict()))
     if 0 < len(gaussian) <= MOST_LAYERS:
         figures["head_positions"] = head_positions(gaussian)
@@ -145,30 +113,6 @@ def gaussian_layers(tensors: Arrays) -> Layers:
         if heads > 1 and axes == 2:
             found.append({"Delta": Delta, "spread": spread})
     return found
-
-
-def comparisons(runs: Sequence[Opened]) -> Figures:
-    """Figures that compare runs; those that differ in their seed only are a group."""
-    curves = {}
-    for name, group in _by_recipe(runs).items():
-        histories = [_history(run.local_folder) for run in group]
-        found = [history for history in histories if history]
-        if found:
-            curves[name] = found
-    return {"learning_curves": learning_curves(curves)} if curves else {}
-
-
-def _by_recipe(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
-    """Runs that differ in their seed only, by the name of their model, or by the first folder if models repeat."""
-    groups: dict[str, list[Opened]] = {}
-    for run in runs:
-        path = run.local_folder / "train.toml"
-        recipe = path.read_text(encoding="utf-8") if path.is_file() else run.source
-        groups.setdefault(re.sub(r"(?m)^seed = .*$", "", recipe), []).append(run)
-    named = {str(group[0].metrics.model): group for group in groups.values()}
-    if len(named) < len(groups):
-        named = {str(group[0].folder): group for group in groups.values()}
-    return named
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:

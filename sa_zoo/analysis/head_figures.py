@@ -18,10 +18,7 @@ from matplotlib.patches import Rectangle
 
 from sa_zoo.analysis.heads import Head
 
-# Radius, in standard deviations, of the contour that encloses a share of a Gaussian in the plane -> line style.
-CONTOURS = {
-    math.sqrt(-2 * math.log(1 - share)): style for share, style in ((0.5, "solid"), (0.9, "dotted"))
-}
+SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
 MOST = 0.5  # share of the heads whose contours fit into a figure
 WIDEST = 20  # pixels, up to which a figure grows for them
 
@@ -45,15 +42,28 @@ def head_positions(layers: Layers) -> Figure:
     """
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
     center = max(np.abs(layer["Delta"]).max() for layer in layers)
-    widest = np.quantile(np.concatenate([np.abs(each).max((1, 2, 3)) for each in contours]), MOST)
+    ends = np.concatenate([np.abs(each).max(axis=(1, 2, 3)) for each in contours])
+    widest = np.quantile(ends, MOST)
     figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
         colors = head_colors(len(curves))
         for head, (row, column) in enumerate(layer["Delta"]):
-            axes.plot(column, row, ".", color=colors[head], markersize=5)
+            axes.plot(
+                column,
+                row,
+                ".",
+                color=colors[head],
+                markersize=5,
+            )
             _number(axes, head, (column, row), colors[head])
-            for curve, style in zip(curves[head], CONTOURS.values(), strict=True):
-                axes.plot(curve[1], curve[0], linestyle=style, color=colors[head], linewidth=1)
+            for curve, style in zip(curves[head], SHARES.values(), strict=True):
+                axes.plot(
+                    curve[1],
+                    curve[0],
+                    linestyle=style,
+                    color=colors[head],
+                    linewidth=1,
+                )
     return figure
 
 
@@ -62,15 +72,29 @@ def head_paths(layers: Layers) -> Figure:
 
     Each layer has Delta: (epochs + 1, N_h, 2).
     """
-    figure, panels = _panels(len(layers), 1 + max(np.abs(layer["Delta"]).max() for layer in layers))
+    furthest = max(np.abs(layer["Delta"]).max() for layer in layers)
+    figure, panels = _panels(len(layers), 1 + furthest)
     for axes, layer in zip(panels, layers, strict=True):
         paths = layer["Delta"].transpose(1, 2, 0)  # (N_h, 2, epochs + 1)
         colors = head_colors(len(paths))
         for head, (down, across) in enumerate(paths):
             color = colors[head]
             style = {"color": color, "markersize": 4}
-            axes.plot(across[0], down[0], "o", fillstyle="none", **style)
-            axes.plot(across, down, "-o", linewidth=1, markevery=[-1], **style)
+            axes.plot(
+                across[0],
+                down[0],
+                "o",
+                fillstyle="none",
+                **style,
+            )
+            axes.plot(
+                across,
+                down,
+                "-o",
+                linewidth=1,
+                markevery=[-1],
+                **style,
+            )
             _number(axes, head, (across[-1], down[-1]), color)
     return figure
 
@@ -178,7 +202,13 @@ def _depth(axes: Axes, values: Sequence[tuple[str, float]]) -> None:
             markersize=5,
         )
     layers = range(1, len(means) + 1)
-    axes.plot(layers, means, "-s", color=mean, label="mean of the layer")
+    axes.plot(
+        layers,
+        means,
+        "-s",
+        color=mean,
+        label="mean of the layer",
+    )
     axes.set_ylim(bottom=0)
 
 
@@ -190,7 +220,7 @@ def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
 
 
 def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is a radius of CONTOURS.
+    """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is the radius of one of SHARES.
 
     (N_h, 2) and (N_h,) or (N_h, 2, 2) -> (N_h, contours, 2, points).
     """
@@ -199,5 +229,5 @@ def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
     angles = np.linspace(0, 2 * np.pi, 101)
     circle = np.stack([np.cos(angles), np.sin(angles)])
     outline = np.linalg.inv(S.transpose(0, 2, 1)) @ circle  # (N_h, 2, points)
-    radii = np.array(list(CONTOURS))[:, None, None]
-    return Delta[:, None, :, None] + radii * outline[:, None]
+    radii = np.sqrt(-2 * np.log1p(-np.array(list(SHARES))))  # of a Gaussian in the plane
+    return Delta[:, None, :, None] + radii[:, None, None] * outline[:, None]

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -15,18 +15,6 @@ from sa_zoo.convolution.nearest import distance
 
 IMAGES_AT_ONCE = 16
 SMALLEST = 1e-300  # of an eigenvalue that a condition is computed from
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer of T = H * W pixels with its mean maps over some images."""
-
-    name: str
-    grid: tuple[int, int]  # (H, W)
-    maps: Tensor  # (N_h, T, T), float64
-    variation: Tensor  # (N_h,), share of attention that an image moves, from 0 (positional) to 1
-    center: Tensor  # (N_h, 2), (row, column) from the query: Delta of Gaussian heads
-    precision: Tensor | None  # (N_h, 2, 2), inverse covariance of Gaussian heads, in 1 / pixels^2
 
 
 @dataclass(frozen=True)
@@ -46,10 +34,11 @@ class Head:
     condition: float | None = None
 
 
-def layers_of(model: nn.Module, images: Tensor) -> list[Layer]:
-    """The layers of a network, averaged over images (B, C, H, W); for positional attention one image is enough.
+def layers_of(model: nn.Module, images: Tensor) -> list[LayerMaps]:
+    """The layers of a network with their mean maps over images (B, C, H, W), in float64, and what images move of them.
 
-    Raises ValueError for a network without attention among the pixels of one grid.
+    For positional attention one image is enough. Raises ValueError for a network without attention among the pixels of
+    one grid.
     """
     layers: dict[str, LayerMaps] = {}
     means: dict[str, Any] = defaultdict(float)
@@ -64,7 +53,10 @@ def layers_of(model: nn.Module, images: Tensor) -> list[Layer]:
         raise ValueError(
             f"model: got {type(model).__name__}, expected layers whose queries and keys are one grid"
         )
-    return [_layer(layer, means[name], moved[name]) for name, layer in layers.items()]
+    return [
+        replace(layer, factors=(means[name],), variation=moved[name])
+        for name, layer in layers.items()
+    ]
 
 
 def _maps(model: nn.Module, images: Tensor) -> Iterator[tuple[LayerMaps, Tensor]]:
@@ -76,37 +68,10 @@ def _maps(model: nn.Module, images: Tensor) -> Iterator[tuple[LayerMaps, Tensor]
                 yield layer, P.expand(len(some), *P.shape[-3:])
 
 
-def _layer(maps: LayerMaps, mean: Tensor, variation: Tensor) -> Layer:
-    height, width = maps.grid
-    grid = (height, width)
-    terms = getattr(maps.module, "terms", [])
-    if len(terms) != 1 or terms[0].drawn not in ("quadratic", "generalized"):
-        center = mean_displacement(mean, grid)
-        return Layer(
-            maps.name,
-            grid,
-            mean,
-            variation,
-            center,
-            None,
-        )
-    S = terms[0].spread.detach().double()
-    if S.ndim == 1:
-        S = torch.diag_embed(S[:, None].expand(-1, 2))
-    Delta = terms[0].Delta.detach().double()
-    return Layer(
-        maps.name,
-        grid,
-        mean,
-        variation,
-        Delta,
-        S @ S.transpose(1, 2),
-    )
-
-
-def measure(layer: Layer, window: int = 3) -> list[Head]:
-    """One row per head of a layer. `window`: K, an odd number of pixels."""
+def measure(layer: LayerMaps, window: int = 3) -> list[Head]:
+    """One row per head of a layer of `layers_of`. `window`: K, an odd number of pixels."""
     P = layer.maps
+    height, width = layer.grid
     delta = displacements(layer.grid)
     inside = delta.abs().amax(dim=-1) <= window // 2
     overlap = torch.stack([torch.minimum(P, other).sum(dim=-1).mean(dim=-1) for other in P])
@@ -114,24 +79,37 @@ def measure(layer: Layer, window: int = 3) -> list[Head]:
     measures = {
         "share": (P * inside).sum(dim=-1).mean(dim=-1),
         "reach": (P * delta.norm(dim=-1)).sum(dim=-1).mean(dim=-1),
-        "distance": distance(P, layer.grid, window).mean(dim=-1),
+        "distance": distance(P, (height, width), window).mean(dim=-1),
         "variation": layer.variation,
         "overlap": overlap.amax(dim=-1),
     }
-    if layer.precision is not None:
-        smallest, largest = torch.linalg.eigvalsh(layer.precision).unbind(dim=-1)
-        measures["alpha"] = (smallest + largest) / 4
-        measures["condition"] = largest / smallest.clamp(min=SMALLEST)
+    center = mean_displacement(P, layer.grid)
+    terms = getattr(layer.module, "terms", [])
+    if len(terms) == 1 and terms[0].drawn in ("quadratic", "generalized"):
+        center = terms[0].Delta
+        measures |= _shape(terms[0].spread.detach().double())
     return [
         Head(
             layer.name,
             head,
-            tuple(layer.center[head].tolist()),
+            tuple(center[head].tolist()),
             twin=int(overlap[head].argmax()),
             **{name: float(values[head]) for name, values in measures.items()},
         )
-        for head in range(len(P))
+        for head in range(layer.heads)
     ]
+
+
+def _shape(spread: Tensor) -> dict[str, Tensor]:
+    """alpha and condition of Gaussian heads, from the inverse covariance S S^T: (N_h,) or (N_h, 2, 2) -> (N_h,)"""
+    S = spread
+    if S.ndim == 1:
+        S = torch.diag_embed(S[:, None].expand(-1, 2))
+    smallest, largest = torch.linalg.eigvalsh(S @ S.transpose(1, 2)).unbind(dim=-1)
+    return {
+        "alpha": (smallest + largest) / 4,
+        "condition": largest / smallest.clamp(min=SMALLEST),
+    }
 
 
 def displacements(grid: Pixel) -> Tensor:

@@ -38,9 +38,9 @@ class LayerMaps:
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
-    dropped: Tensor | None = (
-        None  # (B, N_h, T): share of class and register tokens, not in the maps
-    )
+    variation: Tensor | None = None  # (N_h,): share of attention that images move, from 0 to 1
+    # (B, N_h, T): share of class and register tokens, which is not in the maps
+    dropped: Tensor | None = None
 
     @property
     def heads(self) -> int:

@@ -1,12 +1,10 @@
-"""What runs reached: learning curves, confusion, calibration."""
+"""What a run reached: learning curves, confusion, calibration."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib import color_sequences
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import ConfusionMatrixDisplay
@@ -19,53 +17,24 @@ MOST_NUMBERS = 20  # classes, up to which each cell of a confusion matrix shows 
 History = Sequence[dict[str, Any]]  # the lines of history.jsonl
 
 
-def learning_curves(groups: Mapping[str, Sequence[History]]) -> Figure:
-    """Loss and accuracy after each epoch, on training images as augmented and, where there are any, held-out ones.
-
-    A group holds the runs of one recipe with several seeds: the line is their mean, the band from lowest to highest.
-    """
+def learning_curves(history: History) -> Figure:
+    """Loss and accuracy after each epoch, on training images as augmented and, where there are any, held-out ones."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
-    for color, (name, runs) in zip(cycle(COLORS), groups.items(), strict=False):
-        seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-        start = f"{name}{seeds}: " if name else ""
-        _curves(
-            loss, accuracy, runs, color=color, linestyle="--", label=f"{start}training, augmented"
-        )
-        held_out = [
-            [line | line["validation"] for line in run if "validation" in line] for run in runs
-        ]
-        if all(held_out):
-            _curves(
-                loss,
-                accuracy,
-                held_out,
-                color=color,
-                linestyle="-",
-                label=f"{start}held out",
-            )
+    held_out = [line | line["validation"] for line in history if "validation" in line]
+    for name, style, lines in (("training, augmented", "--", history), ("held out", "-", held_out)):
+        if not lines:
+            continue
+        epochs = [line["epoch"] for line in lines]
+        look = {"color": COLORS[0], "linestyle": style, "label": name}
+        if len(epochs) == 1:
+            look["marker"] = "o"
+        loss.plot(epochs, [line["loss"] for line in lines], **look)
+        accuracy.plot(epochs, [100 * line["top1"] for line in lines], **look)
     over_whole_numbers(loss, "epoch", "loss, nats")
     over_whole_numbers(accuracy, "epoch", "accuracy, %")
-    for axes in (loss, accuracy):
-        axes.spines[["top", "right"]].set_visible(False)
-    if len(groups) > 1:
-        lines = loss.get_lines()
-        figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize="small")
-    else:
-        loss.legend(frameon=False)
+    loss.legend(frameon=False)
     return figure
-
-
-def _curves(loss: Axes, accuracy: Axes, runs: Sequence[History], **style: Any) -> None:
-    """Means over runs of the same epochs, and the range between their extremes."""
-    epochs = [line["epoch"] for line in runs[0]]
-    marker = "o" if len(epochs) == 1 else ""
-    for axes, key, scale in ((loss, "loss", 1), (accuracy, "top1", 100)):
-        values = np.array([[scale * line[key] for line in run] for run in runs])
-        axes.plot(epochs, values.mean(axis=0), marker=marker, **style)
-        if len(runs) > 1:
-            band = (values.min(axis=0), values.max(axis=0))
-            axes.fill_between(epochs, *band, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = None) -> Figure:

@@ -154,13 +154,15 @@ def write_timm_files(
 ) -> None:
     """Write the two files that timm loads; the configs are those of `save_config_for_hf`.
 
-    Without `model_config`, the classes keep the names that they have where the network was loaded from.
+    Without `model_config`, the classes keep the names of where the network was loaded from, if it has as many classes.
     """
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
     if model_config is None:
         cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
-        model_config = {key: cfg.get(key) for key in ("label_names", "label_descriptions")}
+        model_config = {}
+        if len(cfg.get("label_names") or ()) == model.num_classes:
+            model_config = {key: cfg.get(key) for key in ("label_names", "label_descriptions")}
     with TemporaryDirectory() as temporary:
         path = Path(temporary) / "config.json"
         save_config_for_hf(model, str(path), model_config, data_config=data_config)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.figures import save_figure
 from sa_zoo.analysis.head_figures import head_depth
-from sa_zoo.analysis.heads import Layer, layers_of, measure, table
-from sa_zoo.analysis.maps import attention_layers
+from sa_zoo.analysis.heads import layers_of, measure, table
+from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.convolution.nearest import NearestConvolution
 from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_file
@@ -71,7 +71,7 @@ def study(
             f"\n\nNot shown, because their keys include padding or they have a stride: {left_out}."
         )
     if out:
-        save_figure(head_depth(heads, window), out / "head_depth", ["png", "svg"])
+        save_figure(head_depth(heads, window), out / "head_depth.png")
     return _written(out, "heads.md", text)
 
 
@@ -82,7 +82,9 @@ def _windows(sizes: str) -> list[int]:
     return [int(size) for size in sizes.split(",")]
 
 
-def _convolutions(network: Any, layers: list[Layer], test: TestImages, windows: list[int]) -> str:
+def _convolutions(
+    network: Any, layers: list[LayerMaps], test: TestImages, windows: list[int]
+) -> str:
     """Accuracy with each layer as its nearest K x K convolution, and with all of them, and the bound of each."""
     if not isinstance(network, SANet):
         raise ValueError(
@@ -111,8 +113,9 @@ def _convolutions(network: Any, layers: list[Layer], test: TestImages, windows: 
     return "\n".join(lines)
 
 
-def _nearest(network: Any, layer: Layer, K: int) -> NearestConvolution:
-    return NearestConvolution(network.get_submodule(layer.name), layer.maps, layer.grid, K)
+def _nearest(network: Any, layer: LayerMaps, K: int) -> NearestConvolution:
+    height, width = layer.grid
+    return NearestConvolution(network.get_submodule(layer.name), layer.maps, (height, width), K)
 
 
 def _with(network: Any, convolutions: dict[int, NearestConvolution]) -> Any:
