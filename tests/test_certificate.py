@@ -24,7 +24,7 @@ def adversary(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> torch.Tenso
     """The input in [-1, 1] that sets the layer and the convolution furthest apart at one output in the middle."""
     probe = torch.zeros_like(x, dtype=torch.float64, requires_grad=True)
     layer, conv = layer.double(), conv.double()
-    apart = layer.explicit(probe) - conv(probe)
+    apart = layer.definition(probe) - conv(probe)
     middle = tuple(size // 2 for size in apart.shape[2:])
     (gradient,) = torch.autograd.grad(apart[(0, -1, *middle)], probe)
     return gradient.sign().to(x.dtype)
@@ -65,7 +65,6 @@ def test_the_bound_holds_for_trained_positions(drawn, alpha, moved):
     with torch.no_grad():
         layer.Delta += moved * (2 * torch.rand(layer.Delta.shape, generator=generator) - 1)
         layer.alpha *= 0.5 + torch.rand(layer.alpha.shape, generator=generator)
-    layer.settle()
     assert excess(layer, drawn.conv, drawn.inputs()) <= 1
 
 

@@ -51,14 +51,14 @@ def test_heads_are_kernel_pixels_in_row_major_order():
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(layers())
-def test_the_hard_limit_and_the_explicit_softmax_are_the_convolution(drawn):
+def test_the_hard_limit_and_the_definition_are_the_convolution(drawn):
     x = drawn.inputs(batch=2)
     expected = drawn.conv(x)
     for alpha in (46.0, INFINITY):
         layer = attention_from_conv(drawn.conv, alpha)
         assert isinstance(layer, HardAttention)
         assert torch.equal(layer(x), expected)
-        assert torch.allclose(layer.explicit(x), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(layer.definition(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,9 @@ def test_the_layer_is_what_the_paper_defines(conv, image, alpha):
     with torch.no_grad():
         layer.Delta.add_(torch.randn_like(layer.Delta))
         layer.alpha.mul_(torch.rand_like(layer.alpha) + 0.5)
-        layer.settle()
         x = torch.randn(2, conv.in_channels, *image, dtype=torch.float64)
         expected = by_numpy(layer, conv, x)
-        assert np.abs(layer.explicit(x).numpy() - expected).max() < 1e-12
+        assert np.abs(layer.definition(x).numpy() - expected).max() < 1e-12
         assert np.abs(layer(x).numpy() - expected).max() < 1e-12
 
 
@@ -111,7 +110,7 @@ def test_padding_by_name(kernel_size, padding, mode):
     x = torch.randn(2, 2, 11, 13, dtype=torch.float64)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
     soft = attention_from_conv(conv, 3.0)
-    assert torch.allclose(soft(x), soft.explicit(x), atol=1e-12)
+    assert torch.allclose(soft(x), soft.definition(x), atol=1e-12)
 
 
 @pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
@@ -123,7 +122,7 @@ def test_tensorflows_padding_follows_the_image(image, kernel_size, stride, dilat
     x = torch.randn(2, 2, *image, dtype=torch.float64)
     for alpha in (46.0, 3.0):
         layer = attention_from_conv(conv, alpha)
-        assert torch.allclose(layer(x), layer.explicit(x), atol=1e-12)
+        assert torch.allclose(layer(x), layer.definition(x), atol=1e-12)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
 
 

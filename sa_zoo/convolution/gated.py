@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.models.attention import probabilities_from
 
 
 class ContentAttention(ConvolutionalAttention):
@@ -55,16 +54,7 @@ class ContentAttention(ConvolutionalAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
-        keys = self.pad(x)
-        position = self.positional_scores(list(keys.shape[2:]))
-        query, key = self.content(keys)
         # A loop over images would fix their number in a graph.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return self.attended(probabilities_from(position + query @ key), keys)
-        out = [x] * 0
-        for first in range(0, max(len(x), 1), self.at_once):
-            some = slice(first, first + self.at_once)
-            out.append(
-                self.attended(probabilities_from(position + query[some] @ key[some]), keys[some])
-            )
-        return torch.cat(out)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or len(x) <= self.at_once:
+            return self.definition(x)
+        return torch.cat([self.definition(images) for images in x.split(self.at_once)])

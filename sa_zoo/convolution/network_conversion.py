@@ -5,6 +5,7 @@ import difflib
 import fnmatch
 import json
 import math
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
+
+# Scores per image in one layer from which `convert` warns of what a content term costs: 40 MB in float32.
+COSTLY = 10**7
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def convert(
 
     Args:
         layers: names of layers, with wildcards as in a shell; patterns are separated by commas.
-        alpha, content: see attention_from_conv.
+        alpha, content: see attention_from_conv. A content term compares all pairs of pixels: choose late layers.
         example: images to measure with, (B, channels, *image); default: noise of the size that the network expects.
 
     Raises:
@@ -92,12 +96,14 @@ def convert(
         name: attention_in_place(copy.deepcopy(conv), alpha, content)
         for name, conv in convolutions.items()
     }
-    measured: dict[str, tuple[list[int], float, float]] = {}
-    hooks = [
-        conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
-        for name, conv in convolutions.items()
-    ]
+    measured: dict[str, Measured] = {}
     with torch.no_grad():
+        if content:
+            _warn_of_cost(converted, convolutions, attentions, example)
+        hooks = [
+            conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
+            for name, conv in convolutions.items()
+        ]
         before = converted(example)
         for hook in hooks:
             hook.remove()
@@ -108,9 +114,7 @@ def convert(
         if name in attentions:
             attentions[name].train(module.training)
         converted.get_submodule(name).training = module.training
-    rows = [
-        _row(name, attentions[name], *measured[name]) for name in attentions if name in measured
-    ]
+    rows = [_row(name, attentions[name], seen) for name, seen in measured.items()]
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
@@ -140,16 +144,17 @@ def _chosen(
         near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
         such = f"such as {', '.join(near)}" if near else "of which it has none"
         raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
-    skipped = {name: reason for name in chosen if (reason := why_not(named[name], content))}
+    reasons = {name: why_not(named[name], content) for name in chosen}
+    skipped = {name: reason for name, reason in reasons.items() if reason}
     skipped |= {
         name: "its weight is another layer's too"
         for name in chosen
         if uses[id(named[name].weight)] > 1
     }
     if len(skipped) == len(chosen):
-        reasons = "; ".join(sorted(set(skipped.values())))
+        why = "; ".join(sorted(set(skipped.values())))
         raise ValueError(
-            f"layers: got {layers!r}, expected layers that attention can express: {reasons}"
+            f"layers: got {layers!r}, expected layers that attention can express: {why}"
         )
     return {name: named[name] for name in chosen if name not in skipped}, skipped
 
@@ -157,9 +162,8 @@ def _chosen(
 def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
     """Put attention wherever the convolution is used."""
     for module in list(network.modules()):
-        for name, child in list(
-            module._modules.items()
-        ):  # named_children would name a layer used twice once
+        # named_children would name a layer used twice once.
+        for name, child in list(module._modules.items()):
             if child is conv:
                 setattr(module, name, attention)
     network.no_weight_decay = partial(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
@@ -195,30 +199,68 @@ def _difference(before: Any, after: Any) -> float:
     )
 
 
+def _warn_of_cost(
+    network: nn.Module,
+    convolutions: dict[str, _ConvNd],
+    attentions: dict[str, ConvolutionalAttention],
+    example: Tensor,
+) -> None:
+    """Warn of layers that score very many pairs of pixels, before they are evaluated."""
+    scores: dict[str, int] = {}
+
+    def count(name: str, conv: nn.Module, inputs: tuple[Tensor]) -> None:
+        keys = attentions[name].key_sizes(list(inputs[0].shape[2:]))
+        pairs = math.prod(attentions[name].queries(keys)) * math.prod(keys)
+        scores[name] = pairs * len(attentions[name].alpha)
+
+    hooks = [
+        conv.register_forward_pre_hook(partial(count, name)) for name, conv in convolutions.items()
+    ]
+    network(example)
+    for hook in hooks:
+        hook.remove()
+    costly = [name for name in scores if scores[name] > COSTLY]
+    if costly:
+        warnings.warn(
+            f"content=True: every head scores all pairs of pixels, up to {max(scores.values()):,} scores per image "
+            f"and layer, in {', '.join(costly)}; choose later layers, such as layers='layer4.*'",
+            stacklevel=3,
+        )
+
+
+def _conv_macs(attention: ConvolutionalAttention, image: list[int]) -> int:
+    """Multiply-adds of the convolution for one image of this size."""
+    return attention.W_val().numel() * math.prod(attention.queries(attention.key_sizes(image)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call of a convolution: the image's size, the largest input, and the largest difference of attention."""
+
+    image: list[int]
+    magnitude: float
+    apart: float
+
+
 def _compare(
     name: str,
     attention: ConvolutionalAttention,
-    measured: dict[str, tuple[list[int], float, float]],
+    measured: dict[str, Measured],
     conv: nn.Module,
     inputs: tuple[Tensor],
     output: Tensor,
 ) -> None:
-    """Forward hook of a convolution: record the image's size, the largest input, and the difference of attention."""
+    """Forward hook of a convolution: record the call in which attention differs most."""
     x = inputs[0]
-    seen = (list(x.shape[2:]), float(x.abs().max()), float((attention(x) - output).abs().max()))
-    measured[name] = max(seen, measured.get(name, seen), key=lambda call: call[2])
+    apart = float((attention(x) - output).abs().max())
+    if name not in measured or apart > measured[name].apart:
+        measured[name] = Measured(list(x.shape[2:]), float(x.abs().max()), apart)
 
 
-def _row(
-    name: str,
-    attention: ConvolutionalAttention,
-    image: list[int],
-    magnitude: float,
-    measured: float,
-) -> LayerReport:
-    queries = attention.queries(attention.key_sizes(image))
+def _row(name: str, attention: ConvolutionalAttention, seen: Measured) -> LayerReport:
+    example = torch.zeros(1, attention.in_channels, *seen.image).to(attention.W_val())
     with torch.no_grad(), FlopCounterMode(display=False) as counted:
-        attention(torch.zeros(1, attention.in_channels, *image).to(attention.W_val()))
+        attention(example)
     return LayerReport(
         name=name,
         heads=len(attention.alpha),
@@ -226,7 +268,7 @@ def _row(
         alpha=float(attention.alpha.detach().min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=counted.get_total_flops() // 2,
-        conv_macs=attention.W_val().numel() * math.prod(queries),
-        bound=certificate(attention, image, magnitude).worst,
-        measured=measured,
+        conv_macs=_conv_macs(attention, seen.image),
+        bound=certificate(attention, seen.image, seen.magnitude).worst,
+        measured=seen.apart,
     )

@@ -46,9 +46,8 @@ class Padding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_in, *N)"""
         before, after = self.amounts(list(x.shape[2:]))
-        amounts: list[
-            int
-        ] = []  # in F.pad's order: before and after the last axis, then the one before it, ...
+        # In F.pad's order: before and after the last axis, then the one before it, ...
+        amounts: list[int] = []
         for axis in range(len(before) - 1, -1, -1):
             amounts += [before[axis], after[axis]]
         return F.pad(x, amounts, self.mode)
@@ -67,11 +66,12 @@ class SamePadding(Padding):
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
         """Keys added before and after each axis of an image of this size."""
-        before, after = [0] * len(image), [0] * len(image)
+        before = [0] * len(image)
+        after = [0] * len(image)
         for axis in range(len(image)):
-            last = (
-                (image[axis] - 1) // self.stride[axis] * self.stride[axis]
-            )  # where the last query's window starts
+            # Where the last query's window starts.
+            last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]
             missing = max(last + self.extent[axis] + 1 - image[axis], 0)
-            before[axis], after[axis] = missing // 2, missing - missing // 2
+            before[axis] = missing // 2
+            after[axis] = missing - missing // 2
         return before, after
