@@ -92,29 +92,31 @@ def convert(
         example = _noise(network)
     converted = copy.deepcopy(network).eval()
     convolutions, skipped = _chosen(converted, layers, content)
-    attentions = {
-        name: attention_in_place(copy.deepcopy(conv), alpha, content)
+    inputs: dict[str, list[Tensor]] = {name: [] for name in convolutions}
+    hooks = [
+        conv.register_forward_pre_hook(partial(_record, inputs[name]))
         for name, conv in convolutions.items()
-    }
-    measured: dict[str, Measured] = {}
+    ]
+    rows = []
     with torch.no_grad():
-        if content:
-            _warn_of_cost(converted, convolutions, attentions, example)
-        hooks = [
-            conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
-            for name, conv in convolutions.items()
-        ]
         before = converted(example)
         for hook in hooks:
             hook.remove()
+        attentions = {
+            name: attention_in_place(copy.deepcopy(conv), alpha, content)
+            for name, conv in convolutions.items()
+        }
+        if content:
+            _warn_of_cost(attentions, inputs)
         for name, conv in convolutions.items():
+            if inputs[name]:
+                rows.append(_row(name, conv, attentions[name], inputs[name]))
             _replace(converted, conv, attentions[name])
         after = converted(example)
     for name, module in network.named_modules():
         if name in attentions:
             attentions[name].train(module.training)
         converted.get_submodule(name).training = module.training
-    rows = [_row(name, attentions[name], seen) for name, seen in measured.items()]
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
@@ -135,22 +137,19 @@ def _chosen(
     named = {
         name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)
     }
-    chosen = [
-        name
-        for name in named
-        if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))
-    ]
+    patterns = [part.strip() for part in layers.split(",")]
+    chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part) for part in patterns)]
     if not chosen:
         near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
         such = f"such as {', '.join(near)}" if near else "of which it has none"
         raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
-    reasons = {name: why_not(named[name], content) for name in chosen}
-    skipped = {name: reason for name, reason in reasons.items() if reason}
-    skipped |= {
-        name: "its weight is another layer's too"
-        for name in chosen
-        if uses[id(named[name].weight)] > 1
-    }
+    skipped = {}
+    for name in chosen:
+        reason = why_not(named[name], content)
+        if uses[id(named[name].weight)] > 1:
+            reason = "its weight is another layer's too"
+        if reason:
+            skipped[name] = reason
     if len(skipped) == len(chosen):
         why = "; ".join(sorted(set(skipped.values())))
         raise ValueError(
@@ -190,85 +189,55 @@ def _difference(before: Any, after: Any) -> float:
     smallest = torch.finfo(torch.float32).tiny
     pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
     tensors = [(old, new) for old, new in pairs if isinstance(old, Tensor)]
-    return max(
-        (
-            float((new - old).abs().max() / old.abs().max().clamp(min=smallest))
-            for old, new in tensors
-        ),
-        default=0,
-    )
+    differences = [
+        float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in tensors
+    ]
+    return max(differences, default=0.0)
+
+
+def _record(seen: list[Tensor], conv: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Hook of a convolution: keep a copy of its input, which a network may overwrite."""
+    seen.append(inputs[0].clone())
 
 
 def _warn_of_cost(
-    network: nn.Module,
-    convolutions: dict[str, _ConvNd],
-    attentions: dict[str, ConvolutionalAttention],
-    example: Tensor,
+    attentions: dict[str, ConvolutionalAttention], inputs: dict[str, list[Tensor]]
 ) -> None:
     """Warn of layers that score very many pairs of pixels, before they are evaluated."""
-    scores: dict[str, int] = {}
-
-    def count(name: str, conv: nn.Module, inputs: tuple[Tensor]) -> None:
-        keys = attentions[name].key_sizes(list(inputs[0].shape[2:]))
-        pairs = math.prod(attentions[name].queries(keys)) * math.prod(keys)
-        scores[name] = pairs * len(attentions[name].alpha)
-
-    hooks = [
-        conv.register_forward_pre_hook(partial(count, name)) for name, conv in convolutions.items()
-    ]
-    network(example)
-    for hook in hooks:
-        hook.remove()
+    scores = {}
+    for name, attention in attentions.items():
+        for x in inputs[name]:
+            keys = attention.key_sizes(list(x.shape[2:]))
+            pairs = math.prod(attention.queries(keys)) * math.prod(keys)
+            scores[name] = pairs * len(attention.alpha)
     costly = [name for name in scores if scores[name] > COSTLY]
     if costly:
         warnings.warn(
-            f"content=True: every head scores all pairs of pixels, up to {max(scores.values()):,} scores per image "
+            f"content=True: each head scores all pairs of pixels, up to {max(scores.values()):,} scores per image "
             f"and layer, in {', '.join(costly)}; choose later layers, such as layers='layer4.*'",
             stacklevel=3,
         )
 
 
-def _conv_macs(attention: ConvolutionalAttention, image: list[int]) -> int:
-    """Multiply-adds of the convolution for one image of this size."""
-    return attention.W_val().numel() * math.prod(attention.queries(attention.key_sizes(image)))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One call of a convolution: the image's size, the largest input, and the largest difference of attention."""
-
-    image: list[int]
-    magnitude: float
-    apart: float
-
-
-def _compare(
-    name: str,
-    attention: ConvolutionalAttention,
-    measured: dict[str, Measured],
-    conv: nn.Module,
-    inputs: tuple[Tensor],
-    output: Tensor,
-) -> None:
-    """Forward hook of a convolution: record the call in which attention differs most."""
-    x = inputs[0]
-    apart = float((attention(x) - output).abs().max())
-    if name not in measured or apart > measured[name].apart:
-        measured[name] = Measured(list(x.shape[2:]), float(x.abs().max()), apart)
-
-
-def _row(name: str, attention: ConvolutionalAttention, seen: Measured) -> LayerReport:
-    example = torch.zeros(1, attention.in_channels, *seen.image).to(attention.W_val())
-    with torch.no_grad(), FlopCounterMode(display=False) as counted:
-        attention(example)
+def _row(
+    name: str, conv: nn.Module, attention: ConvolutionalAttention, inputs: list[Tensor]
+) -> LayerReport:
+    """The layer's report, for the input on which attention and convolution differ most."""
+    differences = [float((attention(x) - conv(x)).abs().max()) for x in inputs]
+    measured = max(differences)
+    x = inputs[differences.index(measured)]
+    image = list(x.shape[2:])
+    queries = attention.queries(attention.key_sizes(image))
+    with FlopCounterMode(display=False) as counted:
+        attention(x[:1])
     return LayerReport(
         name=name,
         heads=len(attention.alpha),
         shifts=[sorted({round(shift) for shift in axis}) for axis in attention.Delta.T.tolist()],
-        alpha=float(attention.alpha.detach().min()),
+        alpha=float(attention.alpha.min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=counted.get_total_flops() // 2,
-        conv_macs=_conv_macs(attention, seen.image),
-        bound=certificate(attention, seen.image, seen.magnitude).worst,
-        measured=seen.apart,
+        conv_macs=attention.W_val().numel() * math.prod(queries),
+        bound=certificate(attention, image, float(x.abs().max())).worst,
+        measured=measured,
     )
