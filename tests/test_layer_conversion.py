@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_layers import layers
 from timm.layers import StdConv2d
@@ -14,6 +14,7 @@ from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
     conv_from_attention,
     conv_on_taps,
+    why_not,
 )
 from sa_zoo.convolution.slices import LowRankSlices
 from sa_zoo.convolution.soft import SoftAttention
@@ -33,6 +34,16 @@ def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
         attention_from_conv(again).state_dict().keys()
         == attention_from_conv(conv).state_dict().keys()
     )
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.float16]))
+def test_a_convolution_comes_back_bit_for_bit_from_behind_a_shut_gate(drawn, dtype):
+    conv = drawn.conv.to(dtype)
+    assume(not why_not(conv, content=True))
+    again, distance = conv_on_taps(attention_from_conv(conv, content=True))
+    assert distance == 0.0 and repr(again) == repr(conv)
+    assert torch.equal(again.weight, conv.weight)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -75,11 +86,34 @@ def test_the_conv_on_taps_and_its_distance_are_those_of_the_effective_kernel():
     assert torch.equal(nearest.bias, conv.bias)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_some_input_reaches_the_distance_of_a_rounded_kernel(dtype):
+    """The two kernels in float64, on the input that has the sign of their difference at every pixel."""
+    torch.manual_seed(0)
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, dtype=dtype), 9.0)
+    conv, distance = conv_on_taps(layer)
+    x = torch.zeros(1, 3, 17, 19, dtype=torch.float64, requires_grad=True)
+    apart = layer.double().definition(x) - conv.double()(x)
+    reached = []
+    for channel in range(5):
+        (gradient,) = torch.autograd.grad(apart[0, channel, 7, 8], x, retain_graph=True)
+        reached.append(gradient.abs().sum().item())
+    assert max(reached) == pytest.approx(distance, rel=1e-9)
+
+
+@pytest.mark.parametrize(("which", "value"), [("Delta", float("nan")), ("alpha", 0.0)])
+def test_a_head_that_sees_without_end_has_no_convolution(which, value):
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 4.0)
+    with torch.no_grad():
+        getattr(layer, which)[4] = value
+    with pytest.raises(ValueError, match="attention: got a head that sees without end"):
+        conv_from_attention(layer)
+
+
 def test_the_sharper_the_heads_the_nearer_the_convolution():
     conv = nn.Conv2d(3, 5, 3, padding=1)
     found = [
-        conv_on_taps(attention_from_conv(conv, alpha))
-        for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+        conv_on_taps(attention_from_conv(conv, alpha)) for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     ]
     distances = [distance for _, distance in found]
     assert distances == sorted(distances, reverse=True)

@@ -134,6 +134,21 @@ def test_content_terms_start_at_the_same_function():
     assert all(row.measured <= row.bound for row in report.layers)
 
 
+def test_content_terms_of_large_layers_are_announced_before_they_are_evaluated(monkeypatch):
+    network = nn.Sequential(
+        nn.Conv2d(3, 2, 1, bias=False), nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(True)
+    )
+    x = torch.randn(1, 3, 37, 31)
+    with pytest.warns(
+        UserWarning, match=r"up to 13,285,701 scores per image and layer, in 1; choose later"
+    ):
+        monkeypatch.setattr(ContentAttention, "definition", lambda layer, x: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(network, layers="*", alpha=4.0, content=True, example=x)
+    with pytest.raises(ZeroDivisionError):  # without a warning, which would be an error
+        convert(network, layers="0", alpha=4.0, content=True, example=x)
+
+
 def test_positions_are_kept_from_weight_decay():
     network = timm.create_model("test_resnet")
     swap_convolutions(network, "layer4.*", 4.0, True)

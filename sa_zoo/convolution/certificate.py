@@ -95,10 +95,11 @@ def _rounding_of_sum(layer: ConvolutionalAttention, terms: int) -> float:
     return terms * summed + stored
 
 
-def _composed(layer: ConvolutionalAttention) -> int:
-    """Size of the kernel that a SoftAttention may compose, zero for other layers."""
+def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
+    """Size of the kernel that a SoftAttention may compose for so many keys per axis, zero for other layers."""
     windows = layer.windows() if isinstance(layer, SoftAttention) else []
-    return math.prod(map(len, windows)) if windows else 0
+    fits = [window[-1] - window[0] < size for window, size in zip(windows, keys, strict=False)]
+    return math.prod(map(len, windows)) if fits and all(fits) else 0
 
 
 def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
@@ -119,7 +120,7 @@ def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> floa
     probability = sum((score + 6) * _units(layer)[0] + of_sum(size) for size in keys)
     if isinstance(layer, ContentAttention):
         return probability + of_sum(math.prod(keys)) + _units(layer)[1] + projected
-    composed = of_sum(heads) + of_sum(_composed(layer) * inner + 1)
+    composed = of_sum(heads) + of_sum(_composed(layer, keys) * inner + 1)
     return probability + max(composed, sum(map(of_sum, keys)) + projected)
 
 
@@ -139,7 +140,7 @@ def _underflow(
         mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
         results += norms * (mixed * (magnitude + 1) + len(keys))
         # A composed kernel's weights, each a sum over heads, and its products with the image.
-        weights = _composed(layer) * inner
-        results += weights * (1 + magnitude * (heads + 1))
-        results += norms * _composed(layer) * magnitude * len(keys)
+        kernel = _composed(layer, keys)
+        results += kernel * inner * (1 + magnitude * (heads + 1))
+        results += norms * kernel * magnitude * len(keys)
     return results * limits.smallest_normal * limits.eps / 2
