@@ -156,6 +156,8 @@ def test_heads_without_a_center_or_a_sharpness_cost_no_memory(which, value):
     with torch.no_grad():
         getattr(layer, which)[4] = value
     found = certificate(layer, [7, 7]).attention
+    output = layer(torch.zeros(1, 3, 7, 7))
+    assert certificate(layer, [7, 7]).rounding.isnan().all() == output.isnan().any()
     if value != value:
         assert found.isnan().all()
     elif which == "Delta":

@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, missed_attention
+
+# Unit roundoff of float32, in which narrower types are summed.
+SINGLE = torch.finfo(torch.float32).eps / 2
 
 
 @dataclass(frozen=True)
@@ -55,56 +58,43 @@ def certificate(
 
     Raises ValueError for a layer whose gate is open, or that is none of these, and for other sizes.
     """
-    if not isinstance(layer, ConvolutionalAttention):
-        raise ValueError(
-            f"layer: got {type(layer).__name__}, expected a result of attention_from_conv"
-        )
+    layer = without_content("layer", layer)
     if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
-    if isinstance(layer, ContentAttention) and layer.gate.detach().any():
-        raise ValueError(
-            "layer: got one whose gate is open, expected a layer that does not look at content"
-        )
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
-    bias = torch.zeros(len(kernel))
-    if layer.b_out is not None:
-        bias = layer.b_out.detach().cpu().double().abs()
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
-    target = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
+    target = head_shifts(layer.kernel_size, layer.dilation, layer.center)
     missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
-    largest = magnitude * norms.sum(dim=1) + bias  # no partial sum of products exceeds it
-    of_conv = _rounding_of_sum(layer, kernel[0].numel() + 1)
+    largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it
+    if layer.b_out is not None:
+        largest = largest + layer.b_out.detach().cpu().double().abs()
+    keys = layer.key_sizes(list(image))
+    of_conv = _rounding_of_sum(kernel[0].numel() + 1, layer)
     # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
-    relative = torch.tensor([of_conv, _layer_rounding(layer, image)]).double().expm1().sum()
+    relative = torch.tensor([of_conv, _layer_rounding(layer, keys)]).double().expm1().sum()
     return Certificate(
         attention=2 * magnitude * (norms @ missed),
-        rounding=largest * relative + _underflow(layer, image, magnitude, norms.sum(dim=1)),
+        rounding=largest * relative + _underflow(layer, keys, magnitude, norms.sum(dim=1)),
     )
 
 
-def _units(layer: ConvolutionalAttention) -> tuple[float, float]:
-    """Unit roundoff of sums, and of tensors stored in the weights' type (zero if that is not narrower)."""
+def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
+    """n u: error of a sum of n products, relative to the sum of their absolute values, and of storing it."""
     stored = torch.finfo(layer.W_val().dtype).eps / 2
-    summed = min(stored, torch.finfo(torch.float32).eps / 2)
-    return summed, stored if stored > summed else 0.0
-
-
-def _rounding_of_sum(layer: ConvolutionalAttention, terms: int) -> float:
-    """n u: error of a sum of n products that is stored, relative to the sum of their absolute values."""
-    summed, stored = _units(layer)
-    return terms * summed + stored
+    if stored > SINGLE:
+        return terms * SINGLE + stored
+    return terms * stored
 
 
 def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
-    """Size of the kernel that a SoftAttention may compose for so many keys per axis, zero for other layers."""
+    """The largest kernel that a SoftAttention composes for so many keys per axis; 1 for other layers."""
     windows = layer.windows() if isinstance(layer, SoftAttention) else []
-    fits = [window[-1] - window[0] < size for window, size in zip(windows, keys, strict=False)]
-    return math.prod(map(len, windows)) if fits and all(fits) else 0
+    return math.prod(min(len(window), size) for window, size in zip(windows, keys, strict=False))
 
 
-def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
+def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
     """Rounding of the layer's evaluation; for SoftAttention the larger one, as borders are evaluated by axes."""
-    of_sum = partial(_rounding_of_sum, layer)
+    of_sum = partial(_rounding_of_sum, layer=layer)
     heads = len(layer.alpha)
     inner = layer.in_channels // layer.groups
     projected = of_sum(heads * inner + 1)
@@ -114,18 +104,17 @@ def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> floa
     offset = (Delta - Delta.round()).square().amax(dim=1)
     # A score's relative error of four roundings, as an error of exp(score), averaged over keys: E[alpha d^2] < 3/4
     # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has it too.
-    alpha = layer.alpha.detach().cpu().double()
+    alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)
     score = float((8 * (alpha * offset + 0.75)).max())
-    keys = layer.key_sizes(list(image))
-    probability = sum((score + 6) * _units(layer)[0] + of_sum(size) for size in keys)
+    probability = sum(of_sum(score + 6 + size) for size in keys)
     if isinstance(layer, ContentAttention):
-        return probability + of_sum(math.prod(keys)) + _units(layer)[1] + projected
+        return probability + of_sum(math.prod(keys)) + of_sum(0) + projected
     composed = of_sum(heads) + of_sum(_composed(layer, keys) * inner + 1)
     return probability + max(composed, sum(map(of_sum, keys)) + projected)
 
 
 def _underflow(
-    layer: ConvolutionalAttention, image: Sequence[int], magnitude: float, norms: Tensor
+    layer: ConvolutionalAttention, keys: list[int], magnitude: float, norms: Tensor
 ) -> Tensor:
     """Absolute errors of results below the type's normal numbers, for the convolution and the layer: (D_out,)
 
@@ -136,11 +125,10 @@ def _underflow(
     inner = layer.in_channels // layer.groups
     results = 2 * (heads * inner + 2) + torch.zeros_like(norms)
     if not isinstance(layer, HardAttention):
-        keys = layer.key_sizes(list(image))
         mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
         results += norms * (mixed * (magnitude + 1) + len(keys))
         # A composed kernel's weights, each a sum over heads, and its products with the image.
         kernel = _composed(layer, keys)
         results += kernel * inner * (1 + magnitude * (heads + 1))
-        results += norms * kernel * magnitude * len(keys)
+        results += kernel * norms * magnitude * len(keys)
     return results * limits.smallest_normal * limits.eps / 2

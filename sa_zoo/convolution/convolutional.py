@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sa_zoo.convolution.padding import Padding
-from sa_zoo.convolution.theorem import head_shifts, is_exact, missed_attention
+from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 
@@ -75,7 +75,7 @@ class ConvolutionalAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.W_val = W_val
-        self.b_out = None if b_out is None else nn.Parameter(b_out)
+        self.b_out = None if b_out is None else nn.Parameter(b_out.detach())
         self.pad = pad
         self.stride = list(stride)
         self.dilation = list(dilation)
@@ -92,8 +92,9 @@ class ConvolutionalAttention(nn.Module):
 
     @torch.jit.ignore
     def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        """Register the heads' Delta (N_h, n) and alpha (N_h,), as parameters or buffers."""
-        raise NotImplementedError
+        """Register the heads' Delta (N_h, n) and alpha (N_h,): parameters, if they can be trained."""
+        self.Delta = nn.Parameter(Delta)
+        self.alpha = nn.Parameter(alpha)
 
     @property
     def weight(self) -> Tensor:
@@ -106,10 +107,10 @@ class ConvolutionalAttention(nn.Module):
 
     def queries(self, sizes: list[int]) -> list[int]:
         """Q along each axis for N = `sizes`."""
-        counts = [0] * len(sizes)
-        for axis in range(len(sizes)):
-            counts[axis] = (sizes[axis] - self.extent[axis] - 1) // self.stride[axis] + 1
-        return counts
+        return [
+            (sizes[axis] - self.extent[axis] - 1) // self.stride[axis] + 1
+            for axis in range(len(sizes))
+        ]
 
     def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
@@ -210,8 +211,8 @@ class HardAttention(ConvolutionalAttention):
         alpha = state_dict.get(prefix + "alpha", self.alpha)
         Delta = state_dict.get(prefix + "Delta", self.Delta)
         offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
-        if not is_exact(offset, alpha):
-            missed = float(missed_attention(offset, alpha).max())
+        missed = float(missed_attention(offset, alpha).max())
+        if not missed <= EXACT:
             error_msgs.append(
                 f"{prefix}alpha: got heads that miss their targets by {missed:.1e}, expected exact ones in a layer "
                 "that was built for a large alpha; build it with the alpha of these weights"

@@ -27,8 +27,7 @@ class ContentAttention(ConvolutionalAttention):
 
     @torch.jit.ignore
     def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        self.Delta = nn.Parameter(Delta)
-        self.alpha = nn.Parameter(alpha)
+        super().hold(Delta, alpha)
         heads = alpha.shape[0]
         shape = (heads, (self.in_channels + heads - 1) // heads, self.in_channels)
         self.W_qry = nn.Parameter(torch.randn(shape).to(alpha) * self.in_channels**-0.5)
@@ -58,3 +57,16 @@ class ContentAttention(ConvolutionalAttention):
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or len(x) <= self.at_once:
             return self.definition(x)
         return torch.cat([self.definition(images) for images in x.split(self.at_once)])
+
+
+def without_content(name: str, layer: nn.Module) -> ConvolutionalAttention:
+    """`layer`, if its scores depend on positions only. Raises ValueError for the argument `name` if not."""
+    if not isinstance(layer, ConvolutionalAttention):
+        raise ValueError(
+            f"{name}: got {type(layer).__name__}, expected a result of attention_from_conv"
+        )
+    if isinstance(layer, ContentAttention) and layer.gate.detach().any():
+        raise ValueError(
+            f"{name}: got a layer whose gate is open, expected one that does not look at content"
+        )
+    return layer

@@ -14,11 +14,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.slices import LowRankSlices, Slices
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, window, windows
+from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, windows
 from sa_zoo.kernels.choose import is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
@@ -64,12 +64,11 @@ def _extent(conv: _ConvNd) -> list[int]:
 
 def _amounts(conv: _ConvNd) -> list[tuple[int, int]]:
     """Padding (before, after) each axis, by the padding argument of nn.Conv."""
-    if isinstance(conv.padding, str):
-        return [
-            (size // 2, size - size // 2) if conv.padding == "same" else (0, 0)
-            for size in _extent(conv)
-        ]
-    return [(amount, amount) for amount in conv.padding]
+    if isinstance(conv.padding, tuple):
+        return [(amount, amount) for amount in conv.padding]
+    if conv.padding == "valid":
+        return [(0, 0) for _ in conv.kernel_size]
+    return [(size // 2, size - size // 2) for size in _extent(conv)]
 
 
 def _center(conv: _ConvNd) -> list[int]:
@@ -131,7 +130,7 @@ def attention_in_place(
         evaluation = HardAttention
     attention = evaluation(
         W_val,
-        None if conv.bias is None else conv.bias.detach(),
+        conv.bias,
         pad,
         conv.stride,
         conv.dilation,
@@ -163,17 +162,9 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
     it. It is zero for a layer that equals a convolution. Raises ValueError if the output depends on content, if a head
     sees without end, or for a layer that is not what attention_from_conv returns.
     """
-    if not isinstance(attention, ConvolutionalAttention):
-        raise ValueError(
-            f"attention: got {type(attention).__name__}, expected what attention_from_conv returns"
-        )
-    if isinstance(attention, ContentAttention) and attention.gate.detach().any():
-        raise ValueError(
-            "attention: got a layer whose gate is open, expected a layer that does not look at content"
-        )
+    attention = without_content("attention", attention)
     with torch.no_grad():
         kernel, distance = _kernel_on_taps(attention)
-    bias = None if attention.b_out is None else attention.b_out.detach().clone()
     geometry: dict[str, Any] = {"stride": attention.stride, "dilation": attention.dilation}
     kind = CONVOLUTIONS[kernel.ndim - 2]
     pad = attention.pad
@@ -187,13 +178,13 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
         attention.out_channels,
         tuple(attention.kernel_size),
         groups=attention.groups,
-        bias=bias is not None,
+        bias=attention.b_out is not None,
         device="meta",
         **geometry,
     )
     conv.weight = nn.Parameter(kernel)
-    if bias is not None:
-        conv.bias = nn.Parameter(bias)
+    if attention.b_out is not None:
+        conv.bias = nn.Parameter(attention.b_out.detach().clone())
     _train_what_was_trained(conv, next(attention.W_val.parameters()), attention.b_out)
     return conv.train(attention.training), distance
 
@@ -205,24 +196,22 @@ def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     if hard or is_exact(attention.Delta.cpu() - taps, attention.alpha):
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
-    seen = windows(wide.Delta, wide.alpha, torch.finfo(torch.float64).eps)
+    # With the taps as heads of infinite sharpness, so that the windows contain them.
+    Delta = torch.cat([wide.Delta, taps.to(wide.Delta)])
+    alpha = torch.cat([wide.alpha, torch.full_like(wide.alpha, math.inf)])
+    seen = windows(Delta, alpha, torch.finfo(torch.float64).eps)
     if not seen:
         raise ValueError(
             "attention: got a head that sees without end (its alpha is not positive, or its Delta not finite), "
             "expected heads with a center and a sharpness"
         )
-    on_axes = [sorted(set(axis)) for axis in taps.int().T.tolist()]
-    seen = [
-        window([(offset, offset) for offset in (*offsets, *on_axis)])
-        for offsets, on_axis in zip(seen, on_axes, strict=True)
-    ]
     whole = wide.composed_kernel(seen)
     kernel = whole
     for axis, offsets in enumerate(seen):
-        places = [offsets.index(tap) for tap in on_axes[axis]]
+        places = [offsets.index(tap) for tap in sorted(set(taps[:, axis].int().tolist()))]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
     rounded = kernel.to(attention.W_val())
     # Everything that is not on a tap, and the rounding of what is.
-    apart = whole.abs().flatten(1).sum(dim=1) - kernel.abs().flatten(1).sum(dim=1)
-    apart = apart.clamp(min=0) + (kernel - rounded).abs().flatten(1).sum(dim=1)
+    sums = [part.abs().flatten(1).sum(dim=1) for part in (whole, kernel, kernel - rounded)]
+    apart = (sums[0] - sums[1]).clamp(min=0) + sums[2]
     return rounded, float(apart.max())

@@ -15,6 +15,7 @@ and d_h[q] = 2 (1 - P_h[q, target]) for the one-hot c_h of Theorem 1.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sa_zoo.models.attention import Attention
@@ -30,32 +31,20 @@ def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
         raise ValueError(
             f"window: got {K}, expected an odd number up to {min(grid)}, the smaller side of the image"
         )
-    by_pixel = P.unflatten(2, grid).unflatten(1, grid)  # (N_h, H, W, H, W)
-    # First pixels of the windows.
-    row = torch.arange(grid[0] - K + 1, device=P.device)[:, None]
-    column = torch.arange(grid[1] - K + 1, device=P.device)[None, :]
-    found = P.new_empty(len(P), K, K)
-    for i in range(K):
-        for j in range(K):
-            inner = by_pixel[:, row + K // 2, column + K // 2, row + i, column + j]
-            found[:, i, j] = inner.mean(dim=(1, 2))  # over (N_h, H - K + 1, W - K + 1)
-    return found
+    height, width = grid
+    reach = K // 2
+    pixels = torch.arange(height * width, device=P.device).unflatten(0, grid)
+    inner = pixels[reach : height - reach, reach : width - reach].flatten()[:, None]
+    around = (pixels[:K, :K] - pixels[reach, reach]).flatten()
+    return P[:, inner, inner + around].mean(dim=1).unflatten(1, [K, K])
 
 
 def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
-    """C_h, the maps of a convolution with replicate padding: (N_h, K, K) -> (N_h, T, T)"""
-    K = c.shape[-1]
-    height, width = grid
-    row = torch.arange(height, device=c.device)[:, None]
-    column = torch.arange(width, device=c.device)[None, :]
-    query = torch.arange(height * width, device=c.device)
-    C = c.new_zeros(len(c), height * width, height * width)
-    for i in range(K):
-        for j in range(K):
-            y = (row + i - K // 2).clamp(0, height - 1)
-            x = (column + j - K // 2).clamp(0, width - 1)
-            C[:, query, (y * width + x).flatten()] += c[:, i, j, None]
-    return C
+    """C_h, the answers of a convolution with replicate padding to one pixel at a time: (N_h, K, K) -> (N_h, T, T)"""
+    reach = c.shape[-1] // 2
+    impulses = torch.eye(grid[0] * grid[1]).to(c).unflatten(1, grid)[:, None]  # (T, 1, H, W)
+    answers = F.conv2d(F.pad(impulses, [reach] * 4, mode="replicate"), c[:, None])
+    return answers.flatten(2).permute(1, 2, 0)  # from (T, N_h, T), keys first
 
 
 def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:

@@ -97,7 +97,6 @@ def convert(
         conv.register_forward_pre_hook(partial(_record, inputs[name]))
         for name, conv in convolutions.items()
     ]
-    rows = []
     with torch.no_grad():
         before = converted(example)
         for hook in hooks:
@@ -108,9 +107,12 @@ def convert(
         }
         if content:
             _warn_of_cost(attentions, inputs)
+        rows = [
+            _row(name, conv, attentions[name], inputs[name])
+            for name, conv in convolutions.items()
+            if inputs[name]
+        ]
         for name, conv in convolutions.items():
-            if inputs[name]:
-                rows.append(_row(name, conv, attentions[name], inputs[name]))
             _replace(converted, conv, attentions[name])
         after = converted(example)
     for name, module in network.named_modules():
@@ -186,13 +188,12 @@ def _noise(network: nn.Module) -> Tensor:
 
 def _difference(before: Any, after: Any) -> float:
     """Largest difference of corresponding tensors in two outputs, relative to the largest value of each."""
-    smallest = torch.finfo(torch.float32).tiny
-    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
-    tensors = [(old, new) for old, new in pairs if isinstance(old, Tensor)]
-    differences = [
-        float((new - old).abs().max() / old.abs().max().clamp(min=smallest)) for old, new in tensors
-    ]
-    return max(differences, default=0.0)
+    differences = [0.0]
+    for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
+        if isinstance(old, Tensor):
+            largest = old.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+            differences.append(float((new - old).abs().max() / largest))
+    return max(differences)
 
 
 def _record(seen: list[Tensor], conv: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -208,8 +209,8 @@ def _warn_of_cost(
     for name, attention in attentions.items():
         for x in inputs[name]:
             keys = attention.key_sizes(list(x.shape[2:]))
-            pairs = math.prod(attention.queries(keys)) * math.prod(keys)
-            scores[name] = pairs * len(attention.alpha)
+            numbers = [len(attention.alpha), *attention.queries(keys), *keys]
+            scores[name] = math.prod(numbers)
     costly = [name for name in scores if scores[name] > COSTLY]
     if costly:
         warnings.warn(

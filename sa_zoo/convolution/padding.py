@@ -66,12 +66,9 @@ class SamePadding(Padding):
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
         """Keys added before and after each axis of an image of this size."""
-        before = [0] * len(image)
-        after = [0] * len(image)
+        missing: list[int] = []
         for axis in range(len(image)):
             # Where the last query's window starts.
             last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]
-            missing = max(last + self.extent[axis] + 1 - image[axis], 0)
-            before[axis] = missing // 2
-            after[axis] = missing - missing // 2
-        return before, after
+            missing.append(max(last + self.extent[axis] + 1 - image[axis], 0))
+        return [count // 2 for count in missing], [count - count // 2 for count in missing]

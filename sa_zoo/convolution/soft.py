@@ -11,11 +11,11 @@ evaluated by axes.
 """
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve
 from sa_zoo.convolution.padding import Keys
@@ -31,11 +31,6 @@ class SoftAttention(ConvolutionalAttention):
     # A multiply-add of the evaluation by axes takes about so many times as long as one of a convolution: it comes in
     # small matrix products whose results go through memory (float32, forward and backward, on a Xeon core).
     axes_cost: Final[int] = 2
-
-    @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        self.Delta = nn.Parameter(Delta)
-        self.alpha = nn.Parameter(alpha)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
@@ -94,17 +89,19 @@ class SoftAttention(ConvolutionalAttention):
         x = keys.stored
         padding = [0] * len(windows)
         amounts: list[int] = []
+        even = True
         for axis in reversed(range(len(windows))):
             stride = self.stride[axis]
-            first = self.center[axis] + stride * inside[axis][0] + windows[axis][0]
-            last = self.center[axis] + stride * inside[axis][-1] + windows[axis][-1]
-            padding[axis] = keys.before[axis] - first
-            amounts += [padding[axis], last + 1 - keys.before[axis] - x.shape[2 + axis]]
-        before = amounts[::2]
-        after = amounts[1::2]
-        # The convolution ignores keys after the last window, of which there may be up to stride - 1.
-        strides = reversed(self.stride)
-        if any(a < 0 or not 0 <= a - b < s for a, b, s in zip(before, after, strides, strict=True)):
+            # Keys are counted from the first stored one.
+            center = self.center[axis] - keys.before[axis]
+            before = -(center + stride * inside[axis][0] + windows[axis][0])
+            last = center + stride * inside[axis][-1] + windows[axis][-1]
+            after = last + 1 - x.shape[2 + axis]
+            padding[axis] = before
+            amounts += [before, after]
+            # The convolution ignores keys after the last window, of which there may be up to stride - 1.
+            even = even and before >= max(after, 0) and before - after < stride
+        if not even:
             x = F.pad(x, [max(amount, 0) for amount in amounts])
             x = F.pad(x, [min(amount, 0) for amount in amounts])
             padding = self.zeros
@@ -115,22 +112,17 @@ class SoftAttention(ConvolutionalAttention):
     @torch.jit.ignore
     def framed(self, keys: Keys, inside: list[range], out: Tensor) -> Tensor:
         """All outputs, from `out`, those of the queries `inside`: (B, D_out, *inside) -> (B, D_out, *Q)"""
-        counts = self.queries(keys.sizes)
-        if [len(queries) for queries in inside] == counts:
-            return out
-        factors = [self.factor(axis, keys) for axis in range(len(counts))]
-        narrowed = [
-            P[:, queries.start : queries.stop] for P, queries in zip(factors, inside, strict=True)
-        ]
+        wanted: list[Any] = [slice(queries.start, queries.stop) for queries in inside]
         for axis, queries in enumerate(inside):
-            sides = [queries.start, counts[axis] - queries.stop]
-            if not any(sides):
-                continue
-            # The frame's own axis comes first, where it leaves least to do for the others.
-            P = factors[axis]
-            frame = torch.cat([P[:, : queries.start], P[:, queries.stop :]], dim=1)
-            others = factors[:axis] + narrowed[axis + 1 :]
-            heads = attend_by_axes([frame, *others], keys.stored.movedim([2 + axis, 1], [1, -1]))
-            before, after = self.project(heads.movedim(1, 1 + axis)).split(sides, dim=2 + axis)
-            out = torch.cat([before, out, after], dim=2 + axis)
+            outside = [*range(queries.start), *range(queries.stop, self.queries(keys.sizes)[axis])]
+            if outside:
+                wanted[axis] = outside
+                P = [self.factor(other, keys)[:, wanted[other]] for other in range(len(wanted))]
+                # The frame's own axis comes first: it leaves least to do for the others.
+                P.insert(0, P.pop(axis))
+                heads = attend_by_axes(P, keys.stored.movedim([2 + axis, 1], [1, -1]))
+                frame = self.project(heads.movedim(1, 1 + axis))
+                before, after = frame.tensor_split([queries.start], dim=2 + axis)
+                out = torch.cat([before, out, after], dim=2 + axis)
+            wanted[axis] = slice(None)
         return out

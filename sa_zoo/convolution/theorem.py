@@ -45,8 +45,7 @@ def window(seen: Sequence[tuple[int, int]]) -> range:
     """The displacements of the smallest lattice that contains all from `first` to `last` of each pair in `seen`."""
     first = min(start for start, _ in seen)
     last = max(stop for _, stop in seen)
-    gaps = [start - first for start, _ in seen]
-    gaps += [1 for start, stop in seen if stop > start]
+    gaps = [start - first if start == stop else 1 for start, stop in seen]
     return range(first, last + 1, math.gcd(*gaps) or 1)
 
 

@@ -168,10 +168,8 @@ def _registered(
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(create.__name__, cnn, pretrained, feature_levels=feature_levels, **kwargs)
 
-    create.__name__, create.__doc__ = (
-        f"mhsa_{cnn.__name__}",
-        f"{description}, as multi-head self-attention.",
-    )
+    create.__name__ = f"mhsa_{cnn.__name__}"
+    create.__doc__ = f"{description}, as multi-head self-attention."
     return register_model(create)
 
 
