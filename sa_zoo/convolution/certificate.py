@@ -47,7 +47,9 @@ class Certificate:
 
 
 def certificate(
-    layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0
+    layer: ConvolutionalAttention,
+    image: Sequence[int],
+    magnitude: float = 1.0,
 ) -> Certificate:
     """The bound for images of one size, in the type of the layer's weights.
 
@@ -71,7 +73,9 @@ def certificate(
     keys = layer.key_sizes(list(image))
     of_conv = _rounding_of_sum(kernel[0].numel() + 1, layer)
     # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
-    relative = torch.tensor([of_conv, _layer_rounding(layer, keys)]).double().expm1().sum()
+    relative = (
+        torch.tensor([of_conv, _layer_rounding(layer, keys)], dtype=torch.float64).expm1().sum()
+    )
     return Certificate(
         attention=2 * magnitude * (norms @ missed),
         rounding=largest * relative + _underflow(layer, keys, magnitude, norms.sum(dim=1)),
@@ -114,7 +118,10 @@ def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
 
 
 def _underflow(
-    layer: ConvolutionalAttention, keys: list[int], magnitude: float, norms: Tensor
+    layer: ConvolutionalAttention,
+    keys: list[int],
+    magnitude: float,
+    norms: Tensor,
 ) -> Tensor:
     """Absolute errors of results below the type's normal numbers, for the convolution and the layer: (D_out,)
 
@@ -128,7 +135,6 @@ def _underflow(
         mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
         results += norms * (mixed * (magnitude + 1) + len(keys))
         # A composed kernel's weights, each a sum over heads, and its products with the image.
-        kernel = _composed(layer, keys)
-        results += kernel * inner * (1 + magnitude * (heads + 1))
-        results += kernel * norms * magnitude * len(keys)
+        per_tap = inner * (1 + magnitude * (heads + 1)) + norms * magnitude * len(keys)
+        results += _composed(layer, keys) * per_tap
     return results * limits.smallest_normal * limits.eps / 2

@@ -91,7 +91,11 @@ class ConvolutionalAttention(nn.Module):
         self.hold(head_shifts(self.kernel_size, dilation, center).to(alpha), alpha)
 
     @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+    def hold(
+        self,
+        Delta: Tensor,
+        alpha: Tensor,
+    ) -> None:
         """Register the heads' Delta (N_h, n) and alpha (N_h,): parameters, if they can be trained."""
         self.Delta = nn.Parameter(Delta)
         self.alpha = nn.Parameter(alpha)
@@ -112,7 +116,11 @@ class ConvolutionalAttention(nn.Module):
             for axis in range(len(sizes))
         ]
 
-    def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
+    def axis_scores(
+        self,
+        axis: int,
+        sizes: list[int],
+    ) -> Tensor:
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
         device = self.alpha.device
         standing = pixels(self.queries(sizes)[axis], device) * self.stride[axis] + self.center[axis]
@@ -143,7 +151,11 @@ class ConvolutionalAttention(nn.Module):
         keys = self.pad(x)
         return self.values(probabilities_from(self.scores(keys)), keys)
 
-    def values(self, P: Tensor, keys: Tensor) -> Tensor:
+    def values(
+        self,
+        P: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
         """b_out + sum_h P_h X W_val_h: (.., N_h, prod Q, prod N), (B, D_in, *N) -> (B, D_out, *Q)"""
         heads = attend(P, keys.flatten(2).transpose(1, 2))  # (B, prod Q, N_h D_in)
         return self.project(heads.unflatten(1, self.queries(list(keys.shape[2:]))))
@@ -196,7 +208,11 @@ class HardAttention(ConvolutionalAttention):
     """
 
     @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+    def hold(
+        self,
+        Delta: Tensor,
+        alpha: Tensor,
+    ) -> None:
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad

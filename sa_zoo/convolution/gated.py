@@ -26,7 +26,11 @@ class ContentAttention(ConvolutionalAttention):
     at_once: Final[int] = 16
 
     @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+    def hold(
+        self,
+        Delta: Tensor,
+        alpha: Tensor,
+    ) -> None:
         super().hold(Delta, alpha)
         heads = alpha.shape[0]
         shape = (heads, (self.in_channels + heads - 1) // heads, self.in_channels)

@@ -81,7 +81,10 @@ def _center(conv: _ConvNd) -> list[int]:
 
 
 def attention_from_conv(
-    conv: _ConvNd, alpha: float = 46.0, content: bool = False, head_dim: int | None = None
+    conv: _ConvNd,
+    alpha: float = 46.0,
+    content: bool = False,
+    head_dim: int | None = None,
 ) -> ConvolutionalAttention:
     """Multi-head self-attention that equals a convolution up to certificate.py's bound; `conv` is not modified.
 
@@ -103,7 +106,10 @@ def attention_from_conv(
 
 
 def attention_in_place(
-    conv: _ConvNd, alpha: float, content: bool, head_dim: int | None = None
+    conv: _ConvNd,
+    alpha: float,
+    content: bool,
+    head_dim: int | None = None,
 ) -> ConvolutionalAttention:
     """Like attention_from_conv, but takes over the tensors of a convolution that is not used any more."""
     if not alpha > 0:
@@ -142,7 +148,11 @@ def attention_in_place(
     return attention.train(conv.training)
 
 
-def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+def _train_what_was_trained(
+    layer: nn.Module,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> None:
     """Give the layer's bias the requires_grad of `bias`, and all of its other parameters that of `weight`."""
     for name, parameter in layer.named_parameters():
         given = bias if name in ("bias", "b_out") else weight

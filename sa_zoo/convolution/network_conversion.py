@@ -122,7 +122,12 @@ def convert(
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
-def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
+def swap_convolutions(
+    network: nn.Module,
+    layers: str,
+    alpha: float,
+    content: bool,
+) -> None:
     """Replace the chosen convolutions that can be expressed, in place. Arguments and errors: see `convert`."""
     convolutions, _ = _chosen(network, layers, content)
     for conv in convolutions.values():
@@ -130,7 +135,9 @@ def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bo
 
 
 def _chosen(
-    network: nn.Module, layers: str, content: bool
+    network: nn.Module,
+    layers: str,
+    content: bool,
 ) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
     uses = Counter(
@@ -160,7 +167,11 @@ def _chosen(
     return {name: named[name] for name in chosen if name not in skipped}, skipped
 
 
-def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
+def _replace(
+    network: nn.Module,
+    conv: nn.Module,
+    attention: nn.Module,
+) -> None:
     """Put attention wherever the convolution is used."""
     for module in list(network.modules()):
         # named_children would name a layer used twice once.
@@ -182,8 +193,7 @@ def undecayed(network: nn.Module) -> set[str]:
 def _noise(network: nn.Module) -> Tensor:
     size = getattr(network, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
     weight = next(network.parameters())
-    noise = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
-    return noise.to(weight.device, weight.dtype)
+    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
 
 
 def _difference(before: Any, after: Any) -> float:
@@ -196,7 +206,11 @@ def _difference(before: Any, after: Any) -> float:
     return max(differences)
 
 
-def _record(seen: list[Tensor], conv: nn.Module, inputs: tuple[Tensor]) -> None:
+def _record(
+    seen: list[Tensor],
+    conv: nn.Module,
+    inputs: tuple[Tensor],
+) -> None:
     """Hook of a convolution: keep a copy of its input, which a network may overwrite."""
     seen.append(inputs[0].clone())
 
@@ -209,8 +223,7 @@ def _warn_of_cost(
     for name, attention in attentions.items():
         for x in inputs[name]:
             keys = attention.key_sizes(list(x.shape[2:]))
-            numbers = [len(attention.alpha), *attention.queries(keys), *keys]
-            scores[name] = math.prod(numbers)
+            scores[name] = math.prod([len(attention.alpha), *attention.queries(keys), *keys])
     costly = [name for name in scores if scores[name] > COSTLY]
     if costly:
         warnings.warn(
@@ -221,7 +234,10 @@ def _warn_of_cost(
 
 
 def _row(
-    name: str, conv: nn.Module, attention: ConvolutionalAttention, inputs: list[Tensor]
+    name: str,
+    conv: nn.Module,
+    attention: ConvolutionalAttention,
+    inputs: list[Tensor],
 ) -> LayerReport:
     """The layer's report, for the input on which attention and convolution differ most."""
     differences = [float((attention(x) - conv(x)).abs().max()) for x in inputs]

@@ -21,7 +21,11 @@ class Keys(NamedTuple):
 class Padding(nn.Module):
     """Padding by fixed amounts, (before, after) per axis, in one of nn.Conv's padding modes."""
 
-    def __init__(self, amounts: Sequence[tuple[int, int]], mode: str) -> None:
+    def __init__(
+        self,
+        amounts: Sequence[tuple[int, int]],
+        mode: str,
+    ) -> None:
         super().__init__()
         self.before = [before for before, _ in amounts]
         self.after = [after for _, after in amounts]
@@ -59,7 +63,11 @@ class SamePadding(Padding):
     extent: last minus first key of a window, per axis.
     """
 
-    def __init__(self, extent: Sequence[int], stride: Sequence[int]) -> None:
+    def __init__(
+        self,
+        extent: Sequence[int],
+        stride: Sequence[int],
+    ) -> None:
         super().__init__([], "zeros")
         self.extent = list(extent)
         self.stride = list(stride)

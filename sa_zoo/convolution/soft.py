@@ -39,7 +39,11 @@ class SoftAttention(ConvolutionalAttention):
             return self.by_axes(keys)
         return self.evaluate(keys)
 
-    def factor(self, axis: int, keys: Keys) -> Tensor:
+    def factor(
+        self,
+        axis: int,
+        keys: Keys,
+    ) -> Tensor:
         """The factor of P_h along one axis, for the stored keys: (N_h, Q, stored)"""
         P = probabilities_from(self.axis_scores(axis, keys.sizes))
         return P.narrow(2, keys.before[axis], keys.stored.shape[2 + axis])
@@ -67,16 +71,25 @@ class SoftAttention(ConvolutionalAttention):
         return windows(self.Delta, self.alpha, torch.finfo(at_least_float32(self.alpha).dtype).eps)
 
     @torch.jit.ignore
-    def inside(self, axis: int, keys: Keys, window: range) -> range:
+    def inside(
+        self,
+        axis: int,
+        keys: Keys,
+        window: range,
+    ) -> range:
         """The queries along one axis whose windows lie within the keys."""
         stride = self.stride[axis]
         count = self.queries(keys.sizes)[axis]
         room = keys.sizes[axis] - 1 - self.center[axis] - window[-1]
         begin = max(0, -((self.center[axis] + window[0]) // stride))
-        return range(min(begin, count), min(room // stride + 1, count))
+        return range(begin, min(room // stride + 1, count))
 
     @torch.jit.ignore
-    def is_cheaper_composed(self, sizes: list[int], windows: list[range]) -> bool:
+    def is_cheaper_composed(
+        self,
+        sizes: list[int],
+        windows: list[range],
+    ) -> bool:
         """Whether a composed kernel evaluates a query at lower cost than its heads by axes, for N = `sizes`."""
         weights = self.in_channels // self.groups * self.out_channels
         composed = math.prod(map(len, windows)) * weights
@@ -84,7 +97,12 @@ class SoftAttention(ConvolutionalAttention):
         return composed <= self.axes_cost * by_axes
 
     @torch.jit.ignore
-    def composed(self, keys: Keys, windows: list[range], inside: list[range]) -> Tensor:
+    def composed(
+        self,
+        keys: Keys,
+        windows: list[range],
+        inside: list[range],
+    ) -> Tensor:
         """The outputs of the queries `inside`, as one convolution: (B, D_out, *inside)"""
         x = keys.stored
         padding = [0] * len(windows)
@@ -110,7 +128,12 @@ class SoftAttention(ConvolutionalAttention):
         return convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
 
     @torch.jit.ignore
-    def framed(self, keys: Keys, inside: list[range], out: Tensor) -> Tensor:
+    def framed(
+        self,
+        keys: Keys,
+        inside: list[range],
+        out: Tensor,
+    ) -> Tensor:
         """All outputs, from `out`, those of the queries `inside`: (B, D_out, *inside) -> (B, D_out, *Q)"""
         wanted: list[Any] = [slice(queries.start, queries.stop) for queries in inside]
         for axis, queries in enumerate(inside):

@@ -19,7 +19,9 @@ FARTHEST = 1e3
 
 
 def head_shifts(
-    kernel_size: Sequence[int], dilation: Sequence[int], center: Sequence[int]
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    center: Sequence[int],
 ) -> Tensor:
     """Delta_h = dilation * a - center for every kernel pixel a in row-major order: (N_h, n), float32, on the CPU."""
     axes = [
@@ -29,7 +31,11 @@ def head_shifts(
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int]:
+def seen_offsets(
+    Delta: float,
+    alpha: float,
+    precision: float,
+) -> tuple[int, int]:
     """First and last key that a head sees along one axis, as displacements from the query.
 
     A head sees a key if its probability, relative to that of the key nearest to Delta, is above `precision`.
@@ -49,21 +55,22 @@ def window(seen: Sequence[tuple[int, int]]) -> range:
     return range(first, last + 1, math.gcd(*gaps) or 1)
 
 
-def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
+def windows(
+    Delta: Tensor,
+    alpha: Tensor,
+    precision: float,
+) -> list[range]:
     """What all heads together see along each axis: (N_h, n), (N_h,) -> n windows; none if a head sees without end.
 
-    Nothing else reads the numbers in Delta and alpha, for which an accelerator has to be waited for.
+    Nothing else reads the numbers in Delta and alpha, for which the CPU has to wait for an accelerator.
     """
-    sharpness = alpha.detach().double().tolist()
-    if not all(value >= DULLEST for value in sharpness):  # a NaN is not either
+    if not (alpha >= DULLEST).all() & Delta.isfinite().all():  # alpha may be NaN too
         return []
-    found = []
-    for axis in Delta.detach().double().T.tolist():
-        if not all(math.isfinite(center) for center in axis):
-            return []
-        pairs = zip(axis, sharpness, strict=True)
-        found.append(window([seen_offsets(center, value, precision) for center, value in pairs]))
-    return found
+    sharpness = alpha.detach().double().tolist()
+    return [
+        window([seen_offsets(*head, precision) for head in zip(axis, sharpness, strict=True)])
+        for axis in Delta.detach().double().T.tolist()
+    ]
 
 
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
@@ -77,7 +84,7 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     alpha = alpha.detach().cpu().double()
     sharp = alpha.clamp(DULLEST, 1e30)
     vanishing = -math.log(torch.finfo(torch.float64).tiny)
-    reach = math.sqrt(vanishing / float(sharp.nan_to_num().min().clamp(min=DULLEST)))
+    reach = math.sqrt(vanishing / float(sharp.nan_to_num(DULLEST).min()))
     reach = math.ceil(reach + float(offset.nan_to_num().abs().max()))
     t = torch.arange(-reach, reach + 1, device="cpu", dtype=torch.float64)
     t = t[t != 0]
@@ -87,7 +94,11 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     return torch.where(alpha < DULLEST, 1.0, missed)
 
 
-def exact_heads(heads: int, alpha: float, axes: int) -> tuple[Tensor, Tensor]:
+def exact_heads(
+    heads: int,
+    alpha: float,
+    axes: int,
+) -> tuple[Tensor, Tensor]:
     """offset (N_h, n) and alpha (N_h,) of heads centered on their targets, float64, on the CPU."""
     offset = torch.zeros(heads, axes, device="cpu", dtype=torch.float64)
     return offset, torch.full((heads,), alpha, device="cpu", dtype=torch.float64)
