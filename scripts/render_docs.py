@@ -4,8 +4,8 @@ Renders the tables in README.md and docs/ from committed JSON and by counting: w
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
 docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
-docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; its "title", and
-its "notes" if there are any, are added by hand.
+docs/benchmarks/ has one file per machine, written by scripts/bench.py --json; its "title", which heads a column of the
+tables, and its "notes", if there are any, are added by hand.
 """
 
 import json
@@ -234,18 +234,22 @@ def facts(conditions: dict[str, Any]) -> str:
 
 
 def benchmarks() -> str:
+    """Of each machine, its conditions, the commands, and one table of all cases."""
     parts = []
     for machine in machines():
+        runs = machine["runs"]
         parts.append(f"## {machine['title']}\n")
-        parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(
-            machine.get("notes")
-        )
-        for run in machine["runs"]:
-            parts += [
-                f"`{run['command']}`\n",
-                f"{facts(run['conditions'])}\n",
-                table(run["rows"]) + "\n",
-            ]
+        parts += [f"- {note}" for note in machine.get("notes", [])]
+        for run in runs:
+            rounds, load = run["conditions"]["rounds"], run["conditions"]["load"]
+            parts.append(f"- `{run['command']}`: {rounds} rounds, load {load} before")
+        shared = {
+            key: value
+            for key, value in runs[0]["conditions"].items()
+            if all(run["conditions"].get(key) == value for run in runs)
+        }
+        parts.append(f"- {facts(shared)}\n")
+        parts.append(table([row for run in runs for row in run["rows"]]) + "\n")
     return "\n".join(parts)
 
 
@@ -267,36 +271,16 @@ def speed() -> str:
     )
 
 
-def proofs() -> dict[str, dict[str, Any]]:
-    """What the proofs wrote, by name."""
-    return {
-        path.stem: read(f"reliability/{path.name}")
-        for path in sorted((ROOT / "docs" / "reliability").glob("*.json"))
-    }
-
-
 def reliability() -> str:
-    """One row per proof, then what each of them tried."""
-    found = proofs()
-    rows = [
-        [
-            f"[{name}](#{name})",
-            f"{proof['tried']:,}",
-            f"{proof['lost']:,}",
-            f"{proof['seconds'] / 60:.1f}",
-        ]
-        for name, proof in found.items()
-    ]
-    parts = [markdown_table(["proof", "tried", "lost", "minutes"], rows, text=1)]
-    for name, proof in found.items():
-        parts += [f"## {name}\n", f"{proof['what']}\n", f"`{proof['command']}`\n"]
-        parts += [f"{proof['hardware']}; {facts(proof['versions'])}\n"]
-        details = [
-            [kind, outcome.replace("|", "\\|"), f"{count:,}"]
-            for kind, count, outcome in proof["details"]
-        ]
-        parts.append(markdown_table(["tried", "outcome", "times"], details, text=2))
-    return "\n".join(parts)
+    """One row per proof."""
+    rows = []
+    for path in sorted((ROOT / "docs" / "reliability").glob("*.json")):
+        proof = read(f"reliability/{path.name}")
+        link = f"[{path.stem}](reliability/{path.name})"
+        counts = [f"{proof['tried']:,}", f"{proof['lost']:,}", f"{proof['seconds'] / 60:.1f}"]
+        rows.append([link, proof["what"], f"`{proof['command']}`", *counts])
+    head = ["proof", "what is tried", "command", "tried", "lost", "minutes"]
+    return markdown_table(head, rows, text=3)
 
 
 RENDERED = {

@@ -17,7 +17,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import make_run
-from PIL import Image
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.check import check_config, check_weights
@@ -27,6 +26,7 @@ from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.pictures import open_picture
+from sa_zoo.training.sources import Source
 from sa_zoo.training.splits import Decoder
 
 REFUSED = (ValueError, OSError)
@@ -55,14 +55,18 @@ def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
     return target
 
 
-def decode(data: bytes) -> None:
-    def image_of(_: int) -> Image.Image:
-        return open_picture(io.BytesIO(data))
+class Files(list[bytes]):
+    """Image files in memory, opened when they are read."""
 
+    def __getitem__(self, row: Any) -> Any:
+        return open_picture(io.BytesIO(super().__getitem__(row)))
+
+
+def decode(data: bytes) -> None:
+    source = Source("data", {"train": Files([data])}, {}, ())
+    input_format = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
     try:
-        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)).read(
-            image_of, [], "train", 0
-        )
+        image = Decoder(input_format).read(source, "train", 0)
     except REFUSED:
         return
     assert image.shape == (3, 8, 8) and image.dtype == torch.uint8

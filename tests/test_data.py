@@ -335,6 +335,30 @@ def test_a_missing_folder_is_reported(name):
         open_source(DataConfig(name=name))
 
 
+@pytest.mark.parametrize(
+    "name", ["../pets", "../work/../pets", "~/pets", "~/work/../pets", "HOME/work/../pets", "link"]
+)
+def test_a_folder_is_found_by_any_path_to_it(tmp_path, monkeypatch, name):
+    image_folder(tmp_path / "pets", {"cat": 5, "dog": 3})
+    parquet_folder(tmp_path / "cifar", {"train": noise_images(7)})
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "link").symlink_to(tmp_path / "pets")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "work")
+    source = open_source(DataConfig(name=name.replace("HOME", str(tmp_path))))
+    assert (source.name, source.classes, len(source.labels["train"])) == ("pets", ("cat", "dog"), 8)
+    if "link" not in name:
+        parquet = DataConfig(name=name.replace("HOME", str(tmp_path)).replace("pets", "cifar"))
+        assert len(open_source(parquet).images["train"][6].getbands()) == 3
+
+
+def test_a_name_of_an_unknown_user_is_reported():
+    with pytest.raises(
+        FileNotFoundError, match=r"got ~nobody-of-that-name/pets, expected a folder"
+    ):
+        open_source(DataConfig(name="~nobody-of-that-name/pets"))
+
+
 def test_an_empty_folder_is_reported(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import os
 import re
 import runpy
@@ -45,6 +46,30 @@ def test_a_wrong_number_would_be_rendered_away(render):
     text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert "12,086,844" in text
     assert render(text.replace("12,086,844", "12,086,845")) == text
+
+
+def test_tables_of_benchmarks_have_a_column_or_a_part_per_machine(tmp_path, monkeypatch):
+    names = runpy.run_path(str(ROOT / "scripts" / "render_docs.py"))
+    monkeypatch.setitem(names["speed"].__globals__, "ROOT", tmp_path)
+    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
+    case = {"model": "sa_quadratic_cifar", "phase": "training, float32", "images": 7}
+    for number, title in enumerate(("one", "two"), start=2):
+        row = {**case, "subject": "as built", "speed": 1.5 * number, "memory": 1 / number}
+        other = {**case, "subject": "a route that has gone", "speed": 9.0, "memory": 9.0}
+        conditions = {"rounds": 3, "load": 0.5, "threads": number}
+        run = {"command": f"typed on {title}", "conditions": conditions, "rows": [other, row]}
+        machine = {"title": title, "notes": ["idle"], "runs": [run]}
+        (tmp_path / "docs" / "benchmarks" / f"{title}.json").write_text(json.dumps(machine))
+    head, _, *lines = names["speed"]().splitlines()
+    assert head == "| speed, memory | one | two |"
+    assert "| training step | 3x, 0.5x | 4.5x, 0.333x |" in lines
+    assert not any("9x" in line for line in lines)
+    page = names["benchmarks"]()
+    for number, title in enumerate(("one", "two"), start=2):
+        part = page[page.index(f"## {title}\n") :]
+        assert f"- `typed on {title}`: 3 rounds, load 0.5 before\n" in part
+        assert f"threads {number}" in part
+    assert page.count("| sa_quadratic_cifar | training, float32 | as built | 7 |") == 2
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
@@ -154,7 +179,7 @@ with torch.no_grad():
         assert torch.allclose(torch.jit.script(net)(x), expected, atol=1e-5)
 assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if ".terms." in name}
 from pathlib import Path
-from sa_zoo.verbs.fit import finish_folder
+from sa_zoo.verbs.finish import finish_folder
 from sa_zoo.folders.opened import load_model
 from sa_zoo.folders.write import write_timm_files
 folder = Path(__file__).with_name("folder")

@@ -193,7 +193,7 @@ def test_another_number_of_classes_is_reported(run_folder, tmp_path):
             ValueError,
             r"got test_vti, expected a model folder or a timm name \(did you mean test_vit",
         ),
-        ("local-dir:nowhere", FileNotFoundError, "expected a model folder, with config.json in it"),
+        ("local-dir:nowhere", FileNotFoundError, "expected a model folder, with config.json"),
         ("test_resnet.none", FileNotFoundError, "weights: got none from test_resnet.none"),
     ],
 )

@@ -132,6 +132,12 @@ def test_sizes_that_patches_do_not_tile_are_refused():
         net()(torch.randn(1, 3, 10, 7))
 
 
+@pytest.mark.parametrize("num_heads", [0, 2.0, [3, 2, 3]])
+def test_a_number_of_heads_is_a_positive_whole_number(num_heads):
+    with pytest.raises(ValueError, match=r"num_heads, .* expected positive whole numbers"):
+        net(num_heads=num_heads)
+
+
 def test_an_unknown_pooling_is_refused():
     with pytest.raises(ValueError, match="got 'max', expected 'avg'"):
         net(global_pool="max")

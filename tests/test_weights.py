@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from transformers import pipeline
 
+from sa_zoo.folders.opened import open_model
 from sa_zoo.models import timm_models
-from sa_zoo.verbs.explore import explore_source
+from sa_zoo.verbs.explore import page_of
 
 ROOT = Path(__file__).parents[1]
 MODEL_CARDS = ROOT / "model_cards"
@@ -134,7 +135,7 @@ def test_the_pipeline_classifies_with_a_committed_folder():
     "page", sorted(MODEL_CARDS.glob("*/explorer.html")), ids=lambda page: page.parent.name
 )
 def test_committed_pages_are_those_of_the_weights(page):
-    again = explore_source(str(page.parent), load_from=f"local-dir:{page.parent.name}").html
+    again = page_of(open_model(str(page.parent)), f"local-dir:{page.parent.name}").html
     committed = page.read_text(encoding="utf-8")
     # the bytes of pictures depend on the version of Pillow, the last bits of numbers on how a layer is evaluated
     encoded = re.compile(r'"(png|f4|zlib)":"([^"]+)"')

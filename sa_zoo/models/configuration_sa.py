@@ -35,7 +35,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     Args:
         attention_type: the score terms (TERMS in terms.py); the part of a timm name between `sa_` and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
-            feed-forward layers. Every head sees all D channels; N_h is one number, or one per block.
+            feed-forward layers. Every head sees all D channels.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
@@ -62,7 +62,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     ] = "quadratic"
     hidden_size: int = 400
     num_hidden_layers: int = 6
-    num_attention_heads: int | list[int] = 9
+    num_attention_heads: int = 9
     intermediate_size: int = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2

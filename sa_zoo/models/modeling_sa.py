@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, checked_size, heads_per_block, new_head, set_grid, terms_of_block
+from .network import Block, checked_size, new_head, set_grid, terms_of_block
 from .positions import pixels  # noqa: F401  transformers before 5.10 copies remote code that this file imports itself
 from .terms import TERMS
 
@@ -51,7 +51,7 @@ class SABlock(GradientCheckpointingLayer, Block):
         height, width = checked_size(config.height_and_width, config.patch_size)
         super().__init__(
             config.hidden_size,
-            heads_per_block(config.num_attention_heads, config.num_hidden_layers)[index],
+            config.num_attention_heads,
             config.intermediate_size,
             terms_of_block(TERMS[config.attention_type], index, config.num_hidden_layers),
             (height // config.patch_size, width // config.patch_size),

@@ -69,8 +69,8 @@ class SANet(nn.Module):
     Args:
         terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
-        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h (one number, or one per block, as pruning
-            leaves them), width of the feed-forward layers.
+        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
+            layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -90,7 +90,7 @@ class SANet(nn.Module):
         patch_size: int = 2,
         embed_dim: int = 400,
         depth: int = 6,
-        num_heads: int | list[int] = 9,
+        num_heads: int = 9,
         hidden_dim: int = 512,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -101,9 +101,11 @@ class SANet(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        if min(given := (in_chans, patch_size, embed_dim, depth, hidden_dim)) < 1:
+        given = (in_chans, patch_size, embed_dim, depth, num_heads, hidden_dim)
+        if not all(isinstance(size, int) and size >= 1 for size in given):
             raise ValueError(
-                f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones"
+                "in_chans, patch_size, embed_dim, depth, num_heads, hidden_dim: "
+                f"got {given}, expected positive whole numbers"
             )
         groups = (
             [group if isinstance(group, tuple) else () for group in terms]
@@ -124,9 +126,9 @@ class SANet(nn.Module):
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
         grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
         blocks = []
-        for index, heads in enumerate(heads_per_block(num_heads, depth)):
+        for index in range(depth):
             sizes, drop_path = (
-                (embed_dim, heads, hidden_dim),
+                (embed_dim, num_heads, hidden_dim),
                 drop_path_rate * index / max(depth - 1, 1),
             )
             of_block = terms_of_block(terms, index, depth)
@@ -228,16 +230,6 @@ def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:
     for module in blocks.modules():
         if resize := getattr(module, "set_grid", None):
             resize(grid)
-
-
-def heads_per_block(num_heads: int | list[int], depth: int) -> list[int]:
-    """N_h of each of `depth` blocks."""
-    heads = [num_heads] * depth if isinstance(num_heads, int) else list(num_heads)
-    if len(heads) != depth or min(heads, default=1) < 1:
-        raise ValueError(
-            f"num_heads: got {num_heads}, expected a positive number, or one for each of {depth} blocks"
-        )
-    return heads
 
 
 def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 Every mistake is a ValueError with one line per key: the dotted key, the value, what was expected, the nearest name.
 """
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -76,7 +77,7 @@ class TrainConfig(Section):
         100, ge=1
     )  # images per optimizer step, over all processes and accumulation
     accumulation: int = Field(1, ge=1)  # micro-batches per step of each process
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
     ema: float = Field(
         0.0, ge=0, lt=1
@@ -179,9 +180,8 @@ def _set(table: dict[str, Any], override: str) -> None:
     for depth, section in enumerate(sections, start=1):
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ValueError(
-                f"--set: got {override!r}, but {'.'.join(sections[:depth])} is not a table"
-            )
+            path = ".".join(sections[:depth])
+            raise ValueError(f"--set: got {override!r}, but {path} is not a table")
     try:
         table[name] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -189,26 +189,34 @@ def _set(table: dict[str, Any], override: str) -> None:
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    path, value, expected = (
-        error["loc"],
-        repr(error["input"]),
-        error["msg"].removeprefix("Input should be "),
-    )
-    hint = did_you_mean(
-        str(error["input"]), re.findall("'(.+?)'", expected)
-    )  # of the choices of a Literal
+    path = ".".join(map(str, error["loc"]))
+    value = repr(error["input"])
+    expected = error["msg"].removeprefix("Input should be ")
     match error["type"]:
         case "value_error":  # from Config._consistent, whose messages name their keys
             return str(error["ctx"]["error"])
         case "missing":
-            value, expected = "nothing", "a value"
+            return f"{path}: got nothing, expected a value"
         case "extra_forbidden":
-            section: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
-            value, expected = "an unknown key", f"one of {', '.join(section.model_fields)}"
-            hint = did_you_mean(str(path[-1]), section.model_fields)
+            return f"{path}: got an unknown key, expected {_known_keys(*error['loc'])}"
         case "model_type" | "dict_type":
             expected = "a table"
-    return f"{'.'.join(map(str, path))}: got {value}, expected {expected}{hint}"
+        case "literal_error":
+            expected += did_you_mean(str(error["input"]), re.findall(r"'(\w+)'", expected))
+    return f"{path}: got {value}, expected {expected}"
+
+
+def _known_keys(*path: str) -> str:
+    """The keys next to an unknown one, and the nearest of all, which may be in another section."""
+    keys: dict[str, Any] = {
+        name: field.annotation.model_fields for name, field in Config.model_fields.items()
+    }
+    near = {key: f"{section}.{key}" for section in keys for key in keys[section]}
+    siblings = keys[path[0]] if len(path) > 1 else keys
+    near |= {key: ".".join((*path[:-1], key)) for key in siblings}
+    found = difflib.get_close_matches(path[-1], near, n=1)
+    hint = f" (did you mean {near[found[0]]}?)" if found else ""
+    return f"one of {', '.join(siblings)}{hint}"
 
 
 def dump_config(config: Config) -> str:

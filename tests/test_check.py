@@ -206,8 +206,9 @@ def test_images_outside_of_the_data_folder_are_refused(tmp_path, path):
     table = pyarrow.parquet.read_table(parquet)
     images = pyarrow.array([{"bytes": None, "path": path}] * 3, table["img"].type)
     pyarrow.parquet.write_table(table.set_column(0, table.schema.field("img"), images), parquet)
-    with pytest.raises(ValueError, match="expected images inside"):
-        open_source(DataConfig(name=str(folder)))
+    for name in (folder, folder / ".." / "data"):
+        with pytest.raises(ValueError, match="expected images inside"):
+            open_source(DataConfig(name=str(name)))
 
 
 def refer(folder: Path, **settings: object) -> Path:
@@ -236,8 +237,9 @@ def test_data_files_outside_of_the_data_folder_are_refused(tmp_path, settings):
     folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 3})
     (folder / "train").mkdir()
     refer(folder, **json.loads(json.dumps(settings).replace("TMP", str(tmp_path))))
-    with pytest.raises(ValueError, match=r"data\.name: got .*, expected images inside of it"):
-        open_source(DataConfig(name=str(folder)))
+    for name in (folder, folder / ".." / "data"):
+        with pytest.raises(ValueError, match=r"data\.name: got .*, expected images inside of it"):
+            open_source(DataConfig(name=str(name)))
     (folder / ".huggingface.yaml").write_bytes((folder / "README.md").read_bytes().strip(b"-\n"))
     (folder / "README.md").unlink()
     with pytest.raises(ValueError, match=r"data\.name: got .*, expected images inside of it"):
@@ -315,7 +317,7 @@ def test_a_program_as_data_set_is_reported_and_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.py").write_text("open('executed', 'w')")
     with pytest.raises(
-        ValueError, match=r"data\.name: got data\.py, expected .*scripts are no longer supported"
+        FileNotFoundError, match=r"data\.name: got data\.py, expected a folder of im"
     ):
         open_source(DataConfig(name="data.py"))
     assert not (tmp_path / "executed").exists()
