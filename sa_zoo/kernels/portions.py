@@ -95,8 +95,19 @@ def portions(attention: Attention, X: Tensor) -> Tensor:
     down, across = (P.to(X.dtype) for P in factors)
     # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
     return in_portions(
-        lambda some: attention.W_val(attend_in_workspace(down, across, some)), X, factor=1.75
+        lambda some: _values_in_workspace(attention, down, across, some), X, factor=1.75
     )
+
+
+def _values_in_workspace(
+    attention: Attention, P_down: Tensor, P_across: Tensor, X: Tensor
+) -> Tensor:
+    """W_val of `attend_in_workspace`, in memory of its own also where W_val returns a view of its input."""
+    heads = attend_in_workspace(P_down, P_across, X)
+    values: Tensor = attention.W_val(heads)
+    if values.untyped_storage().data_ptr() == heads.untyped_storage().data_ptr():
+        return values.clone()
+    return values
 
 
 def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
