@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from numpy_convolution import attention, padded, probabilities
-from random_layers import layers
+from random_layers import CONVOLUTIONS, layers
 from timm.layers.conv2d_same import Conv2dSame
 from torch import nn
 
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
+from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import DULLEST, exact_heads, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
@@ -199,6 +200,16 @@ def test_the_papers_alpha_of_46_is_beyond_rounding_and_short_of_one_hot():
         half = torch.finfo(dtype).eps / 2
         assert missed_attention(torch.zeros(1, 2), torch.tensor([alpha * 1.01])).item() < half
         assert missed_attention(torch.zeros(1, 2), torch.tensor([alpha * 0.99])).item() > half
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_from_alpha_39_on_a_layer_runs_as_its_convolution(axes, dtype):
+    conv = CONVOLUTIONS[axes](2, 3, 3, dtype=dtype)
+    assert type(attention_from_conv(conv, 39.0)) is HardAttention
+    needed = {1: 37.5, 2: 38.2, 3: 38.6}[axes]
+    assert type(attention_from_conv(conv, needed)) is HardAttention
+    assert type(attention_from_conv(conv, needed - 0.1)) is SoftAttention
 
 
 def test_weights_of_a_softer_layer_are_refused_in_the_hard_limit():

@@ -59,7 +59,7 @@ def test_padding_by_name_and_tensorflows_come_back_as_the_same_function():
         assert torch.equal(again(x), conv(x))
 
 
-def test_the_conv_on_taps_and_its_distance_are_those_of_the_effective_kernel():
+def test_the_convolution_on_the_taps_and_its_distance_are_those_of_the_effective_kernel():
     """The effective kernel, from the answer to an impulse, cut to the convolution's taps; the rest is the distance."""
     torch.manual_seed(0)
     conv = nn.Conv2d(
