@@ -92,7 +92,7 @@ def test_windows_that_lie_in_the_padding_alone(padding):
 @pytest.mark.parametrize("alpha", [INFINITY, 1e5])
 @pytest.mark.parametrize("moved", [0.5, 0.7, -0.5])
 def test_one_hot_heads_between_pixels_are_the_definition_up_to_the_border(alpha, moved):
-    layer = attention_from_conv(nn.Conv2d(2, 3, 3, padding=1).double(), 20.0)
+    layer = attention_from_conv(nn.Conv2d(2, 3, 3).double(), 20.0)
     with torch.no_grad():
         layer.Delta += moved
         layer.alpha.fill_(alpha)

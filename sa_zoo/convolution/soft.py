@@ -93,7 +93,7 @@ class SoftAttention(ConvolutionalAttention):
         """Whether a composed kernel evaluates a query at lower cost than its heads by axes, for N = `sizes`."""
         weights = self.in_channels // self.groups * self.out_channels
         composed = math.prod(map(len, windows)) * weights
-        by_axes = self.Delta.shape[0] * (self.in_channels * sum(sizes) + weights)
+        by_axes = len(self.alpha) * (self.in_channels * sum(sizes) + weights)
         return composed <= self.axes_cost * by_axes
 
     @torch.jit.ignore
