@@ -21,6 +21,7 @@ from benchmark import cell, table
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.cost import cost_of
 from sa_zoo.folders.metrics import Metrics, Training, read_results
+from sa_zoo.models.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -51,28 +52,6 @@ SPEED = (
         "as built",
     ),
 )
-MODELS = {
-    "sa_quadratic_cifar": "-alpha \\|delta - Delta\\|^2, 9 heads (Eq. 9)",
-    "sa_quadratic_h16_cifar": "the same, 16 heads",
-    "sa_quadratic_gen_cifar": "the same with any covariance (appendix)",
-    "sa_quadratic_kernel_cifar": "as `sa_quadratic_cifar`, whose first three blocks start as 3x3 convolutions",
-    "sa_learned_cifar": "learned by row and column (Section 4.3)",
-    "sa_content_cifar": "query-key products + learned relative encoding (Section 4.3)",
-    "sa_eq8_cifar": "all four terms of Eq. 8",
-    "sa_absolute_cifar": "absolute encoding (Eq. 7), for contrast",
-    "sa_mixed_cifar": "quadratic in the first three blocks, learned + content in the others",
-    "resnet18_cifar": "none: the paper's baseline",
-    "sa_quadratic_tiny_cifar": "as `sa_quadratic_cifar`, with 4x4 patches and 96 channels",
-    "sa_learned_tiny_cifar": "learned, 4x4 patches, 96 channels",
-    "sa_content_tiny_cifar": "learned + content, 4x4 patches, 96 channels",
-    "sa_quadratic_gen_tiny_cifar": "quadratic with any covariance, 4x4 patches, 96 channels",
-    "sa_quadratic_kernel_tiny_cifar": "quadratic, started as 3x3 convolutions, 4x4 patches, 96 channels",
-    "sa_eq8_tiny_cifar": "all four terms of Eq. 8, 4x4 patches, 96 channels",
-    "sa_absolute_tiny_cifar": "absolute encoding, 4x4 patches, 96 channels",
-    "sa_mixed_tiny_cifar": "quadratic, then learned + content, 4x4 patches, 96 channels",
-    "resnet_tiny_cifar": "none: the baseline of the tiny models",
-}
-
 # What the scores of a variant are made of, for the table that compares runs of 8 epochs.
 SCORES = {
     "sa_learned_tiny_cifar": "the last term of Eq. 8, with a vector per axis",
@@ -114,13 +93,13 @@ def machines() -> list[dict[str, Any]]:
 
 def models() -> str:
     rows = []
-    for name, scores in MODELS.items():
-        cost = cost_of(timm.create_model(name), (3, 32, 32))
+    for variant in VARIANTS:
+        cost = cost_of(timm.create_model(variant.name), (3, 32, 32))
         numbers = f"{cost.parameters:,}", f"{cost.paper_gflops:.2f}", f"{cost.gflops:.2f}"
-        rows.append([f"`{name}`", scores, *numbers])
+        rows.append([f"`{variant.name}`", variant.sentence, *numbers])
     head = [
         "timm name",
-        "attention scores",
+        "what it is",
         "parameters",
         "GFLOPs, as the paper counts",
         "GFLOPs, all products",

@@ -44,7 +44,6 @@ ROUTES = (
     ("sa_quadratic_cifar", "training, float32", 32, ("portions", "definition", "by axes")),
     ("sa_content_cifar", "inference, float32", 16, ("absorbed", "definition")),
     ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
-    ("sa_quadratic_gen_cifar", "inference, float32", 1, ("remembered", "definition")),
 )
 # Channels and side of the 3x3 layers of ResNet18's stages, and of a layer for CIFAR.
 CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))

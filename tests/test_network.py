@@ -5,7 +5,6 @@ import torch
 
 from sa_zoo.models.network import Block, SANet
 from sa_zoo.models.terms import (
-    TERMS,
     Absolute,
     Content,
     GeneralizedQuadratic,
@@ -13,6 +12,7 @@ from sa_zoo.models.terms import (
     Quadratic,
     Relative,
 )
+from sa_zoo.models.variants import TERMS
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
 

@@ -213,12 +213,12 @@ def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(
         "network",
         "positions",
         "terms",
+        "variants",
     }
     imported = set().union(*(get_imports(path) for path in files))
     assert imported - set(sys.stdlib_module_names) == {
         "huggingface_hub",
         "torch",
-        "torchvision",
         "transformers",
     }
     for path in files:

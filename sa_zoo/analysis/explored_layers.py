@@ -15,18 +15,10 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic, QuadraticKernel
 
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
-# How the page computes the maps of these terms; those of convolutional layers are quadratic, others are stored.
-KINDS = {
-    Quadratic: "quadratic",
-    QuadraticKernel: "quadratic",
-    GeneralizedQuadratic: "generalized",
-    Learned: "learned",
-}
 FILTERS = 16  # of a CNN's kernel that the page shows
 EPOCHS = 100  # of a training path, besides its start
 PROBES = 7  # queries per axis that distances are averaged over
@@ -80,7 +72,7 @@ def _positional(layer: LayerMaps) -> tuple[str, str, nn.Module]:
         return "quadratic", layer.name, module
     if layer.positional and isinstance(module, Attention) and len(module.terms) == 1:
         term = module.terms[0]
-        return KINDS.get(type(term), "stored"), f"{layer.name}.terms.0", term
+        return term.drawn, f"{layer.name}.terms.0", term
     return "stored", layer.name, module
 
 

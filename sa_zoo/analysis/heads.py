@@ -80,7 +80,7 @@ def _layer(maps: LayerMaps, mean: Tensor, variation: Tensor) -> Layer:
     height, width = maps.grid
     grid = (height, width)
     terms = getattr(maps.module, "terms", [])
-    if len(terms) != 1 or not hasattr(terms[0], "Delta"):
+    if len(terms) != 1 or terms[0].drawn not in ("quadratic", "generalized"):
         center = mean_displacement(mean, grid)
         return Layer(
             maps.name,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.gated import ContentAttention
-from sa_zoo.kernels.absorbed import is_positional
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import outer_sum
 
@@ -120,7 +119,7 @@ def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -
 
 def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     """X: (B, H, W, D)"""
-    positional = all(is_positional(term) for term in module.terms)
+    positional = all(term.positional for term in module.terms)
     factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
     grid = (X.shape[1], X.shape[2])
     return LayerMaps(

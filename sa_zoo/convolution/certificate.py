@@ -71,11 +71,9 @@ def certificate(
     if layer.b_out is not None:
         largest = largest + layer.b_out.detach().cpu().double().abs()
     keys = layer.key_sizes(list(image))
-    of_conv = _rounding_of_sum(kernel[0].numel() + 1, layer)
+    of_both = _rounding_of_sum(kernel[0].numel() + 1, layer) + _layer_rounding(layer, keys)
     # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
-    relative = (
-        torch.tensor([of_conv, _layer_rounding(layer, keys)], dtype=torch.float64).expm1().sum()
-    )
+    relative = torch.tensor(of_both, dtype=torch.float64).expm1()
     return Certificate(
         attention=2 * magnitude * (norms @ missed),
         rounding=largest * relative + _underflow(layer, keys, magnitude, norms.sum(dim=1)),

@@ -19,7 +19,7 @@ from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.slices import LowRankSlices, Slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, windows
-from sa_zoo.kernels.choose import is_watched
+from sa_zoo.kernels.situation import is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -39,14 +39,13 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
         return "it has no weights before its first image"
     if is_parametrized(layer):
         return "its kernel is computed on every call; remove the parametrization first"
-    if is_watched([layer]):
+    if is_watched(layer):
         return "it has hooks or a replaced forward, which would be lost; remove them first"
     plain = CONVOLUTIONS[layer.weight.ndim - 2]
-    same_call = (
-        type(layer).forward is plain.forward and type(layer)._conv_forward is plain._conv_forward
-    )
-    if not same_call and type(layer) not in TENSORFLOW_CONVOLUTIONS:
-        return f"{type(layer).__name__} computes more than a convolution with its weight"
+    kind = type(layer)
+    same_call = kind.forward is plain.forward and kind._conv_forward is plain._conv_forward
+    if not same_call and kind not in TENSORFLOW_CONVOLUTIONS:
+        return f"{kind.__name__} computes more than a convolution with its weight"
     shifts = head_shifts(layer.kernel_size, layer.dilation, _center(layer))
     if (shifts.to(layer.weight.dtype) != shifts).any():
         return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
@@ -202,8 +201,9 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
 def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     """Kernel (D_out, D_in / groups, *K) of the convolution on the layer's taps, and its distance; float64 inside."""
     taps = head_shifts(attention.kernel_size, attention.dilation, attention.center)
-    hard = isinstance(attention, HardAttention)
-    if hard or is_exact(attention.Delta.cpu() - taps, attention.alpha):
+    if isinstance(attention, HardAttention) or is_exact(
+        attention.Delta.cpu() - taps, attention.alpha
+    ):
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
     # With the taps as heads of infinite sharpness, so that the windows contain them.
@@ -223,5 +223,4 @@ def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     rounded = kernel.to(attention.W_val())
     # Everything that is not on a tap, and the rounding of what is.
     sums = [part.abs().flatten(1).sum(dim=1) for part in (whole, kernel, kernel - rounded)]
-    apart = (sums[0] - sums[1]).clamp(min=0) + sums[2]
-    return rounded, float(apart.max())
+    return rounded, float((sums[0] - sums[1]).clamp(min=0).add(sums[2]).max())

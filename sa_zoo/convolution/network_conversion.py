@@ -201,8 +201,8 @@ def _difference(before: Any, after: Any) -> float:
     differences = [0.0]
     for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
         if isinstance(old, Tensor):
-            largest = old.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-            differences.append(float((new - old).abs().max() / largest))
+            largest = max(float(old.abs().max()), torch.finfo(torch.float32).tiny)
+            differences.append(float((new - old).abs().max()) / largest)
     return max(differences)
 
 
@@ -244,9 +244,8 @@ def _row(
     measured = max(differences)
     x = inputs[differences.index(measured)]
     image = list(x.shape[2:])
-    queries = attention.queries(attention.key_sizes(image))
     with FlopCounterMode(display=False) as counted:
-        attention(x[:1])
+        output = attention(x[:1])
     return LayerReport(
         name=name,
         heads=len(attention.alpha),
@@ -254,7 +253,7 @@ def _row(
         alpha=float(attention.alpha.min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=counted.get_total_flops() // 2,
-        conv_macs=attention.W_val().numel() * math.prod(queries),
+        conv_macs=attention.W_val().numel() * math.prod(output.shape[2:]),
         bound=certificate(attention, image, float(x.abs().max())).worst,
         measured=measured,
     )

@@ -53,8 +53,8 @@ class LowRankSlices(nn.Module):
         self.weight = nn.Parameter(W_val.to(kernel))
         self.W_out = nn.Parameter(W_out.to(kernel).contiguous())
         self.kernel_size = list(kernel.shape[2:])
-        smallest = torch.finfo(singular.dtype).tiny
-        self.error = float(singular[:, head_dim:].norm() / singular.norm().clamp(min=smallest))
+        lost = singular[:, head_dim:].norm()
+        self.error = float(lost / singular.norm().clamp(min=torch.finfo(lost.dtype).tiny))
 
     def forward(self) -> Tensor:
         """(D_out, D_in, *K)"""

@@ -20,7 +20,7 @@ from torch import Tensor
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve
 from sa_zoo.convolution.padding import Keys
 from sa_zoo.convolution.theorem import windows
-from sa_zoo.kernels.portions import is_ordinary
+from sa_zoo.kernels.situation import is_ordinary
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32
 
@@ -65,8 +65,9 @@ class SoftAttention(ConvolutionalAttention):
     @torch.jit.ignore
     def windows(self) -> list[range]:
         """One window per axis; none where a head sees without end, or where numbers cannot be read."""
-        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if in_graph or self.Delta.is_meta or not is_ordinary(self.Delta, self.alpha):
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self.Delta.is_meta:
+            return []
+        if not is_ordinary(self.Delta, self.alpha):
             return []
         return windows(self.Delta, self.alpha, torch.finfo(at_least_float32(self.alpha).dtype).eps)
 
@@ -123,8 +124,8 @@ class SoftAttention(ConvolutionalAttention):
             x = F.pad(x, [max(amount, 0) for amount in amounts])
             x = F.pad(x, [min(amount, 0) for amount in amounts])
             padding = self.zeros
-        steps = [window.step for window in windows]
         kernel = self.composed_kernel(windows)
+        steps = [window.step for window in windows]
         return convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
 
     @torch.jit.ignore

@@ -88,8 +88,8 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     reach = math.ceil(reach + float(offset.nan_to_num().abs().max()))
     t = torch.arange(-reach, reach + 1, device="cpu", dtype=torch.float64)
     t = t[t != 0]
-    squares = t.square() - 2 * t * offset[:, :, None]  # (N_h, n, keys but the target)
-    exponents = -sharp[:, None, None] * squares
+    # (N_h, n, keys but the target)
+    exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
     return torch.where(alpha < DULLEST, 1.0, missed)
 

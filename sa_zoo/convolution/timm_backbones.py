@@ -40,7 +40,7 @@ from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import swap_convolutions
 from sa_zoo.convolution.padding import SamePadding
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.models.timm_models import resnet18_cifar, resnet_tiny_cifar
+from sa_zoo.models.timm_models import check_weights
 
 # What these do depends on sizes, which torch.fx knows only symbolically: it has to call them, not trace into them.
 for module in (SoftAttention, ContentAttention, SamePadding):
@@ -93,6 +93,8 @@ def backbone_cfg(cfg: PretrainedCfg) -> PretrainedCfg:
     )
 
 
+resnet18_cifar = model_entrypoint("resnet18_cifar")
+resnet_tiny_cifar = model_entrypoint("resnet_tiny_cifar")
 CNNS = (
     resnet18,
     resnet34,
@@ -139,6 +141,7 @@ def _create(
     **kwargs: Any,
 ) -> nn.Module:
     """The CNN built by timm's function `cnn`, with layers swapped."""
+    check_weights(variant, cnn.__name__, pretrained, kwargs)
 
     def swapped(**arguments: Any) -> nn.Module:
         network = cnn(pretrained=False, **arguments)

@@ -17,7 +17,7 @@ from sa_zoo.folders.write import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.network import SANet, terms_of_block
-from sa_zoo.models.terms import TERMS
+from sa_zoo.models.variants import TERMS
 
 
 def export_for_transformers(opened: Opened) -> Opened:
@@ -58,19 +58,13 @@ def remote_code() -> dict[str, bytes]:
 
 
 def _kind(network: Any) -> str:
-    """The name in TERMS of a network's score terms; empty for terms of somebody's own."""
-    built, depth = (
-        [tuple(type(term) for term in block.attn.terms) for block in network.blocks],
-        len(network.blocks),
-    )
-    return next(
-        (
-            n
-            for n, t in TERMS.items()
-            if built == [terms_of_block(t, i, depth) for i in range(depth)]
-        ),
-        "",
-    )
+    """The `attention_type` of a network; empty for terms of somebody's own, whose code is not in this package."""
+    depth = len(network.blocks)
+    built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
+    for kind, terms in TERMS.items():
+        if built == [terms_of_block(terms, index, depth) for index in range(depth)]:
+            return kind
+    return ""
 
 
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
@@ -89,7 +83,7 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
     block = network.blocks[0]
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
     return SAConfig(
-        attention_type=kind,  # type: ignore[arg-type]  # one of them
+        attention_type=kind,
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
         num_attention_heads=block.attn.W_val.in_features // network.embed_dim,

@@ -10,7 +10,6 @@
 """
 
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file
-from sa_zoo.kernels.absorbed import is_positional
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, terms_in
+from sa_zoo.models.terms import Term
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
 
@@ -30,8 +29,6 @@ HEADS = "heads.safetensors"
 IMAGES = 100  # that maps are averaged over, as in the paper's Figure 6
 IMAGES_AT_ONCE = 5  # whose maps are held in memory
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
-# Parameters of score terms that depend on positions alone, by their names in state dicts.
-POSITIONAL = re.compile(r"(^|\.)(Delta|spread|alpha|terms\.\d+\.(row|col|w|v|P))$")
 
 
 def is_finished(out: Path, config: Config, resume: bool) -> bool:
@@ -86,12 +83,22 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
 
+def positional_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """What score terms hold themselves, not in their projections, and Delta and alpha of convolutional layers."""
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name, value in module.named_parameters(path, recurse=False):
+            if isinstance(module, Term) or name.rpartition(".")[2] in ("Delta", "alpha"):
+                found[name] = value
+    return found
+
+
 def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
     """Write row `epoch` of heads.safetensors, if the model has positional parameters; row 0 is the initialization.
 
     Later rows are dropped: a resumed run writes them again.
     """
-    rows = {name: row for name, row in model.named_parameters() if POSITIONAL.search(name)}
+    rows = positional_parameters(model)
     if not rows:
         return
     earlier = load_file(out / HEADS) if epoch else {}
@@ -110,7 +117,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     if not isinstance(model, SANet):
         return
     blocks: Any = model.blocks
-    if all(is_positional(term) for block in blocks for term in block.attn.terms):
+    if all(term.positional for term in terms_in(model)):
         return
     height, width = (size // model.patch_size for size in images.shape[2:])
     middle = height // 2 * width + width // 2
