@@ -11,6 +11,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 from torchvision.models import squeezenet1_1
 
+from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import convert, swap_convolutions
@@ -105,6 +106,8 @@ def test_a_layer_used_twice_is_reported_by_its_larger_difference():
     second = network[0](x)
     expected = (converted[0](second) - network[0](second)).abs().max().item()
     assert report.layers[0].measured == pytest.approx(expected, rel=1e-5)
+    bound = certificate(converted[0], [7, 7], float(second.abs().max())).worst
+    assert report.layers[0].bound == pytest.approx(bound, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,13 @@ def test_a_head_without_a_center_costs_no_memory(value):
 
 
 def test_a_head_sees_the_keys_whose_probability_counts():
-    for center, sharpness in ((0.0, 5.0), (2.4, 0.7), (-2.7, 1e30), (0.5, INFINITY), (-1.5, 1e30)):
+    for center, sharpness in (
+        (0.0, 5.0),
+        (2.4, 0.7),
+        (-2.7, 1e30),
+        (1e-200, INFINITY),
+        (-1.5, 1e30),
+    ):
         first, last = seen_offsets(center, sharpness, 1e-8)
         offsets = torch.arange(-30.0, 31.0, dtype=torch.float64)
         scores = -min(sharpness, 1e30) * (offsets - center).square()
