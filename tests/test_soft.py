@@ -266,12 +266,15 @@ def test_positions_and_sharpness_may_change_between_calls():
     assert torch.allclose(layer(x), layer.definition(x), rtol=0, atol=1e-12)
 
 
-def test_the_cheaper_evaluation_is_chosen_by_size():
-    deep = attention_from_conv(nn.Conv2d(251, 241, 3, padding=1), 4.0)
-    shallow = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1), 4.0)
-    assert not deep.is_cheaper_composed([9, 9], deep.windows())
-    assert deep.is_cheaper_composed([257, 257], deep.windows())
-    assert shallow.is_cheaper_composed([31, 37], shallow.windows())
+@pytest.mark.parametrize(
+    ("channels", "side", "evaluation"),
+    [(67, 7, "by_axes"), (67, 131, "composed"), (3, 31, "composed"), (3, 2, "by_axes")],
+)
+def test_the_cheaper_evaluation_is_chosen_by_size(channels, side, evaluation, monkeypatch):
+    layer = attention_from_conv(nn.Conv2d(channels, channels, 3, padding=1), 4.0)
+    monkeypatch.setattr(layer, evaluation, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        layer(torch.randn(1, channels, side, side))
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 0.0, 1e-6, 1e-4])

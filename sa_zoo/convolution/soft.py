@@ -58,7 +58,7 @@ class SoftAttention(ConvolutionalAttention):
         """The layer in the cheaper way: (B, D_out, *Q)"""
         windows = self.windows()
         inside = [self.inside(axis, keys, window) for axis, window in enumerate(windows)]
-        if windows and all(inside) and self.is_cheaper_composed(keys.sizes, windows):
+        if windows and self.is_cheaper_composed(keys.sizes, windows, inside):
             return self.framed(keys, inside, self.composed(keys, windows, inside))
         return self.by_axes(keys)
 
@@ -90,11 +90,14 @@ class SoftAttention(ConvolutionalAttention):
         self,
         sizes: list[int],
         windows: list[range],
+        inside: list[range],
     ) -> bool:
-        """Whether a composed kernel evaluates a query at lower cost than its heads by axes, for N = `sizes`."""
+        """Whether composing a kernel and a convolution with it cost less than the same queries of one image by axes."""
+        heads = len(self.alpha)
+        queries = math.prod(map(len, inside))
         weights = self.in_channels // self.groups * self.out_channels
-        composed = math.prod(map(len, windows)) * weights
-        by_axes = len(self.alpha) * (self.in_channels * sum(sizes) + weights)
+        composed = (queries + heads) * math.prod(map(len, windows)) * weights
+        by_axes = queries * heads * (self.in_channels * sum(sizes) + weights)
         return composed <= self.axes_cost * by_axes
 
     @torch.jit.ignore

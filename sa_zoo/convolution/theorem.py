@@ -64,12 +64,14 @@ def windows(
 
     Nothing else reads the numbers in Delta and alpha, for which the CPU has to wait for an accelerator.
     """
-    if not (alpha >= DULLEST).all() & Delta.isfinite().all():  # alpha may be NaN too
+    sharpness = alpha.tolist()
+    axes = Delta.T.tolist()
+    dull = not all(value >= DULLEST for value in sharpness)  # true for NaN too
+    if dull or not math.isfinite(sum(map(sum, axes))):
         return []
-    sharpness = alpha.detach().double().tolist()
     return [
         window([seen_offsets(*head, precision) for head in zip(axis, sharpness, strict=True)])
-        for axis in Delta.detach().double().T.tolist()
+        for axis in axes
     ]
 
 
