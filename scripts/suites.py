@@ -210,7 +210,7 @@ def _convolution(channels: int, side: int, alpha: float, batch: int) -> Subjects
     x = torch.randn(batch, channels, side, side, requires_grad=True)
     found = {"nn.Conv2d": Subject(step(conv, x)), "attention": Subject(step(attention, x))}
     if batch == 8 and 4 * 9 * side**2 * (side + 2) ** 2 <= LARGEST_MAPS:
-        found["definition"] = Subject(step(attention, x, compiled=attention.explicit))
+        found["definition"] = Subject(step(attention, x, compiled=attention.definition))
     return found
 
 

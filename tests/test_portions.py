@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from sa_zoo.kernels import portions
+from sa_zoo.kernels.choose import only
 from sa_zoo.kernels.situation import situation
-from sa_zoo.models.attention import attend_by_axes, probabilities_from
+from sa_zoo.models.attention import Attention, attend_by_axes, probabilities_from
+from sa_zoo.models.terms import Quadratic
 
 K, N = 7, 11
 
@@ -107,3 +109,15 @@ def test_only_large_batches_in_float32_are_recomputed():
     assert not recomputed(large.bfloat16()) and not recomputed(large.half())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not recomputed(large)
+
+
+def test_a_result_is_not_overwritten_by_the_next_call_where_values_are_not_projected():
+    torch.manual_seed(0)
+    layer = Attention(5, 3, (Quadratic,), (17, 19))
+    layer.W_val = layer.W_out = nn.Identity()
+    first, second = torch.randn(2, 1, 17, 19, 5)
+    with torch.no_grad(), only("portions"):
+        y = layer(first)
+        before = y.clone()
+        layer(second)
+    assert torch.equal(y, before)

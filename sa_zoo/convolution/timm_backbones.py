@@ -62,9 +62,9 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             converted[f"{name}.W_val.weight"] = converted.pop(f"{name}.weight")
             if f"{name}.bias" in converted:
                 converted[f"{name}.b_out"] = converted.pop(f"{name}.bias")
-            converted |= {
-                key: own[key] for key in own if key.startswith(f"{name}.") and key not in converted
-            }
+            for key in own:
+                if key.startswith(f"{name}."):
+                    converted.setdefault(key, own[key])
         kernel = converted.get(f"{name}.W_val.weight")
         if name == first and kernel is not None and kernel.shape[1] != module.in_channels:
             converted[f"{name}.W_val.weight"] = adapt_input_conv(
@@ -164,17 +164,17 @@ def _create(
 
 
 def _registered(
-    cnn: Callable[..., nn.Module], description: str, feature_levels: int = 5
+    cnn: Callable[..., nn.Module],
+    description: str,
+    feature_levels: int = 5,
 ) -> Callable[..., nn.Module]:
     """The entry point of the backbone of timm's function `cnn`, registered with timm."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(create.__name__, cnn, pretrained, feature_levels=feature_levels, **kwargs)
 
-    create.__name__, create.__doc__ = (
-        f"mhsa_{cnn.__name__}",
-        f"{description}, as multi-head self-attention.",
-    )
+    create.__name__ = f"mhsa_{cnn.__name__}"
+    create.__doc__ = f"{description}, as multi-head self-attention."
     return register_model(create)
 
 

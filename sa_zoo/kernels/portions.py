@@ -108,7 +108,12 @@ def portions(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     down, across = (P.to(X.dtype) for P in factors)
 
     def in_workspace(some: Tensor) -> Tensor:
-        return layer.W_val(attend_in_workspace(down, across, some))
+        heads = attend_in_workspace(down, across, some)
+        values: Tensor = layer.W_val(heads)
+        # What returns a view of its input, as nn.Identity does, would hand out memory that the next call overwrites.
+        if values.untyped_storage().data_ptr() == heads.untyped_storage().data_ptr():
+            return values.clone()
+        return values
 
     # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
     return in_portions(in_workspace, now, X, factor=1.75)
