@@ -1,12 +1,27 @@
 """What pyproject.toml cannot state: a compiled library, and recipes and weights outside the package's folder."""
 
+import ast
+from pathlib import Path
+
 from setuptools import Extension, find_packages, setup
 
-WITH_WEIGHTS = (
-    "sa_quadratic_tiny_cifar",
-    "sa_quadratic_tiny_cifar.long",
-    "resnet_tiny_cifar",
-)  # at most 12 MB
+
+def installed_weights() -> list[str]:
+    """Folders in model_cards/ of the variants that are `installed`: 12 MB at most.
+
+    The table is read as text: importing it takes torch, which a build does not have.
+    """
+    table = ast.parse(Path("sa_zoo/models/variants.py").read_text(encoding="utf-8"))
+    folders = []
+    for row in ast.walk(table):
+        if isinstance(row, ast.Call) and getattr(row.func, "id", "") == "Variant":
+            fields = {field.arg: field.value for field in row.keywords}
+            if "installed" in fields:
+                name = ast.literal_eval(row.args[0])
+                tags = ast.literal_eval(fields["trained"])
+                folders += [f"{name}.{tag}".rstrip(".") for tag in tags]
+    return folders
+
 
 setup(
     # configs/ and model_cards/ are the one place of recipes and weights; an installation has them in sa_zoo
@@ -15,7 +30,7 @@ setup(
     package_data={
         "sa_zoo": ["publishing/*.jinja", "analysis/explorer_page/*"],
         "sa_zoo.recipes": ["*.toml"],
-        "sa_zoo.weights": [f"{name}/model.safetensors" for name in WITH_WEIGHTS],
+        "sa_zoo.weights": [f"{name}/model.safetensors" for name in installed_weights()],
     },
     ext_modules=[
         # A library that does not use Python's headers, built if there is a compiler. It is not linked with OpenMP: it

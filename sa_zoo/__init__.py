@@ -1,41 +1,38 @@
 """sa_zoo: self-attention that can express convolution, for timm and Hugging Face.
 
-Importing it registers the models with timm, `timm.create_model("sa_quadratic_cifar")`, and, as soon as it is used,
-with transformers, `AutoModelForImageClassification.from_pretrained(...)`.
+Importing it registers the models with timm, `timm.create_model("sa_quadratic_cifar")`, and with transformers,
+`AutoModelForImageClassification.from_pretrained(...)`, as soon as either is used. It imports neither.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .convolution import timm_backbones
-from .convolution.certificate import certificate
-from .convolution.layer_conversion import attention_from_conv, conv_from_attention
-from .convolution.network_conversion import convert
-from .interchange.registration import register_with_transformers
-from .kernels import choose
-from .models import timm_models
+from .interchange.registration import register_with_timm, register_with_transformers
 
 if TYPE_CHECKING:
     from .analysis.explorer import explore
+    from .convolution.certificate import certificate
+    from .convolution.layer_conversion import attention_from_conv, conv_from_attention
+    from .convolution.network_conversion import convert
 
 __version__ = "0.1.0"
-__all__ = [
-    "attention_from_conv",
-    "certificate",
-    "conv_from_attention",
-    "convert",
-    "explore",
-    "timm_backbones",
-    "timm_models",
-]
+__all__ = ["attention_from_conv", "certificate", "conv_from_attention", "convert", "explore"]
 
-choose.install()
-register_with_transformers()
+# What `sa_zoo.NAME` is, imported on first use.
+HOMES = {
+    "attention_from_conv": "convolution.layer_conversion",
+    "certificate": "convolution.certificate",
+    "conv_from_attention": "convolution.layer_conversion",
+    "convert": "convolution.network_conversion",
+    "explore": "analysis.explorer",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`explore` on first use: it imports libraries that models and training do without."""
-    if name == "explore":
-        from .analysis.explorer import explore
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
 
-        return explore
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+register_with_timm()
+register_with_transformers()

@@ -1,4 +1,7 @@
-"""The `sa-zoo` command. Each verb imports what it needs, so that help and error messages appear immediately."""
+"""The `sa-zoo` command: one short function per verb, which prints what a function of the package returns.
+
+Each verb imports what it needs, so that help and error messages appear immediately.
+"""
 
 import json
 import runpy
@@ -11,12 +14,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sa_zoo.training.progress import Interrupted
+import sa_zoo
 
 
 class Commands(TyperGroup):
-    """One error handler around all verbs: a user's mistake becomes its message and exit code 1, an interrupted run says
-    how to resume it, and what nobody foresaw is one line, too, with the place where it happened."""
+    """One error handler around all verbs.
+
+    A user's mistake becomes its message and exit code 1, an interrupted run says how to resume it, and an unforeseen
+    error is one line, too, with the place where it happened.
+    """
 
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **settings: Any
@@ -27,42 +33,64 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Interrupted as interrupted:
-            again = self.arguments + ["--resume"] * ("--resume" not in self.arguments)
-            typer.echo(f"{interrupted}\nresume with: {shlex.join(['sa-zoo', *again])}", err=True)
-            raise typer.Exit(130) from interrupted
         except Exception as error:
-            of_typer = isinstance(error, typer.Abort) or hasattr(
-                error, "exit_code"
-            )  # such as an unknown option
-            if (
-                of_typer or sys.flags.dev_mode or ctx.invoked_subcommand == "run"
-            ):  # an error of the script
+            of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
+            of_a_script = ctx.invoked_subcommand == "run"
+            if of_typer or of_a_script or sys.flags.dev_mode:
                 raise
-            message = str(error)
-            if not isinstance(error, (ValueError, OSError, FloatingPointError)):
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                message = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: {error}"
-                message += f"; python -X dev -m {shlex.join(['sa_zoo', *self.arguments])} shows how it came to that"
-            typer.echo(f"error: {message}", err=True)
-            raise typer.Exit(1) from error
+            message, code = self._explained(error)
+            typer.echo(message, err=True)
+            raise typer.Exit(code) from error
+
+    def _explained(self, error: Exception) -> tuple[str, int]:
+        """The message for an error, and the exit code."""
+        from sa_zoo.training.progress import Interrupted
+
+        if isinstance(error, Interrupted):
+            again = ["sa-zoo", *self.arguments]
+            if "--resume" not in again:
+                again.append("--resume")
+            return f"{error}\nresume with: {shlex.join(again)}", 130
+        if isinstance(error, (ValueError, OSError, FloatingPointError)):
+            return f"error: {error}", 1
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+        command = f"python -X dev -m {shlex.join(['sa_zoo', *self.arguments])}"
+        return f"error: {where}: {error}; {command} shows the traceback", 1
 
 
-HELP = "Train, evaluate, convert and publish self-attention networks that can express convolution."
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help=HELP,
 )
+
+Model = Annotated[
+    str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")
+]
+NewFolder = Annotated[Path, typer.Option(help="Folder to write.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(sa_zoo.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train, evaluate, convert and publish self-attention networks that can express convolution."""
 
 
 @app.command()
 def train(
-    config: Annotated[
-        str, typer.Argument(help="TOML file, or the name of a recipe, such as quickstart.")
-    ],
+    config: Annotated[str, typer.Argument(help="Recipe: TOML file, or the name of one.")],
     out: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")
     ] = None,
@@ -75,31 +103,18 @@ def train(
     from accelerate import PartialState
 
     from sa_zoo.training.config import load_config, run_name
-    from sa_zoo.verbs.fit import fit
+    from sa_zoo.verbs.fit import fit, summary
 
-    out = out or Path("runs") / run_name(config, set_ or [])
-    metrics = fit(load_config(config, set_ or []), out, resume)
+    changes = set_ or []
+    out = out or Path("runs") / run_name(config, changes)
+    metrics = fit(load_config(config, changes), out, resume)
     if PartialState().is_main_process:
-        measured = metrics.measured()
-        test, spent = (
-            measured["test"],
-            measured.get("train"),
-        )  # not in metrics.json that only evaluation wrote
-        after = (
-            f" after {spent['epochs']} epochs, {spent['seconds'] / 60:.1f} minutes" if spent else ""
-        )
-        typer.echo(
-            f"{metrics.model} on {metrics.data}: test accuracy {test['top1']:.4f} (n = {test['n']}){after}\n"
-            f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
-            f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
-        )
+        typer.echo(summary(metrics, out))
 
 
 @app.command()
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")
-    ],
+    model: Model,
     data: Annotated[
         str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")
     ] = "",
@@ -120,40 +135,44 @@ def evaluate(
     """Accuracy of a model on the test split of a data set."""
     from accelerate import PartialState
 
-    from sa_zoo.folders.metrics import FILE, write_test
-    from sa_zoo.folders.write import write_json
-    from sa_zoo.training.config import DataConfig, data_of
-    from sa_zoo.training.evaluate import evaluate_source
+    from sa_zoo.folders.metrics import write_result
+    from sa_zoo.verbs.evaluate import evaluate
 
-    given = {
-        key: value
-        for key, value in {"revision": revision, "label_column": label_column}.items()
-        if value
-    }
-    config = (DataConfig(name=data) if data else data_of(model)).model_copy(update=given)
-    metrics = evaluate_source(model, config, detail)
+    metrics = evaluate(model, data, revision, label_column, detail)
     if PartialState().is_main_process:
-        measured = metrics.model_dump(exclude_none=True, exclude={"version"})
-        typer.echo(json.dumps(measured, indent=2))
-        folder = Path(model.removeprefix("local-dir:"))
-        if json_ and json_.resolve() == (folder / FILE).resolve():
-            write_test(folder, metrics)
-        elif json_:
-            write_json(json_, measured)
+        typer.echo(json.dumps(metrics.result(), indent=2))
+        if json_:
+            write_result(json_, metrics)
+
+
+@app.command()
+def finish(
+    source: Annotated[
+        Path, typer.Argument(help="Model folder of another trainer, or timm's checkpoint file.")
+    ],
+    out: NewFolder,
+    model: Annotated[
+        str, typer.Option(help="timm name of a checkpoint that does not have it.")
+    ] = "",
+) -> None:
+    """Make a complete folder of what transformers' Trainer, timm's train.py or save_for_hf left."""
+    from sa_zoo.verbs.finish import finish_copy
+
+    finish_copy(source, out, model)
+    measure = f"sa-zoo evaluate {out} --data NAME --json {out}/metrics.json && sa-zoo card {out}"
+    typer.echo(f"the model is in {out}; to measure it: {measure}")
 
 
 @app.command("convert-reference")
 def convert_reference(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint that the paper's own code wrote.")],
     model: Annotated[str, typer.Option(help="timm name of the variant in the checkpoint.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: NewFolder,
 ) -> None:
     """Turn a checkpoint of the paper's own code into a folder that timm and transformers load."""
-    from sa_zoo.interchange.paper_checkpoint import convert_reference
-    from sa_zoo.verbs.fit import finish_folder
+    from sa_zoo.verbs.convert import convert_reference
 
     convert_reference(checkpoint, model, out)
-    finish_folder(out)
 
 
 @app.command()
@@ -162,7 +181,7 @@ def convert(
         str,
         typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a model folder."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: NewFolder,
     layers: Annotated[
         str, typer.Option(help="Names of layers, with wildcards, separated by commas.")
     ] = "*",
@@ -177,46 +196,22 @@ def convert(
     ] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
-    from sa_zoo.folders.metrics import Baseline, write_test
-    from sa_zoo.folders.write import new_folder
-    from sa_zoo.interchange.converted_cnn import convert_to_folder
-    from sa_zoo.publishing.card import architecture
-    from sa_zoo.training.config import DataConfig, load_config
-    from sa_zoo.training.evaluate import evaluate_source
-    from sa_zoo.verbs.fit import finish_folder
+    from sa_zoo.verbs.convert import convert, summary
 
-    with new_folder(out) as new:
-        typer.echo(convert_to_folder(source, new, layers, alpha, content).table())
-        if data:
-            run, config = Path(source) / "train.toml", DataConfig(name=data)
-            if run.is_file() and (trained_on := load_config(run).data).name == data:
-                config = trained_on  # with its title
-            before, after = (evaluate_source(model, config) for model in (source, str(new)))
-            assert before.test and after.test
-            name = architecture(Path(source)) if Path(source).is_dir() else source
-            write_test(new, after, baseline=Baseline(model=name, test=before.test))
-            typer.echo(f"test accuracy {before.test.top1:.4f} before, {after.test.top1:.4f} after")
-        finish_folder(new, out.name)
+    typer.echo(summary(*convert(source, out, layers, alpha, content, data)))
 
 
 @app.command()
 def card(
-    folder: Annotated[
-        Path, typer.Argument(help="Model folder; or model_cards, for the cards of all models.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="Model folder.")],
     baseline: Annotated[
         Path | None, typer.Option(help="Run on the same data to print next to this one.")
     ] = None,
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
-    from sa_zoo.publishing.card import name_baseline, write_catalogue
-    from sa_zoo.verbs.fit import finish_folder
+    from sa_zoo.publishing.card import name_baseline
+    from sa_zoo.verbs.finish import finish_folder
 
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder: got {folder}, expected the folder of a model")
-    if folder.name == "model_cards":
-        write_catalogue(folder)
-        return
     if baseline:
         name_baseline(folder, baseline)
     finish_folder(folder)
@@ -224,14 +219,8 @@ def card(
 
 @app.command()
 def publish(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="Folder of a trained or converted model, or of many such folders."),
-    ],
-    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")] = "",
-    owner: Annotated[
-        str, typer.Option(help="Publish all models in the folder, each as OWNER/NAME.")
-    ] = "",
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model.")],
+    repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
     private: Annotated[
         bool, typer.Option("--private", help="Make a new repository private.")
     ] = False,
@@ -246,31 +235,15 @@ def publish(
     ] = False,
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
+    from sa_zoo.folders.opened import open_folder
     from sa_zoo.publishing.hub import publish
 
-    if bool(repo_id) == bool(owner):
-        raise ValueError(
-            f"--repo-id, --owner: got {repo_id!r} and {owner!r}, expected one of the two"
-        )
-    models = (
-        sorted(path.parent for path in folder.glob("*/model.safetensors")) if owner else [folder]
-    )
-    if not models:
-        raise ValueError(
-            f"folder: got {folder} without folders of trained models in it, expected model_cards"
-        )
-    for dry in (
-        [True, False] if owner and not dry_run else [dry_run]
-    ):  # all are checked before the first is sent
-        for model in models:
-            publish(model, repo_id or f"{owner}/{model.name}", private, tag, dry, merge)
+    publish(open_folder(folder), repo_id, private, tag, dry_run, merge)
 
 
 @app.command()
 def explore(
-    model: Annotated[
-        str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")
-    ],
+    model: Model,
     images: Annotated[
         int, typer.Option(help="Show so many test images of the run's data.", min=0)
     ] = 0,
@@ -287,27 +260,8 @@ def explore(
 
 
 @app.command()
-def plot(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders; those that differ in their seed only are averaged."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write (default: figures/ of each run, and here).")
-    ] = None,
-) -> None:
-    """Draw figures of runs, and of several also those that compare them, as PNG and SVG."""
-    import sa_zoo  # noqa: F401  registers the names
-    from sa_zoo.analysis.figures import plot
-
-    typer.echo("\n".join(map(str, plot(runs, out))))
-
-
-@app.command()
 def heads(
-    model: Annotated[
-        str, typer.Argument(help="Run folder, hf-hub:OWNER/NAME or timm name with weights.")
-    ],
+    model: Model,
     data: Annotated[
         str, typer.Option(help="Data set with test images (default: the data of the run).")
     ] = "",
@@ -315,24 +269,12 @@ def heads(
     convolve: Annotated[
         str, typer.Option(help="Replace layers by their nearest K x K convolutions: 3,5,7")
     ] = "",
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Write a model without the degenerate heads to --out.")
-    ] = False,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Write one with these heads initialized again.")
-    ] = False,
-    sharpness: Annotated[
-        float, typer.Option(help="Degenerate: largest eigenvalue of 1/covariance below.")
-    ] = 1e-5,
-    condition: Annotated[float, typer.Option(help="Degenerate: condition number above.")] = 1e3,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write table and figure, or the new model, to.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
-    """Describe attention heads, replace layers by convolutions, or prune or reset degenerate heads."""
+    """Describe attention heads, or replace layers by their nearest convolutions."""
     from sa_zoo.verbs.heads import study
 
-    typer.echo(study(model, data, window, convolve, prune, reset, sharpness, condition, out))
+    typer.echo(study(model, data, window, convolve, out))
 
 
 @app.command(
@@ -350,8 +292,6 @@ def run(
     ],
 ) -> None:
     """Run a script with the models of sa_zoo registered, such as timm's own train.py and validate.py."""
-    import sa_zoo  # noqa: F401  registers the names
-
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")

@@ -51,10 +51,7 @@ COLUMNS = {
     "mib": ("MiB per image", "{:.1f}"),  # peak beyond the weights
     "gmacs": ("GMACs", "{:.2f}"),  # multiply-adds (1e9) per image
     "needed": ("needed", "{:.2f}"),  # the fewest of all subjects that compute the same function
-    "ceiling": (
-        "of the ceiling",
-        "{:.0%}",
-    ),  # share of the fastest matrix product that the needed ones reach
+    "ceiling": ("of the ceiling", "{:.0%}"),  # share of the fastest matrix product that they reach
     "speed": ("speed", "{:.3g}x"),  # relative to the yardstick
     "memory": ("memory", "{:.3g}x"),
 }
@@ -93,15 +90,10 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     """Rows of all subjects of a case, after one round that is not counted."""
     subjects = case.subjects()
     runs = {name: subject.run for name, subject in subjects.items()}
-    products = {
-        dtype: matrix_products(dtype, device)
-        for dtype in {subject.dtype for subject in subjects.values()}
-    }
-    runs |= {
-        f"{dtype} {number}": run
-        for dtype, (_, both) in products.items()
-        for number, run in enumerate(both)
-    }
+    dtypes = {subject.dtype for subject in subjects.values()}
+    products = {dtype: matrix_products(dtype, device) for dtype in dtypes}
+    for dtype, (_, both) in products.items():
+        runs |= {f"{dtype} {number}": run for number, run in enumerate(both)}
     times = in_turns(runs, rounds, device)
     # GMAC/s of the fastest matrix product, which takes turns with the subjects
     ceilings = {
@@ -116,27 +108,28 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     rows = []
     for name, subject in subjects.items():
         same = [
-            other
+            work[other]
             for other in subjects
             if subject.function and subjects[other].function == subject.function
         ]
-        needed = min(work[other] for other in [name, *same])
+        needed = min([work[name], *same])
         seconds = statistics.median(times[name]) / case.images
-        ratios = [
-            other / own for other, own in zip(times[case.yardstick], times[name], strict=True)
-        ]
-        row = {"model": case.model, "phase": case.phase, "subject": name, "images": case.images}
-        row |= {
-            "milliseconds": 1e3 * seconds,
-            "mib": peaks[name] / case.images / 2**20,
-            "gmacs": work[name],
-        }
-        row |= {"needed": needed, "ceiling": needed / seconds / ceilings[subject.dtype]}
-        row |= {
-            "speed": statistics.median(ratios),
-            "memory": peaks[name] / max(peaks[case.yardstick], 1),
-        }
-        rows.append(row)
+        pairs = zip(times[case.yardstick], times[name], strict=True)
+        rows.append(
+            {
+                "model": case.model,
+                "phase": case.phase,
+                "subject": name,
+                "images": case.images,
+                "milliseconds": 1e3 * seconds,
+                "mib": peaks[name] / case.images / 2**20,
+                "gmacs": work[name],
+                "needed": needed,
+                "ceiling": needed / seconds / ceilings[subject.dtype],
+                "speed": statistics.median(other / own for other, own in pairs),
+                "memory": peaks[name] / max(peaks[case.yardstick], 1),
+            }
+        )
     return rows
 
 
@@ -176,7 +169,8 @@ def run_cases(
         raise ValueError(
             f"--json: got {path}, which holds something else, expected a new file or one of this command"
         )
-    started, load = datetime.now(UTC).isoformat(timespec="seconds"), round(os.getloadavg()[0], 2)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    load = round(os.getloadavg()[0], 2)
     conditions = {"started": started, "load": load, "rounds": rounds, **environment(device)}
     run: dict[str, Any] = {"command": command, "conditions": conditions, "rows": []}
     print(json.dumps(conditions))

@@ -442,7 +442,7 @@ def load(
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            metrics = train(config, Path(folder) / "run").measured()
+            metrics = train(config, Path(folder) / "run").metrics.measured()
         finally:
             over.set()
             watcher.join()

@@ -35,38 +35,43 @@ def fuzz(target: Callable[[bytes], object], options: list[str], log: Path) -> in
     os._exit(0)
 
 
+def last(pattern: str, log: str) -> int:
+    """The last number that a log gives; 0 if it gives none, as of a run of seconds."""
+    return int((re.findall(pattern, log) or ["0"])[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--corpus", type=Path, default=ROOT / "tests" / "corpus")
     parser.add_argument("--found", type=Path, default=ROOT / "fuzz-found")
-    arguments, started, rows, lost = parser.parse_args(), time.perf_counter(), [], 0
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    rows = []
+    lost = 0
     for name, target in TARGETS.items():
-        found, log = arguments.found / name, arguments.found / f"{name}.log"
+        found = arguments.found / name
+        log = arguments.found / f"{name}.log"
         found.mkdir(parents=True, exist_ok=True)
+        known = arguments.corpus / name
         options = [
             str(found),
-            *([str(arguments.corpus / name)] if (arguments.corpus / name).is_dir() else []),
-        ]
-        options += [
+            *([str(known)] if known.is_dir() else []),
             f"-max_total_time={60 * arguments.minutes / len(TARGETS):.0f}",
             f"-rss_limit_mb={MEGABYTES}",
-        ]
-        options += [
             "-timeout=60",
             f"-artifact_prefix={arguments.found}/crash-{name}-",
             "-print_final_stats=1",
         ]
-        status, text = fuzz(target, options, log), log.read_text(errors="replace")
-        executed = re.findall(r"number_of_executed_units:\s+(\d+)", text)
-        peak, edges = re.findall(r"peak_rss_mb:\s+(\d+)", text), re.findall(r"cov: (\d+)", text)
-        lost += (finding := bool(status) or not executed)
-        outcome = (
-            "a finding"
-            if finding
-            else f"no finding; {edges[-1]} edges reached, at most {peak[-1]} MB"
-        )
-        rows.append((name, int(executed[-1]) if executed else 0, outcome))
+        status = fuzz(target, options, log)
+        text = log.read_text(errors="replace")
+        executed = last(r"number_of_executed_units:\s+(\d+)", text)
+        peak = last(r"peak_rss_mb:\s+(\d+)", text)
+        edges = last(r"cov: (\d+)", text)
+        finding = status != 0 or executed == 0
+        lost += finding
+        outcome = f"no finding; {edges} edges reached, at most {peak} MB"
+        rows.append((name, executed, "a finding" if finding else outcome))
         print(rows[-1], flush=True)
     record(
         "fuzz",

@@ -26,7 +26,7 @@ from sa_zoo.interchange.transformers_export import export_for_transformers  # no
 SECONDS, GIGABYTES = 60, 12  # what a process may take
 BOUND = 1.0  # GiB that this package may take for a hostile folder, beyond what importing the libraries takes
 LOADERS = {
-    "sa_zoo": "from sa_zoo.folders.write import load_model as load",
+    "sa_zoo": "from sa_zoo.folders.opened import open_model as load",
     "timm": "import timm; load = lambda folder: timm.create_model(f'local-dir:{folder}', pretrained=True)",
     "transformers": "from transformers import AutoModelForImageClassification as m; load = m.from_pretrained",
 }

@@ -4,12 +4,14 @@ Renders the tables in README.md and docs/ from committed JSON and by counting: w
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
 
 docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
-docs/benchmarks/ has one file per machine and version of the code, written by `sa-zoo bench --json`; its "title", and
-its "notes" if there are any, are added by hand.
+docs/clients.json is written by scripts/try_clients.py.
+docs/benchmarks/ has one file per machine, written by scripts/bench.py --json; its "title", which heads a column of the
+tables, and its "notes", if there are any, are added by hand.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,6 +23,7 @@ from benchmark import cell, table
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.cost import cost_of
 from sa_zoo.folders.metrics import Metrics, Training, read_results
+from sa_zoo.models.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -28,20 +31,7 @@ BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.D
 SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
     ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
-    (
-        "inference in bfloat16, relative to float32",
-        "sa_quadratic_cifar",
-        "inference, bfloat16",
-        "as built",
-    ),
     ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
-    (
-        "training step, dropout on probabilities",
-        "sa_quadratic_cifar",
-        "training, float32, dropout on probabilities",
-        "as built",
-    ),
-    ("training step in bfloat16", "sa_quadratic_cifar", "training, bfloat16", "as built"),
     ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
     ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
     (
@@ -51,28 +41,6 @@ SPEED = (
         "as built",
     ),
 )
-MODELS = {
-    "sa_quadratic_cifar": "-alpha \\|delta - Delta\\|^2, 9 heads (Eq. 9)",
-    "sa_quadratic_h16_cifar": "the same, 16 heads",
-    "sa_quadratic_gen_cifar": "the same with any covariance (appendix)",
-    "sa_quadratic_kernel_cifar": "as `sa_quadratic_cifar`, whose first three blocks start as 3x3 convolutions",
-    "sa_learned_cifar": "learned by row and column (Section 4.3)",
-    "sa_content_cifar": "query-key products + learned relative encoding (Section 4.3)",
-    "sa_eq8_cifar": "all four terms of Eq. 8",
-    "sa_absolute_cifar": "absolute encoding (Eq. 7), for contrast",
-    "sa_mixed_cifar": "quadratic in the first three blocks, learned + content in the others",
-    "resnet18_cifar": "none: the paper's baseline",
-    "sa_quadratic_tiny_cifar": "as `sa_quadratic_cifar`, with 4x4 patches and 96 channels",
-    "sa_learned_tiny_cifar": "learned, 4x4 patches, 96 channels",
-    "sa_content_tiny_cifar": "learned + content, 4x4 patches, 96 channels",
-    "sa_quadratic_gen_tiny_cifar": "quadratic with any covariance, 4x4 patches, 96 channels",
-    "sa_quadratic_kernel_tiny_cifar": "quadratic, started as 3x3 convolutions, 4x4 patches, 96 channels",
-    "sa_eq8_tiny_cifar": "all four terms of Eq. 8, 4x4 patches, 96 channels",
-    "sa_absolute_tiny_cifar": "absolute encoding, 4x4 patches, 96 channels",
-    "sa_mixed_tiny_cifar": "quadratic, then learned + content, 4x4 patches, 96 channels",
-    "resnet_tiny_cifar": "none: the baseline of the tiny models",
-}
-
 # What the scores of a variant are made of, for the table that compares runs of 8 epochs.
 SCORES = {
     "sa_learned_tiny_cifar": "the last term of Eq. 8, with a vector per axis",
@@ -114,13 +82,14 @@ def machines() -> list[dict[str, Any]]:
 
 def models() -> str:
     rows = []
-    for name, scores in MODELS.items():
-        cost = cost_of(timm.create_model(name), (3, 32, 32))
-        numbers = f"{cost.parameters:,}", f"{cost.paper_gflops:.2f}", f"{cost.gflops:.2f}"
-        rows.append([f"`{name}`", scores, *numbers])
+    for variant in VARIANTS:
+        cost = cost_of(timm.create_model(variant.name), (3, 32, 32))
+        gflops = [f"{2 * macs / 1e9:.2f}" for macs in (cost.linear_macs, cost.macs)]
+        numbers = [f"{cost.parameters:,}", *gflops]
+        rows.append([f"`{variant.name}`", variant.sentence, *numbers])
     head = [
         "timm name",
-        "attention scores",
+        "what it is",
         "parameters",
         "GFLOPs, as the paper counts",
         "GFLOPs, all products",
@@ -137,7 +106,9 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
         if recipes is None or recipe in recipes
     ]
     found.sort(key=lambda each: (-mean(accuracies(each[2])), each[0].name))
-    rows = [[*result(*each), link(f"{model_cards}/{each[0].name}", each[1])] for each in found]
+    hardware = Counter(machine_of(runs[0]) for _, _, runs in found if runs[0].train)
+    usual = hardware.most_common(1)[0][0]
+    rows = [result(*each, model_cards, usual) for each in found]
     head = [
         "model",
         "parameters",
@@ -145,33 +116,43 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
         "epochs",
         "PFLOP",
         "top-1, test",
-        "time and hardware",
-        "details",
+        "minutes",
     ]
-    return markdown_table(head, rows, text=1)
+    return markdown_table(head, rows, text=1) + f"\n{legend(usual)}\n"
 
 
-def link(folder: str, recipe: str) -> str:
-    """To the card, or to the measurements of a run that the card does not have."""
+def legend(usual: str) -> str:
+    """What the numbers of the table of results are, with the work of the paper's own training."""
+    paper = {
+        name: 6 * cost_of(timm.create_model(name), (3, 32, 32)).macs * 50_000 * 300 / 1e15
+        for name in ("sa_quadratic_cifar", "resnet18_cifar")
+    }
+    work = ", ".join(f"{pflop:.0f} for `{name}`" for name, pflop in paper.items())
     return (
-        f"[metrics]({folder}/results/{recipe}-0.json)" if recipe else f"[card]({folder}/README.md)"
+        "Multiply-adds are those of one image in all matrix products. PFLOP is the work of the whole run (the paper's: "
+        f"{work}). Top-1 is the mean ± standard deviation over (so many) seeds. Minutes are CPU minutes on {usual}, "
+        "unless another machine is named."
     )
 
 
-def result(folder: Path, recipe: str, runs: list[Metrics]) -> list[str]:
-    """A row: accuracy over all runs, everything else from the first one."""
-    train, environment = runs[0].train or Training(), runs[0].environment or {}
+def result(
+    folder: Path, recipe: str, runs: list[Metrics], model_cards: str, usual: str
+) -> list[str]:
+    """A row: accuracy over all runs, everything else from the first one. The name links to the card or the metrics."""
+    train = runs[0].train or Training()
     name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
     cost = cost_of(timm.create_model(name), (3, 32, 32))
+    file = f"results/{recipe}-0.json" if recipe else "README.md"
     return [
-        f"`{folder.name}`" + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
+        f"[`{folder.name}`]({model_cards}/{folder.name}/{file})"
+        + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
         f"{runs[0].parameters:,}",
         # a run may have been converted by other arguments than its name's
         f"{cost.macs / 1e6:.1f} M" if cost.parameters == runs[0].parameters else "",
         str(train.epochs or ""),
         work(train),
         top1(runs),
-        time_and_hardware(train, environment) if environment else "converted",
+        minutes(runs[0], usual),
     ]
 
 
@@ -197,19 +178,23 @@ def top1(runs: list[Metrics]) -> str:
     return f"{mean(found):.2f} %{spread} ({len(found)})"
 
 
-def time_and_hardware(train: Training, environment: dict[str, Any]) -> str:
-    time = (
-        f"{train.cpu_seconds / 60:.0f} CPU min"
-        if train.cpu_seconds
-        else f"{(train.seconds or 0) / 60:.0f} min"
-    )
-    threads = f"{environment['threads']} thread{'s' * (environment['threads'] != 1)}"
-    device = (
-        f"{environment['cpu']}, {threads}"
-        if environment["device"] == "cpu"
-        else environment["device"]
-    )
-    return f"{time}, {device}"
+def minutes(run: Metrics, usual: str) -> str:
+    """CPU minutes, or those of the clock; with the machine if it is not the usual one."""
+    if not run.train:
+        return "converted"
+    seconds = run.train.cpu_seconds or run.train.seconds or 0
+    kind = "" if run.train.cpu_seconds else " by the clock"
+    machine = machine_of(run)
+    return f"{seconds / 60:.0f}{kind}" + ("" if machine == usual else f", {machine}")
+
+
+def machine_of(run: Metrics) -> str:
+    environment = run.environment or {}
+    if environment.get("device", "cpu") != "cpu":
+        return str(environment["device"])
+    if "cpu" not in environment:
+        return ""
+    return f"{environment['cpu']}, {environment['threads']} thread{'s' * (environment['threads'] != 1)}"
 
 
 def accuracies(runs: list[Metrics]) -> list[float]:
@@ -234,18 +219,22 @@ def facts(conditions: dict[str, Any]) -> str:
 
 
 def benchmarks() -> str:
+    """Of each machine, its conditions, the commands, and one table of all cases."""
     parts = []
     for machine in machines():
+        runs = machine["runs"]
         parts.append(f"## {machine['title']}\n")
-        parts += [f"- {note}" for note in machine.get("notes", [])] + [""] * bool(
-            machine.get("notes")
-        )
-        for run in machine["runs"]:
-            parts += [
-                f"`{run['command']}`\n",
-                f"{facts(run['conditions'])}\n",
-                table(run["rows"]) + "\n",
-            ]
+        parts += [f"- {note}" for note in machine.get("notes", [])]
+        for run in runs:
+            rounds, load = run["conditions"]["rounds"], run["conditions"]["load"]
+            parts.append(f"- `{run['command']}`: {rounds} rounds, load {load} before")
+        shared = {
+            key: value
+            for key, value in runs[0]["conditions"].items()
+            if all(run["conditions"].get(key) == value for run in runs)
+        }
+        parts.append(f"- {facts(shared)}\n")
+        parts.append(table([row for run in runs for row in run["rows"]]) + "\n")
     return "\n".join(parts)
 
 
@@ -267,46 +256,35 @@ def speed() -> str:
     )
 
 
-def proofs() -> dict[str, dict[str, Any]]:
-    """What the proofs wrote, by name."""
-    return {
-        path.stem: read(f"reliability/{path.name}")
-        for path in sorted((ROOT / "docs" / "reliability").glob("*.json"))
-    }
+def clients() -> str:
+    rows = [
+        [f"{row['client']} {row['version']}", row["done"], row["result"].replace("|", "\\|")]
+        for row in read("clients.json")
+    ]
+    return markdown_table(["client", "what was done", "result"], rows, text=3)
 
 
 def reliability() -> str:
-    """One row per proof, then what each of them tried."""
-    found = proofs()
-    rows = [
-        [
-            f"[{name}](#{name})",
-            f"{proof['tried']:,}",
-            f"{proof['lost']:,}",
-            f"{proof['seconds'] / 60:.1f}",
-        ]
-        for name, proof in found.items()
-    ]
-    parts = [markdown_table(["proof", "tried", "lost", "minutes"], rows, text=1)]
-    for name, proof in found.items():
-        parts += [f"## {name}\n", f"{proof['what']}\n", f"`{proof['command']}`\n"]
-        parts += [f"{proof['hardware']}; {facts(proof['versions'])}\n"]
-        details = [
-            [kind, outcome.replace("|", "\\|"), f"{count:,}"]
-            for kind, count, outcome in proof["details"]
-        ]
-        parts.append(markdown_table(["tried", "outcome", "times"], details, text=2))
-    return "\n".join(parts)
+    """One row per proof."""
+    rows = []
+    for path in sorted((ROOT / "docs" / "reliability").glob("*.json")):
+        proof = read(f"reliability/{path.name}")
+        link = f"[{path.stem}](reliability/{path.name})"
+        counts = [f"{proof['tried']:,}", f"{proof['lost']:,}", f"{proof['seconds'] / 60:.1f}"]
+        rows.append([link, proof["what"], f"`{proof['command']}`", *counts])
+    head = ["proof", "what is tried", "command", "tried", "lost", "minutes"]
+    return markdown_table(head, rows, text=3)
 
 
 RENDERED = {
-    "results": lambda: results("model_cards", ["", "adamw"]),
+    "results": lambda: results("model_cards", [""]),
     "all_results": lambda: results("../model_cards"),
     "ablation": ablation,
     "models": models,
     "conversions": conversions,
     "benchmarks": benchmarks,
     "speed": speed,
+    "clients": clients,
     "reliability": reliability,
 }
 

@@ -1,18 +1,32 @@
-"""The cases of `sa-zoo bench`: models in all phases, and single layers. scripts/bench.py defines further ones."""
+"""The cases of bench.py: models in all phases, single layers, routes, convolutions as attention, images of a recipe."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 from benchmark import Case, Subject, step
 from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torchvision.ops import Permute
 
+from sa_zoo import attention_from_conv
+from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet
+from sa_zoo.training.augment import Augment
+from sa_zoo.training.config import load_config
+from sa_zoo.training.device import open_accelerator, with_launched_precision
+from sa_zoo.training.model import create_model, input_format_of
+from sa_zoo.training.optimization import optimizer_of
+from sa_zoo.training.splits import Split
+
+CPU = torch.device("cpu")
 
 PHASES = (
     "inference, float32",
@@ -22,6 +36,20 @@ PHASES = (
     "training, bfloat16",
 )
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
+# Routes in the case that the first one exists for; the last is the next simpler one, the yardstick. A route that is
+# forced applies to attention; as built, the rest of a block may also be evaluated in portions.
+ROUTES = (
+    ("sa_quadratic_cifar", "inference, float32", 32, ("fused", "definition", "portions")),
+    ("sa_quadratic_cifar", "inference, bfloat16", 32, ("portions", "definition", "by axes")),
+    ("sa_quadratic_cifar", "training, float32", 32, ("portions", "definition", "by axes")),
+    ("sa_content_cifar", "inference, float32", 16, ("absorbed", "definition")),
+    ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
+)
+# Channels and side of the 3x3 layers of ResNet18's stages, and of a layer for CIFAR.
+CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))
+ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two pixels larger
+STEPS = 5  # of a recipe
+IMAGES = 50_000  # CIFAR's number
 
 Subjects = dict[str, Subject]
 # Name -> what is made of a registered model, and the route of its layers ("": as they choose).
@@ -30,7 +58,8 @@ Variants = dict[str, tuple[Callable[[Any], nn.Module], str]]
 
 def check_names(models: Iterable[str], phase: str) -> None:
     """Raise ValueError for a model or a phase that the benchmark does not know."""
-    if unknown := [name for name in models if not timm.is_model(name)]:
+    unknown = [name for name in models if not timm.is_model(name)]
+    if unknown:
         ours = ", ".join(timm.list_models(module="timm_models"))
         raise ValueError(
             f"MODEL: got {unknown[0]!r}, expected a name that timm lists, such as {ours}"
@@ -43,12 +72,12 @@ def check_names(models: Iterable[str], phase: str) -> None:
 
 def with_convolutions(network: SANet) -> SANet:
     """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and feed-forward layers."""
-    twin, dim, like = copy.deepcopy(network), network.embed_dim, network.patch_embed.weight
+    twin = copy.deepcopy(network)
+    dim = network.embed_dim
     for block in twin.blocks:
-        convolution = nn.Conv2d(dim, dim, 3, padding=1, device=like.device, dtype=like.dtype)
-        block.attn = nn.Sequential(
-            Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1])
-        )  # tokens: (B, H, W, D)
+        convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
+        # tokens are (B, H, W, D)
+        block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]))
     return twin
 
 
@@ -74,15 +103,12 @@ def networks(
         found: Subjects = {}
         for name, (change, route) in variants.items():
             torch.manual_seed(0)  # the same weights for all of them
-            network = (
-                change(timm.create_model(model)).to(device).train(phase.startswith("training"))
-            )
-            dtype = (
-                torch.bfloat16
-                if "bfloat16" in phase and not name.endswith("float32")
-                else torch.float32
-            )
-            network = network if network.training else network.to(dtype).requires_grad_(False)
+            half = "bfloat16" in phase and not name.endswith("float32")
+            dtype = torch.bfloat16 if half else torch.float32
+            network = change(timm.create_model(model)).to(device)
+            network.train(phase.startswith("training"))
+            if not network.training:
+                network.to(dtype).requires_grad_(False)
             for path, module in network.named_modules():
                 if "dropout" in phase and path.endswith("attn_drop"):
                     module.p = 0.1  # the paper's
@@ -93,9 +119,8 @@ def networks(
             if compile_mode and name == ("as built" if network.training else "folded"):
                 torch.compiler.reset()  # it stops compiling a function that it has compiled several times
                 compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
-                found["compiled"] = Subject(
-                    step(network, x, "", dtype, compiled), dtype, function, found[name].run
-                )
+                run = step(network, x, "", dtype, compiled)
+                found["compiled"] = Subject(run, dtype, function, found[name].run)
         return found
 
     return Case(model, phase, batch, yardstick, build)
@@ -115,13 +140,10 @@ def models(
             if phase.startswith("inference"):
                 variants["folded"] = (reparameterize_model, "")
             if attention:
-                yardstick = (
-                    "definition, float32" if phase == "inference, bfloat16" else "definition"
-                )
-                variants |= {
-                    yardstick: (unchanged, "definition"),
-                    "3x3 convolutions": (with_convolutions, ""),
-                }
+                in_float32 = ", float32" if phase == "inference, bfloat16" else ""
+                yardstick = f"definition{in_float32}"
+                variants[yardstick] = (unchanged, "definition")
+                variants["3x3 convolutions"] = (with_convolutions, "")
             variants["resnet18_cifar"] = (lambda _: timm.create_model("resnet18_cifar"), "")
             yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
 
@@ -138,18 +160,100 @@ def layers(
         if not isinstance(whole, SANet):
             raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
         network: Any = timm.create_model(model, depth=1, img_size=side * whole.patch_size)
-        layer, dim = network.blocks[0].attn.eval().to(device), network.embed_dim
+        layer = network.blocks[0].attn.eval().to(device)
+        dim = network.embed_dim
         fits = 4 * layer.W_val.in_features // dim * side**4 <= LARGEST_MAPS
         chosen = {name: route for name, route in routes.items() if fits or route != "definition"}
 
-        def build(
-            layer: Any = layer, chosen: dict[str, str] = chosen, side: int = side, dim: int = dim
-        ) -> Subjects:
-            X = torch.randn(1, side, side, dim, device=device)
-            return {
-                name: Subject(step(layer, X, route), function="layer")
-                for name, route in chosen.items()
-            }
-
+        build = partial(_by_route, layer, chosen, (1, side, side, dim), device)
         name = f"one layer of {model}, {side}x{side} tokens"
         yield Case(name, PHASES[0], 1, list(chosen)[-1], build)
+
+
+def _by_route(
+    layer: Any, routes: dict[str, str], shape: tuple[int, ...], device: torch.device
+) -> Subjects:
+    X = torch.randn(shape, device=device)
+    return {
+        name: Subject(step(layer, X, route), function="layer") for name, route in routes.items()
+    }
+
+
+def routes() -> Iterator[Case]:
+    """Each route against the next simpler one, its yardstick, in the case that it exists for, on a CPU."""
+    for model, phase, batch, names in ROUTES:
+        if "fused" in names and fused.LIBRARY is None:
+            continue  # it needs AVX-512, and a compiler at installation
+        subjects = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in names}
+        yield networks(model, phase, batch, CPU, subjects, names[-1])
+    pair = {"by axes": "by axes", "definition": "definition"}
+    yield from layers("sa_quadratic_cifar", [64], CPU, pair)
+
+
+def convolutions() -> Iterator[Case]:
+    """mhsa_resnet18 against resnet18, and 3x3 layers at finite alpha against nn.Conv2d, forward and backward."""
+    pair: Variants = {
+        "mhsa_resnet18": (unchanged, ""),
+        "resnet18": (lambda _: timm.create_model("resnet18"), ""),
+    }
+    for batch in (1, 8):
+        yield networks("mhsa_resnet18", "inference, float32", batch, CPU, pair, "resnet18")
+    for alpha, batch, (channels, side) in product(ALPHAS, (8, 32), CONVOLUTIONS):
+        name = f"3x3 layer, {channels} channels, {side}x{side}, alpha {alpha:g}"
+        build = partial(_convolution, channels, side, alpha, batch)
+        yield Case(name, "training, float32", batch, "nn.Conv2d", build)
+
+
+def _convolution(channels: int, side: int, alpha: float, batch: int) -> Subjects:
+    conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    attention = attention_from_conv(conv, alpha)
+    x = torch.randn(batch, channels, side, side, requires_grad=True)
+    found = {"nn.Conv2d": Subject(step(conv, x)), "attention": Subject(step(attention, x))}
+    if batch == 8 and 4 * 9 * side**2 * (side + 2) ** 2 <= LARGEST_MAPS:
+        found["definition"] = Subject(step(attention, x, compiled=attention.definition))
+    return found
+
+
+def recipe(name: str, device: torch.device) -> Case:
+    """Steps of a recipe with their images, on one batch, and images alone, whose speed is relative to a whole step.
+
+    Raises ValueError for another device than recipes train on, here.
+    """
+    config = with_launched_precision(load_config(name))
+    build = partial(_with_images, config)
+    found = open_accelerator().device.type
+    if device.type != found:
+        raise ValueError(f"--device: got {device.type}, expected {found}, where recipes train")
+    images = STEPS * config.train.batch_size
+    phase = f"training, {config.train.precision}"
+    return Case(config.model.name, phase, images, "with images", build)
+
+
+def _with_images(config: Any) -> Subjects:
+    accelerator = open_accelerator(mixed_precision=config.train.precision)
+    device = accelerator.device
+    model: Any = create_model(config.model, 10)
+    model = model.to(device, memory_format=torch.channels_last).train()
+    network, optimizer = accelerator.prepare(model, optimizer_of(model, config.optim))
+    images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8, device=device)
+    split = Split(images, np.zeros(IMAGES, dtype=np.int64))
+    augment = Augment(config.augment, 0, 10, input_format_of(model).normalize, device)
+    chosen = np.random.default_rng(0).permutation(IMAGES)[: STEPS * config.train.batch_size]
+    batches = chosen.reshape(STEPS, -1)
+
+    def load() -> Iterator[tuple[Tensor, Tensor]]:
+        for decoded, labels, indices in split.loader_in_order(batches):
+            yield augment(decoded, labels, indices, 0)
+
+    def train(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for inputs, targets in pairs:
+            accelerator.backward(cross_entropy(network(inputs).float(), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    one = [next(load())] * STEPS
+    return {
+        "with images": Subject(lambda: train(load())),
+        "on one batch": Subject(lambda: train(one)),
+        "images": Subject(lambda: list(load())),
+    }

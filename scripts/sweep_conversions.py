@@ -1,7 +1,7 @@
 """python scripts/sweep_conversions.py [NAME ...] [--side 96] [--json docs/conversions.json]
 
 Converts networks of many kinds, with random weights and random batch-norm statistics, and compares logits: in the hard
-limit (alpha 46, layers run as convolutions) and at alpha 20 (layers run as attention, by composed kernels). Exits with
+limit (alpha 46, layers run as convolutions) and at alpha 20 (layers run as attention). Exits with
 an error if any logit differs by more than 1e-4 of the largest one in float32.
 
 The deepest EfficientNets are not in the list: with random weights they are chaotic, so that even the CNN's own logits

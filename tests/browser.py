@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from conftest import missing_programs
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
@@ -29,19 +29,16 @@ FLAGS = (
 
 @contextmanager
 def chromium(downloads: Path) -> Iterator["Browser"]:
-    """A browser that stores what it downloads in a folder. Without one, tests fail: they must not be skipped."""
-    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    if missing := [name for name, path in programs.items() if path is None]:
-        pytest.fail(f"{' and '.join(missing)} not found: the explorer's tests need Debian's packages chromium and "
-                    "chromium-driver (apt-get install chromium chromium-driver)")  # fmt: skip
+    """A browser that stores what it downloads in a folder."""
+    assert not missing_programs(), missing_programs()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
-        options.binary_location = programs["chromium"]
+        options.binary_location = shutil.which("chromium")
         for flag in (*FLAGS, f"user-data-dir={profile}"):
             options.add_argument(f"--{flag}")
         options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
+        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         driver.set_script_timeout(10)
         browser = Browser(driver, downloads)
         try:

@@ -3,7 +3,6 @@
 A reader returns or raises ValueError or OSError, which a command prints as one line. Anything else is a finding.
 """
 
-import io
 import json
 import shutil
 import tempfile
@@ -13,20 +12,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_folders import make_run
-from PIL import Image
+from model_folders import load_model, make_run
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.check import check_config, check_weights
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.folders.opened import load_model
 from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.pictures import open_picture
+from sa_zoo.training.sources import Images, Source
 from sa_zoo.training.splits import Decoder
 
 REFUSED = (ValueError, OSError)
@@ -56,13 +54,12 @@ def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 
 
 def decode(data: bytes) -> None:
-    def image_of(_: int) -> Image.Image:
-        return open_picture(io.BytesIO(data))
-
+    features = datasets.Features({"image": datasets.Image()})
+    table = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None}]}, features)
+    source = Source("data", {"train": Images(table, "image", None)}, {}, ())
+    input_format = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
     try:
-        image = Decoder(InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)).read(
-            image_of, [], "train", 0
-        )
+        image = Decoder(input_format).read(source, "train", 0)
     except REFUSED:
         return
     assert image.shape == (3, 8, 8) and image.dtype == torch.uint8

@@ -146,6 +146,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         config_text('{"architecture": "sa_quadratic_cifar", "x": 1e999}'),
         "1e999",
     ),
+    "a large negative number": (change_config(pretrained_cfg__x=-(2**21)), "number -2097152"),
     "a number of many digits": (
         config_text('{"architecture": "sa_quadratic_cifar", "x": 1%s}' % ("0" * 9000)),
         "number",

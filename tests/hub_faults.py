@@ -12,6 +12,7 @@ from unittest import mock
 from hub_routes import Repository
 from hub_server import Fault, HubServer
 
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import read_manifest, with_list
 from sa_zoo.publishing.hub import publish
@@ -104,7 +105,12 @@ class Hub(HubServer):
 
 @cache
 def card_of(finished_run: Path) -> str:
-    return published_card(finished_run, REPO)
+    return published_card(open_folder(finished_run), REPO)
+
+
+def manifest_of(run: Path, finished_run: Path) -> Files:
+    manifest = read_manifest(run) | {"README.md": card_of(finished_run).encode()}
+    return dict(sorted(manifest.items()))
 
 
 def bytes_of(folder: Path) -> Files:
@@ -119,9 +125,9 @@ def trial(seed: int, finished_run: Path, place: Path) -> Trial:
     """Publish a second revision, or a first one, through faults that `seed` chooses; then, if that fails, without."""
     chance = random.Random(seed)
     run = Path(shutil.copytree(finished_run, place / f"run-{seed}"))
-    first = with_list(read_manifest(run, card_of(finished_run))) if chance.random() < 0.7 else None
+    first = with_list(manifest_of(run, finished_run)) if chance.random() < 0.7 else None
     (run / "LICENSE").write_text(f"licence {seed}\n")
-    second, local = with_list(read_manifest(run, card_of(finished_run))), bytes_of(run)
+    second, local = with_list(manifest_of(run, finished_run)), bytes_of(run)
     hub = Hub(chance, first)
     try:
         outcomes = [attempt(run, hub.url)]
@@ -150,7 +156,7 @@ def trial(seed: int, finished_run: Path, place: Path) -> Trial:
 def attempt(run: Path, url: str) -> str:
     try:
         with mock.patch.dict(os.environ, HF_ENDPOINT=url):
-            publish(run, REPO, tag="v2")
+            publish(open_folder(run), REPO, tag="v2")
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:  # a traceback for a user

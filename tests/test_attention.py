@@ -150,16 +150,30 @@ def published():
         del sys.modules[name]
 
 
-def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(published):
+def recorded(calls: list[str], name: str, function):
+    """`function`, which notes in `calls` that it is called."""
+    return lambda X: calls.append(name) or function(X)
+
+
+def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(
+    published, monkeypatch
+):
     X, large = torch.randn(B, 13, 11, D, dtype=torch.float64), (13, 11)
-    for terms, route in (((Quadratic, Learned), "by axes"), ((Quadratic, Content), "definition")):
+    for terms, route in (((Quadratic, Learned), "by_axes"), ((Quadratic, Content), "definition")):
         layer = published.Attention(
             D, HEADS, terms, large, attn_drop=0.5, dtype=torch.float64
         ).eval()
-        assert layer.route(X) == route
-        assert (layer(X) - layer.W_out(layer.definition(X))).abs().max() < 1e-10
-        assert layer.train().route(X) == "definition"  # dropout on probabilities
-    assert published.Attention(D, HEADS, (Quadratic,), (H, W)).route(pixels()) == "definition"
+        taken = []
+        for name in ("by_axes", "definition"):
+            monkeypatch.setattr(layer, name, recorded(taken, name, getattr(layer, name)))
+        y = layer(X)
+        assert taken == [route]
+        assert (y - layer.W_out(layer.definition(X))).abs().max() < 1e-10
+        taken.clear()
+        layer.train()(X)  # with dropout on probabilities
+        assert taken == ["definition"]
+    small = published.Attention(D, HEADS, (Quadratic,), (H, W))
+    assert not small.axes_pay
 
 
 def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():

@@ -1,4 +1,4 @@
-"""benchmark.py and timing.py: what is counted is right; measured times are not tested."""
+"""bench.py, benchmark.py and timing.py: what is counted is right; measured times are not tested."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import bench
 import benchmark
 import pytest
 import timing
@@ -14,8 +15,7 @@ from benchmark import Case, Subject, measure, run_cases, step
 from torch import nn
 from typer.testing import CliRunner
 
-from sa_zoo.cli import app
-from sa_zoo.kernels.choose import only
+from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Quadratic
 
@@ -128,12 +128,12 @@ def test_half_precision_is_autocast_in_training_and_gradients_are_made():
 def test_a_route_is_forced_for_the_whole_step(training, monkeypatch):
     layer = Attention(5, 2, (Quadratic,), (3, 7)).train(training)
     routes, X = [], torch.randn(1, 3, 7, 5)
-    monkeypatch.setattr(layer.W_out, "forward", lambda x: routes.append(layer.route(X)) or x)
+    monkeypatch.setattr(layer.W_out, "forward", lambda x: routes.append(choose(layer, X)) or x)
     step(layer, X, "by axes")()
     assert routes == ["by axes"]
-    assert layer.route(X) != "by axes"
+    assert choose(layer, X) != "by axes"
     with only("by axes"):
-        assert layer.route(X) == "by axes"
+        assert choose(layer, X) == "by axes"
 
 
 def test_a_run_is_added_to_the_file_after_each_case_and_other_runs_stay(tmp_path):
@@ -168,7 +168,7 @@ def test_a_missing_compiler_is_reported(tmp_path):
     """In a process of its own: torch remembers which compiler it found."""
     settings = {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "sa_zoo", "bench", "--compile", "default"],
+        [sys.executable, bench.__file__, "--compile", "default"],
         env={**os.environ, **settings, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
         capture_output=True,
         text=True,
@@ -194,7 +194,7 @@ def test_bench_on_the_command_line(tmp_path):
         "--json",
         str(out),
     ]
-    done = CliRunner().invoke(app, ["bench", "sa_quadratic_tiny_cifar", *options])
+    done = CliRunner().invoke(bench.app, ["sa_quadratic_tiny_cifar", *options])
     assert done.exit_code == 0, done.output
     assert (
         "| sa_quadratic_tiny_cifar | inference, bfloat16 | definition, float32 | 2 |" in done.output
@@ -230,6 +230,7 @@ MISTAKES = {
         ["--device", "meta"],
         "--device: got 'meta', expected cpu or cuda",
     ),
+    "layers of no model": (["--side", "3", "--routes"], "--side: got no MODEL"),
     "layers of a CNN": (
         ["resnet18_cifar", "--side", "3"],
         "--side: got 'resnet18_cifar' as the first model",
@@ -240,6 +241,6 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_reported_before_anything_is_measured(mistake, tmp_path):
     arguments, message = MISTAKES[mistake]
-    done = CliRunner().invoke(app, ["bench", *arguments, "--json", str(tmp_path / "result.json")])
-    assert done.exit_code == 1 and message in done.output
+    done = CliRunner().invoke(bench.app, [*arguments, "--json", str(tmp_path / "result.json")])
+    assert isinstance(done.exception, ValueError) and message in str(done.exception)
     assert list(tmp_path.iterdir()) == []

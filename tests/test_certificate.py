@@ -24,7 +24,7 @@ def adversary(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> torch.Tenso
     """The input in [-1, 1] that sets the layer and the convolution furthest apart at one output in the middle."""
     probe = torch.zeros_like(x, dtype=torch.float64, requires_grad=True)
     layer, conv = layer.double(), conv.double()
-    apart = layer.explicit(probe) - conv(probe)
+    apart = layer.definition(probe) - conv(probe)
     middle = tuple(size // 2 for size in apart.shape[2:])
     (gradient,) = torch.autograd.grad(apart[(0, -1, *middle)], probe)
     return gradient.sign().to(x.dtype)
@@ -65,7 +65,6 @@ def test_the_bound_holds_for_trained_positions(drawn, alpha, moved):
     with torch.no_grad():
         layer.Delta += moved * (2 * torch.rand(layer.Delta.shape, generator=generator) - 1)
         layer.alpha *= 0.5 + torch.rand(layer.alpha.shape, generator=generator)
-    layer.settle()
     assert excess(layer, drawn.conv, drawn.inputs()) <= 1
 
 
@@ -111,6 +110,62 @@ def test_without_bias_or_noise_the_bound_of_a_pointwise_layer_is_its_leak():
     )
     part = certificate(attention_from_conv(conv, 0.7), [5, 5]).attention
     assert part.item() == pytest.approx(2 * (1 - 1 / theta.item() ** 2), rel=1e-12)
+
+
+def test_a_bound_is_positive_where_windows_are_larger_than_the_image():
+    """A kernel over all that such dull heads see would have 69^3 taps: n u of its sums is above 1."""
+    layer = attention_from_conv(nn.Conv3d(64, 64, 3), 0.0145)
+    assert len(layer.windows()[0]) == 69
+    bound = certificate(layer, [4, 4, 4])
+    assert (bound.rounding > 0).all() and (bound.rounding < 0.01 * bound.attention).all()
+    assert (certificate(layer, [97, 97, 97]).rounding > bound.rounding).all()
+
+
+def test_a_bound_is_of_the_numbers_that_the_layer_holds():
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    layer = attention_from_conv(conv, 20.0)
+    layer.alpha.data.fill_(1.0)
+    expected = certificate(attention_from_conv(conv, 1.0), [17, 19])
+    assert torch.equal(certificate(layer, [17, 19]).bound, expected.bound)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float16, 1e-5), (torch.float16, 1e-6), (torch.float32, 1e-42), (torch.float64, 1e-310)],
+)
+@pytest.mark.parametrize(("alpha", "kernel_size"), [(12.0, 1), (15.0, 2), (20.0, 1), (20.0, 3)])
+def test_weights_that_underflow_stay_within_the_bound(dtype, scale, alpha, kernel_size):
+    for seed in range(7):
+        torch.manual_seed(seed)
+        conv = nn.Conv2d(1, 1, kernel_size, dtype=dtype, bias=bool(seed % 2))
+        with torch.no_grad():
+            for parameter in conv.parameters():
+                parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * scale)
+        x = (2 * torch.rand(1, 1, 11, 13) - 1).to(dtype)
+        layer = attention_from_conv(conv, alpha)
+        with without_onednn():
+            for layer.axes_cost in (0, 10**9):
+                assert excess(layer, conv, x) <= 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9])
+@pytest.mark.parametrize("which", ["Delta", "alpha"])
+def test_heads_without_a_center_or_a_sharpness_cost_no_memory(which, value):
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    layer = attention_from_conv(conv, 20.0)
+    with torch.no_grad():
+        getattr(layer, which)[4] = value
+    found = certificate(layer, [7, 7]).attention
+    output = layer(torch.zeros(1, 3, 7, 7))
+    assert certificate(layer, [7, 7]).rounding.isnan().all() == output.isnan().any()
+    if value != value:
+        assert found.isnan().all()
+    elif which == "Delta":
+        # This head's whole value matrix, twice, and little of the others.
+        lost = 2 * conv.weight.detach().double()[:, :, 1, 1].abs().sum(dim=1)
+        assert torch.allclose(found, lost, rtol=1e-5)
+    else:
+        assert torch.allclose(found, certificate(attention_from_conv(conv, 20.0), [7, 7]).attention)
 
 
 def test_an_open_gate_has_no_bound():

@@ -6,10 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 from model_folders import make_run
+from safetensors.torch import save_file
 from tiny_runs import noise_images, parquet_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
@@ -45,6 +48,27 @@ def test_help_names_every_command():
     assert result.exit_code == 0
     for command in ("train", "evaluate", "run", "convert-reference", "card", "publish"):
         assert re.search(rf"\b{command}\b", result.stdout)
+
+
+def test_the_version_is_that_of_the_package():
+    result = sa_zoo("--version")
+    assert (result.exit_code, result.stdout.strip()) == (0, version("sa_zoo"))
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["publish"]])
+def test_help_appears_within_a_second_of_cpu_time(verb):
+    code = """
+import resource, sys
+from sa_zoo.cli import app
+app(standalone_mode=False)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, {"torch", "timm", "transformers"} & sys.modules.keys())
+"""
+    command = [sys.executable, "-c", code, *verb, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    seconds, heavy = done.stdout.splitlines()[-1].split()
+    assert float(seconds) < 1 and heavy == "set()"
 
 
 def test_training_says_where_the_run_is_and_what_to_do_next(run):
@@ -187,7 +211,8 @@ def test_a_label_column_counts_for_the_data_of_the_run_too(run, tmp_path):
             "error: --data: got nothing, expected a data set, as test_vit is not a run folder",
         ),
         (["no_such", "--data", "digits"], "error: model.name: got no_such"),
-        (["local-dir:nowhere", "--data", "digits"], "error: model: got local-dir:nowhere"),
+        (["local-dir:nowhere", "--data", "digits"], "error: model: got nowhere, which is not"),
+        (["runs/typo"], "error: model: got runs/typo, which is not there; expected a model folder"),
     ],
 )
 def test_a_mistaken_evaluation_is_reported(arguments, said):
@@ -199,14 +224,14 @@ def test_a_mistaken_evaluation_is_reported(arguments, said):
 def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0], folder)
-    (folder / "history.jsonl").write_text('{"epoch": 1}\n')
-    result = sa_zoo("plot", folder)
+    save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
+    result = sa_zoo("explore", folder, "--out", tmp_path / "page.html")
     assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("error: KeyError in run_figures.py, line ")
+    assert result.stderr.startswith("error: TypeError in _tensor.py, line ")
     shown = shlex.split(result.stderr[result.stderr.index("python -X dev") :])
-    assert shown[:6] == ["python", "-X", "dev", "-m", "sa_zoo", "plot"]
-    done = subprocess.run([sys.executable, *shown[1:7]], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("KeyError")
+    assert shown[:6] == ["python", "-X", "dev", "-m", "sa_zoo", "explore"]
+    done = subprocess.run([sys.executable, *shown[1:9]], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.rstrip().splitlines()[-1].startswith("TypeError")
 
 
 @pytest.mark.parametrize(
@@ -214,15 +239,15 @@ def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_
     [
         (
             "model.args={ depth = 0 }",
-            r"in_chans, .*depth, hidden_dim: got \(.*, 0, .*\), expected positive",
+            r"in_chans, .*depth, .*hidden_dim: got \(.*, 0, .*\), expected positive",
         ),
         (
             "model.args={ num_heads = 0.5 }",
-            "model.args: got what sa_quadratic_tiny_cifar cannot be built with: .*Error",
+            r"in_chans, .*num_heads, .*: got \(.*, 0\.5, .*\), expected positive whole numbers",
         ),
         (
             "model.args={ nosuch = 1 }",
-            "model.args: got what .* cannot be built with: TypeError: .*nosuch",
+            "model.args: got arguments that .* cannot be built with: TypeError: .*nosuch",
         ),
         ("model.args={ source = 'x' }", "model.args.source: got 'x', expected nothing"),
     ],
@@ -311,17 +336,17 @@ def test_a_converted_run_is_measured_on_the_data_as_the_run_calls_it(tmp_path):
     assert "report.md" in read_manifest(tmp_path / "out")
 
 
-def test_a_conversion_that_cannot_be_measured_leaves_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("data", "said"), [("./nowhere", "got ./nowhere"), ("digits", "got 10 classes, expected 7")]
+)
+def test_a_conversion_that_cannot_be_measured_is_kept(tmp_path, data, said):
     source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
     (source / "train.toml").unlink()
-    for data, said in (
-        ("./nowhere", "got ./nowhere"),
-        ("digits", "got 10 classes"),
-        ("./nowhere", "got ./nowhere"),
-    ):
-        result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
-        assert result.exit_code == 1 and said in result.stderr, result.output
-        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    result = sa_zoo("convert", source, "--out", tmp_path / "out", "--data", data)
+    assert result.exit_code == 1 and said in result.stderr, result.output
+    assert f"the conversion is in {tmp_path / 'out'}" in result.stderr
+    assert sa_zoo("publish", tmp_path / "out", "--repo-id", "you/x", "--dry-run").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
 def test_converting_an_unknown_model_is_reported(tmp_path):
@@ -370,14 +395,16 @@ def test_a_card_can_be_rendered_again_and_gives_the_same_bytes(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["card", "nowhere"], "folder: got nowhere, expected the folder of a model"),
-        (["publish", "nowhere", "--repo-id", "you/x"], "got nowhere, which is not a folder"),
+        (["card", "nowhere"], "model: got nowhere, which is not there; expected a model folder"),
+        (["publish", "nowhere", "--repo-id", "you/x"], "model: got nowhere, which is not there"),
+        (["finish", "nowhere", "--out", "OUT"], "model: got nowhere, which is not there"),
     ],
 )
-def test_a_folder_that_is_not_there_is_reported(arguments, said):
-    result = sa_zoo(*arguments)
+def test_a_folder_that_is_not_there_is_reported(arguments, said, tmp_path):
+    result = sa_zoo(*(str(tmp_path / "out") if each == "OUT" else each for each in arguments))
     assert result.exit_code == 1
     assert f"error: {said}" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_network_of_this_package_is_left_as_a_folder_of_transformers_too(tmp_path):

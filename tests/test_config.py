@@ -28,7 +28,10 @@ def with_key(dotted: str, value: object) -> dict:
 @pytest.mark.parametrize(
     ("dotted", "value", "said"),
     [
-        ("train.epoch", 3, ["train.epoch: got an unknown key", "did you mean epochs?"]),
+        ("train.epoch", 3, ["train.epoch: got an unknown key", "did you mean train.epochs?"]),
+        ("train.lr", 0.1, ["train.lr: got an unknown key", "did you mean optim.lr?"]),
+        ("optim.cutmx", 1.0, ["optim.cutmx: got an unknown key", "did you mean augment.cutmix?"]),
+        ("model.nam", "a", ["model.nam: got an unknown key", "did you mean model.name?"]),
         ("optim.learning_rate", 0.1, ["optim.learning_rate", "expected one of", "lr"]),
         ("train.epochs", "3", ["train.epochs: got '3'", "expected a valid integer"]),
         ("train.epochs", 0, ["train.epochs: got 0", "expected greater than or equal to 1"]),
@@ -38,7 +41,7 @@ def with_key(dotted: str, value: object) -> dict:
         (
             "train.precision",
             "bf61",
-            ["train.precision: got 'bf61'", "expected 'no', 'bf16' or 'fp16'", "mean bf16?"],
+            ["train.precision: got 'bf61'", "'no', 'bf16' or 'fp16'", "mean bf16?"],
         ),
         ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
         ("model.args", 3, ["model.args: got 3", "expected a table"]),
@@ -125,7 +128,8 @@ def test_overrides_apply_in_order_and_are_toml_or_else_text(tmp_path):
         ("=3", "expected key=value"),
         ("train..epochs=3", "expected key=value"),
         ("train.epochs.more=3", "train.epochs is not a table"),
-        ("train.epohcs=3", "did you mean epochs?"),
+        ("train.epohcs=3", "did you mean train.epochs?"),
+        ("lr=3", "did you mean optim.lr?"),
         ("train.epochs=many", "got 'many'"),
     ],
 )

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import timm
-from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from sa_zoo.models.configuration_sa import SAConfig
+from sa_zoo.models.variants import TERMS
 
 SIZES = {
     "hidden_size": 23,
@@ -23,19 +23,7 @@ def written(config, folder):
     return json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "attention_type",
-    [
-        "quadratic",
-        "quadratic_gen",
-        "quadratic_kernel",
-        "learned",
-        "content",
-        "eq8",
-        "absolute",
-        "mixed",
-    ],
-)
+@pytest.mark.parametrize("attention_type", TERMS)
 def test_timm_builds_the_network_that_a_written_configuration_describes(attention_type, tmp_path):
     written(
         SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **SIZES), tmp_path
@@ -79,6 +67,18 @@ def test_labels_go_to_timm_in_the_order_of_their_numbers():
     assert config.to_dict()["label_names"] == [f"class {index}" for index in range(11)]
 
 
+def test_attention_types_are_the_middle_of_timm_names():
+    assert set(TERMS) == {
+        "quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"
+    }  # fmt: skip
+    for attention_type in TERMS:
+        config = SAConfig(attention_type=attention_type)
+        fixed = config.to_dict()["pretrained_cfg"]["fixed_input_size"]
+        name = f"sa_{attention_type}_cifar"
+        assert config.architecture == name
+        assert timm.get_pretrained_cfg(name).fixed_input_size == fixed
+
+
 def test_what_timm_would_pass_twice_stays_out_of_model_args():
     assert "num_classes" not in SAConfig(**SIZES).to_dict()["model_args"]
 
@@ -110,5 +110,7 @@ def test_fewer_layers_have_fewer_stages():
 
 
 def test_an_unknown_attention_type_is_named():
-    with pytest.raises(StrictDataclassFieldValidationError, match="attention_type"):
+    with pytest.raises(
+        ValueError, match="attention_type: got 'linear', expected one of quadratic, "
+    ):
         SAConfig(attention_type="linear")

@@ -5,13 +5,13 @@ import json
 import pytest
 import timm
 import torch
-from model_folders import make_run
+from model_folders import load_model, make_run
 from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 from transformers import TimmWrapperConfig
 
-from sa_zoo.folders.opened import load_model
-from sa_zoo.interchange.converted_cnn import convert_to_folder
+from sa_zoo.folders.opened import open_folder
+from sa_zoo.interchange.converted_cnn import write_converted
 
 
 @pytest.fixture
@@ -38,6 +38,11 @@ def run(tmp_path):
     return make
 
 
+def write(source, folder, **arguments):
+    folder.mkdir()
+    return write_converted(open_folder(source), folder, **arguments)
+
+
 @pytest.mark.parametrize(
     ("name", "backbone"),
     [("resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"), ("test_resnet", "mhsa_network")],
@@ -45,7 +50,7 @@ def run(tmp_path):
 @pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*", "content": True}])
 def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, tmp_path):
     network, source = run(name, num_classes=7)
-    report = convert_to_folder(str(source), tmp_path / "converted", **arguments)
+    report = write(source, tmp_path / "converted", **arguments)
     loaded = timm.create_model(f"local-dir:{tmp_path / 'converted'}", pretrained=True).eval()
     x = torch.randn(2, *network.pretrained_cfg["input_size"])
     difference = (loaded(x) - network(x)).abs().max() / network(x).abs().max()
@@ -55,13 +60,11 @@ def test_the_folder_loads_as_the_same_function(name, backbone, arguments, run, t
         "model.safetensors",
         "config.json",
         "report.md",
-        "report.json",
         "metrics.json",
     }
     config = json.loads(written["config.json"].read_text())
     assert config["architecture"] == backbone and "num_classes" not in config["model_args"]
     assert config["model_args"]["alpha"] == arguments.get("alpha", 46.0)
-    assert json.loads(written["report.json"].read_text())["logits"] == report.logits
     assert written["report.md"].read_text() == report.table()
     metrics = json.loads(written["metrics.json"].read_text())
     assert metrics["model"] == backbone and metrics["conversion"]["logits"] == report.logits
@@ -74,7 +77,7 @@ def test_a_cnn_of_the_hub_is_the_base_model(run, tmp_path):
     for name, revision in (None, ""), ("somebody/cnn", "@v1"):
         config["pretrained_cfg"]["hf_hub_id"] = name and name + revision
         (source / "config.json").write_text(json.dumps(config))
-        convert_to_folder(str(source), tmp_path / f"of-{name is None}")
+        write(source, tmp_path / f"of-{name is None}")
         assert json.loads((tmp_path / f"of-{name is None}" / "metrics.json").read_text())[
             "base_model"
         ] == (name or "")
@@ -84,21 +87,26 @@ def test_classes_keep_their_names_in_both_libraries(run, tmp_path):
     network, source = run("resnet_tiny_cifar")
     names = list("abcdefghij")
     save_config_for_hf(network, str(source / "config.json"), {"label_names": names})
-    convert_to_folder(str(source), tmp_path / "converted")
+    write(source, tmp_path / "converted")
     assert list(load_model(str(tmp_path / "converted")).pretrained_cfg["label_names"]) == names
     config = TimmWrapperConfig.from_pretrained(tmp_path / "converted")
     assert [config.id2label[index] for index in range(10)] == names
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is(run, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"alpha": float("inf")}, "alpha: got inf"), ({"layers": "nothing"}, "layers: got 'nothing'")],
+)
+def test_a_conversion_that_cannot_be_written_is_refused_before_anything_is(
+    run, tmp_path, arguments, said
+):
     _, source = run("resnet_tiny_cifar")
-    with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"):
-        convert_to_folder(str(source), source)
-    with pytest.raises(ValueError, match="alpha: got inf"):
-        convert_to_folder(str(source), tmp_path / "converted", alpha=float("inf"))
-    with pytest.raises(ValueError, match="layers: got 'nothing'"):
-        convert_to_folder(str(source), tmp_path / "converted", layers="nothing")
+    with pytest.raises(ValueError, match=said):
+        write(source, tmp_path / "converted", **arguments)
+    assert list((tmp_path / "converted").iterdir()) == []
+
+
+def test_a_network_of_attention_is_not_converted(tmp_path):
     attention = make_run(tmp_path / "attention", "sa_quadratic_tiny_cifar", depth=1)
     with pytest.raises(ValueError, match="which is a network of attention, expected a CNN"):
-        convert_to_folder(str(attention), tmp_path / "converted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["attention", "resnet_tiny_cifar"]
+        write(attention, tmp_path / "converted")

@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from numpy_convolution import attention, padded, probabilities
-from random_layers import layers
+from random_layers import CONVOLUTIONS, layers
 from timm.layers.conv2d_same import Conv2dSame
 from torch import nn
 
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
+from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import DULLEST, exact_heads, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
@@ -51,14 +52,14 @@ def test_heads_are_kernel_pixels_in_row_major_order():
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(layers())
-def test_the_hard_limit_and_the_explicit_softmax_are_the_convolution(drawn):
+def test_the_hard_limit_and_the_definition_are_the_convolution(drawn):
     x = drawn.inputs(batch=2)
     expected = drawn.conv(x)
     for alpha in (46.0, INFINITY):
         layer = attention_from_conv(drawn.conv, alpha)
         assert isinstance(layer, HardAttention)
         assert torch.equal(layer(x), expected)
-        assert torch.allclose(layer.explicit(x), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(layer.definition(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +79,9 @@ def test_the_layer_is_what_the_paper_defines(conv, image, alpha):
     with torch.no_grad():
         layer.Delta.add_(torch.randn_like(layer.Delta))
         layer.alpha.mul_(torch.rand_like(layer.alpha) + 0.5)
-        layer.settle()
         x = torch.randn(2, conv.in_channels, *image, dtype=torch.float64)
         expected = by_numpy(layer, conv, x)
-        assert np.abs(layer.explicit(x).numpy() - expected).max() < 1e-12
+        assert np.abs(layer.definition(x).numpy() - expected).max() < 1e-12
         assert np.abs(layer(x).numpy() - expected).max() < 1e-12
 
 
@@ -111,7 +111,7 @@ def test_padding_by_name(kernel_size, padding, mode):
     x = torch.randn(2, 2, 11, 13, dtype=torch.float64)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
     soft = attention_from_conv(conv, 3.0)
-    assert torch.allclose(soft(x), soft.explicit(x), atol=1e-12)
+    assert torch.allclose(soft(x), soft.definition(x), atol=1e-12)
 
 
 @pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
@@ -123,7 +123,7 @@ def test_tensorflows_padding_follows_the_image(image, kernel_size, stride, dilat
     x = torch.randn(2, 2, *image, dtype=torch.float64)
     for alpha in (46.0, 3.0):
         layer = attention_from_conv(conv, alpha)
-        assert torch.allclose(layer(x), layer.explicit(x), atol=1e-12)
+        assert torch.allclose(layer(x), layer.definition(x), atol=1e-12)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
 
 
@@ -200,6 +200,16 @@ def test_the_papers_alpha_of_46_is_beyond_rounding_and_short_of_one_hot():
         half = torch.finfo(dtype).eps / 2
         assert missed_attention(torch.zeros(1, 2), torch.tensor([alpha * 1.01])).item() < half
         assert missed_attention(torch.zeros(1, 2), torch.tensor([alpha * 0.99])).item() > half
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_from_alpha_39_on_a_layer_runs_as_its_convolution(axes, dtype):
+    conv = CONVOLUTIONS[axes](2, 3, 3, dtype=dtype)
+    assert type(attention_from_conv(conv, 39.0)) is HardAttention
+    needed = {1: 37.5, 2: 38.2, 3: 38.6}[axes]
+    assert type(attention_from_conv(conv, needed)) is HardAttention
+    assert type(attention_from_conv(conv, needed - 0.1)) is SoftAttention
 
 
 def test_weights_of_a_softer_layer_are_refused_in_the_hard_limit():

@@ -11,6 +11,7 @@ from timm.data import ImageDataset
 from timm.data.random_erasing import RandomErasing
 from tiny_runs import image_folder, noise_images, parquet_folder
 
+from sa_zoo.training import sources
 from sa_zoo.training.augment import (
     CROP_COLUMNS,
     CROP_ROWS,
@@ -335,6 +336,30 @@ def test_a_missing_folder_is_reported(name):
         open_source(DataConfig(name=name))
 
 
+@pytest.mark.parametrize(
+    "name", ["../pets", "../work/../pets", "~/pets", "~/work/../pets", "HOME/work/../pets", "link"]
+)
+def test_a_folder_is_found_by_any_path_to_it(tmp_path, monkeypatch, name):
+    image_folder(tmp_path / "pets", {"cat": 5, "dog": 3})
+    parquet_folder(tmp_path / "cifar", {"train": noise_images(7)})
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "link").symlink_to(tmp_path / "pets")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "work")
+    source = open_source(DataConfig(name=name.replace("HOME", str(tmp_path))))
+    assert (source.name, source.classes, len(source.labels["train"])) == ("pets", ("cat", "dog"), 8)
+    if "link" not in name:
+        parquet = DataConfig(name=name.replace("HOME", str(tmp_path)).replace("pets", "cifar"))
+        assert len(open_source(parquet).images["train"][6].getbands()) == 3
+
+
+def test_a_name_of_an_unknown_user_is_reported():
+    with pytest.raises(
+        FileNotFoundError, match=r"got ~nobody-of-that-name/pets, expected a folder"
+    ):
+        open_source(DataConfig(name="~nobody-of-that-name/pets"))
+
+
 def test_an_empty_folder_is_reported(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"
@@ -383,11 +408,9 @@ def test_an_image_that_is_in_no_folder_of_a_class_is_refused(tmp_path, counts):
         open_source(DataConfig(name=str(image_folder(tmp_path / "images", counts))))
 
 
-def test_a_folder_without_labels_is_reported(tmp_path):
+def test_images_in_less_than_two_folders_are_reported(tmp_path):
     image_folder(tmp_path / "unlabelled", {"train": 3})
-    with pytest.raises(
-        ValueError, match=r"with columns image, expected labels: a folder per class"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"expected images .*: a folder per class, two at"):
         open_source(DataConfig(name=str(tmp_path / "unlabelled")))
 
 
@@ -398,25 +421,54 @@ def test_a_hidden_label_is_reported(tmp_path):
     rows = datasets.Dataset.from_dict({"img": noise_images(2), "label": [1, -1]}, features=features)
     (tmp_path / "hidden").mkdir()
     rows.to_parquet(str(tmp_path / "hidden" / "train.parquet"))
-    with pytest.raises(ValueError, match=r"whose train split has images without a class number"):
+    with pytest.raises(
+        ValueError, match=r"got class -1 in .*hidden, split train, expected a number from 0 to 1"
+    ):
         open_source(DataConfig(name=str(tmp_path / "hidden")))
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # pandas 3.0 under datasets 4.8
-def test_a_data_set_without_images_is_reported(tmp_path):
-    (tmp_path / "train.csv").write_text("a,label\n1,0\n2,1\n")
-    with pytest.raises(ValueError, match=r"with columns a, label, expected one of images"):
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"a": [1, 2], "label": [0, 1]}, "with columns a, label, expected one of images"),
+        ({"a": noise_images(2), "b": noise_images(2)}, "with columns a, b, expected one of images"),
+        ({"a": noise_images(2), "b": [0, 1]}, "with columns a, b, expected labels, or data.label"),
+    ],
+)
+def test_a_table_without_images_or_labels_is_reported(tmp_path, columns, said):
+    datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "train.parquet"))
+    with pytest.raises(ValueError, match=said):
         open_source(DataConfig(name=str(tmp_path)))
 
 
 def test_a_data_set_without_training_images_can_be_tested_on(tmp_path):
-    folder = parquet_folder(tmp_path / "tiny", {"test": noise_images(5)})
-    found = read(folder)
+    found = read(parquet_folder(tmp_path / "tiny", {"test": noise_images(5)}))
     assert [len(found[name]) for name in ("train", "validation", "test")] == [0, 0, 5]
-    files = "- config_name: default\n  data_files:\n  - split: extra\n    path: test-*.parquet"
-    (folder / "README.md").write_text(f"---\nconfigs:\n{files}\n---\n")
-    with pytest.raises(ValueError, match=r"with splits extra, expected train or test"):
-        open_source(DataConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (["train", "test"], {"train": 1, "test": 2}),
+        (["data/train-0", "data/train-1", "data/validation-0"], {"train": 3, "test": 3}),
+        (["Train/0", "test/0", "val/0"], {"train": 1, "test": 2}),
+        (["images", "more"], {"train": 3}),
+        (["train", "extra"], {"train": 1}),
+        (["a[1]/train*", "a[1]/test"], {"train": 1, "test": 2}),
+    ],
+)
+def test_parquet_files_belong_to_the_split_that_they_or_their_folders_name(tmp_path, names, sizes):
+    for n, name in enumerate(names, start=1):
+        folder = parquet_folder(tmp_path / "one", {"some": noise_images(n)})
+        (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        next(folder.iterdir()).rename(tmp_path / "all" / f"{name}.parquet")
+    source = open_source(DataConfig(name=str(tmp_path / "all")))
+    assert {split: len(labels) for split, labels in source.labels.items()} == sizes
+
+
+def test_a_data_set_without_a_known_split_is_reported():
+    with pytest.raises(ValueError, match=r"got you/images with splits a, b, expected train or te"):
+        sources._train_and_test({"a": None, "b": None}, "you/images")
 
 
 @pytest.mark.filterwarnings(

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 import transformers
+from model_folders import load_model
 from packaging.version import Version
 from PIL import Image
 from safetensors.torch import load_file
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.publishing.card import render_card
 from sa_zoo.training.config import load_config
@@ -150,4 +151,5 @@ def test_config_metrics_and_card_of_an_earlier_version_are_read():
     assert load_config(RUN / "train.toml").model.args["img_size"] == [12, 20]
     assert read_metrics(RUN).test.n == 359
     assert read_metrics(CONVERTED).conversion.alpha == 3.0
-    assert "359" in render_card(RUN) and "alpha 3.0, with content terms" in render_card(CONVERTED)
+    assert "359" in render_card(open_folder(RUN))
+    assert "alpha 3.0, with content terms" in render_card(open_folder(CONVERTED))

@@ -9,11 +9,11 @@ from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
 from torch import nn
 
 from sa_zoo.folders.metrics import Scores
-from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import evaluate, evaluate_source
+from sa_zoo.training.evaluate import evaluate, evaluate_opened
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.splits import Split
 
@@ -146,7 +146,7 @@ def test_the_model_keeps_its_mode(answers):
 
 
 def test_a_run_folder_is_evaluated_on_its_data(run_folder):
-    found = evaluate_source(str(run_folder), DataConfig(name="digits"))
+    found = evaluate_opened(open_model(str(run_folder)), DataConfig(name="digits"))
     assert found.data == "digits"
     assert found.test.n == 359
     assert 0.0 <= found.test.top1 < 0.5
@@ -171,18 +171,18 @@ def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folde
 
 
 def test_other_names_of_classes_are_said(run_folder, tmp_path, caplog):
-    evaluate_source(str(run_folder), DataConfig(name="digits"))
+    evaluate_opened(open_model(str(run_folder)), DataConfig(name="digits"))
     assert not caplog.text
     images = {split: noise_images(10) for split in ("train", "test")}
     folder = parquet_folder(tmp_path / "ten", images, classes=10)
-    evaluate_source(str(run_folder), DataConfig(name=str(folder)))
+    evaluate_opened(open_model(str(run_folder)), DataConfig(name=str(folder)))
     assert "classes are matched by number: the model's 0 is label 0 in ten" in caplog.text
 
 
 def test_another_number_of_classes_is_reported(run_folder, tmp_path):
     folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
     with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):
-        evaluate_source(str(run_folder), DataConfig(name=str(folder)))
+        evaluate_opened(open_model(str(run_folder)), DataConfig(name=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -193,19 +193,19 @@ def test_another_number_of_classes_is_reported(run_folder, tmp_path):
             ValueError,
             r"got test_vti, expected a model folder or a timm name \(did you mean test_vit",
         ),
-        ("local-dir:nowhere", FileNotFoundError, "expected a model folder, with config.json in it"),
+        ("local-dir:nowhere", FileNotFoundError, "which is not there; expected a model folder"),
         ("test_resnet.none", FileNotFoundError, "weights: got none from test_resnet.none"),
     ],
 )
 def test_a_model_that_is_not_there_is_reported(source, error, said):
     with pytest.raises(error, match=said):
-        load_model(source)
+        open_model(source)
 
 
 def test_a_folder_without_weights_is_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((run_folder / "config.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="weights: got none from"):
-        load_model(str(tmp_path))
+        open_model(str(tmp_path))
 
 
 def test_truncated_weights_are_reported(run_folder, tmp_path):
@@ -214,7 +214,7 @@ def test_truncated_weights_are_reported(run_folder, tmp_path):
         (run_folder / "model.safetensors").read_bytes()[:-5]
     )
     with pytest.raises(ValueError, match="weights: got a truncated or damaged file"):
-        load_model(str(tmp_path))
+        open_model(str(tmp_path))
 
 
 def test_weights_of_another_model_are_reported(run_folder, tmp_path):
@@ -223,4 +223,4 @@ def test_weights_of_another_model_are_reported(run_folder, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((run_folder / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match="weights: got those of another model"):
-        load_model(str(tmp_path))
+        open_model(str(tmp_path))

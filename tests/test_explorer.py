@@ -2,9 +2,14 @@
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -21,9 +26,11 @@ from typer.testing import CliRunner
 
 import sa_zoo  # registers the names
 from sa_zoo.analysis import explorer
+from sa_zoo.analysis.explored_layers import value_norms, values_of
 from sa_zoo.analysis.explorer import explore
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
+from sa_zoo.folders.opened import open_model
 from sa_zoo.verbs.explore import explore_source, write_explorer
 from sa_zoo.verbs.fit import fit
 
@@ -47,16 +54,15 @@ VARIANTS = (
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def chromium_of_module(tmp_path_factory):
     with chromium(tmp_path_factory.mktemp("downloads")) as opened:
         yield opened
 
 
-@pytest.fixture(autouse=True)
-def no_complaints(request):
-    yield
-    if "browser" in request.fixturenames:
-        assert request.getfixturevalue("browser").complaints() == []
+@pytest.fixture
+def browser(chromium_of_module):
+    yield chromium_of_module
+    assert chromium_of_module.complaints() == []
 
 
 def network(variant="quadratic", **arguments):
@@ -427,13 +433,36 @@ def test_nothing_in_a_model_becomes_script(browser, tmp_path):
     assert attack.replace(".", "") in browser.run("explorer.data.layers[0].name")
 
 
-def test_without_a_browser_the_tests_fail_and_name_the_packages(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(pytest.fail.Exception, match="apt-get install chromium chromium-driver"),
-        chromium(tmp_path),
-    ):
-        pass
+NEEDS_BROWSER = """
+import pytest
+from browser import chromium
+
+@pytest.fixture
+def browser(tmp_path):
+    with chromium(tmp_path) as opened:
+        yield opened
+
+def test_one(browser): ...
+def test_another(browser): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("CI", "summary"), [("", r"SKIPPED \[2\] test_needs.py: {}"), ("true", "AssertionError: {}")]
+)
+def test_without_a_browser_tests_are_skipped_but_fail_in_ci(CI, summary, tmp_path):
+    (tmp_path / "test_needs.py").write_text(NEEDS_BROWSER)
+    tests = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-ra", "test_needs.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": "", "PYTHONPATH": tests, "CI": CI},
+        capture_output=True,
+        text=True,
+    )
+    said = "chromium and chromedriver not found; apt-get install chromium chromium-driver"
+    assert re.search(summary.format(said), done.stdout), done.stdout
+    assert done.returncode == (1 if CI else 0)
 
 
 def test_the_page_allows_no_connection(browser, page):
@@ -614,6 +643,24 @@ def test_the_command_shows_test_images_or_files_and_refuses_others(run, browser,
     assert "expected a picture" in refused.output
 
 
+def test_a_missing_folder_is_named(run, tmp_path):
+    page = tmp_path / "nowhere" / "page.html"
+    refused = CliRunner().invoke(app, ["explore", str(run), "--out", str(page)])
+    assert refused.exit_code == 1
+    assert f"out: got {page}, expected an existing folder {page.parent}" in refused.output
+
+
+def test_norms_of_value_matrices_are_exact_for_the_largest_layers():
+    """Sums of 262,144 products, of which some processors lose three digits in float32."""
+    torch.manual_seed(0)
+    layer = sa_zoo.attention_from_conv(torch.nn.Conv2d(512, 512, 3), 46.0)
+    W = layer.W_val().detach().double().flatten(2).permute(2, 0, 1).numpy()  # (N_h, D_out, D_in)
+    found = value_norms(values_of(layer))
+    expected = [[(W[g] * W[h]).sum() for h in range(9)] for g in range(9)]
+    np.testing.assert_allclose(found["gram"], expected, rtol=1e-6)
+    np.testing.assert_allclose(found["norms"], abs(W).sum(axis=2).T, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "size"), [({"in_chans": 1}, [1, 28, 20]), ({"img_size": (36, 44)}, [3, 36, 44])]
 )
@@ -650,5 +697,6 @@ def test_images_of_another_kind_are_refused(images, got):
 
 
 def test_a_network_without_attention_gets_no_page(tmp_path):
-    assert write_explorer(make_run(tmp_path / "run", "resnet_tiny_cifar"), "run") is None
-    assert not (tmp_path / "run" / "explorer.html").exists()
+    folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
+    assert write_explorer(open_model(str(folder))) is None
+    assert not (folder / "explorer.html").exists()

@@ -13,17 +13,16 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.figures import comparisons, draw_figures, figures_of, gaussian_layers
+from sa_zoo.analysis.figures import draw_figures, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.run_figures import (
-    accuracy_against_work,
     confusion,
-    convolved,
     learning_curves,
     reliability,
 )
 from sa_zoo.cli import app
+from sa_zoo.folders.opened import open_model
 
 DETAIL = {
     "confusion_matrix": [[5, 2, 0], [1, 6, 0], [3, 0, 8]],
@@ -36,7 +35,7 @@ SMALL = {"embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}
 @pytest.fixture
 def run(tmp_path):
     """A run of a quadratic model, with everything that a run of today records."""
-    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", num_classes=3, **SMALL)
     (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": TEST | DETAIL}))
     weights = {
         key: value
@@ -54,13 +53,13 @@ QUADRATIC = ["learning_curve", "head_positions", "head_paths", "head_maps", "hea
 
 
 def test_a_quadratic_run_gets_all_figures_and_the_same_bytes_each_time(run):
-    drawn = draw_figures(run)
+    drawn = draw_figures(open_model(str(run)))
     assert [path.stem for path in drawn] == [*QUADRATIC, "confusion_matrix", "reliability"]
     for path in drawn:
         assert imread(path)[..., :3].std() > 0.05, "not blank"
         assert 300 <= imread(path).shape[1] <= 1200, "of a width that a card shows"
     first = [path.read_bytes() for path in drawn]
-    assert [path.read_bytes() for path in draw_figures(run)] == first
+    assert [path.read_bytes() for path in draw_figures(open_model(str(run)))] == first
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,10 @@ def test_a_quadratic_run_gets_all_figures_and_the_same_bytes_each_time(run):
 def test_an_older_run_gets_the_figures_that_it_has_data_for(tmp_path, name, figures):
     sizes = SMALL if name.startswith("sa_") else {}
     folder = make_run(tmp_path / "run", name, **sizes)
-    assert [path.stem for path in draw_figures(folder)] == ["learning_curve", *figures]
+    assert [path.stem for path in draw_figures(open_model(str(folder)))] == [
+        "learning_curve",
+        *figures,
+    ]
 
 
 def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
@@ -84,47 +86,10 @@ def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
         {f"blocks.{i}.attn": np.random.rand(3, 8, 8) for i in range(2)},
         folder / "attention.safetensors",
     )
-    assert [path.stem for path in draw_figures(folder)] == ["learning_curve", "head_maps"]
-
-
-def test_the_command_writes_figures_of_each_run_and_of_all_together(tmp_path):
-    runs = []
-    for seed in (0, 1):
-        runs.append(make_run(tmp_path / f"seed{seed}", "resnet_tiny_cifar"))
-        metrics = {**METRICS, "model": "tiny", "test": TEST | DETAIL, "train": {"pflop": 0.3}}
-        (runs[-1] / "metrics.json").write_text(json.dumps(metrics))
-        (runs[-1] / "train.toml").write_text(f"[train]\nseed = {seed}\n")
-    result = CliRunner().invoke(app, ["plot", *map(str, runs), "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    names = [
-        f"{name}.{kind}"
-        for name in ("learning_curve", "confusion_matrix", "reliability")
-        for kind in ("png", "svg")
+    assert [path.stem for path in draw_figures(open_model(str(folder)))] == [
+        "learning_curve",
+        "head_maps",
     ]
-    together = [
-        f"{name}.{kind}"
-        for name in ("learning_curves", "accuracy_against_work")
-        for kind in ("png", "svg")
-    ]
-    expected = {tmp_path / "out" / f"seed{seed}" / name for name in names for seed in (0, 1)}
-    assert set((tmp_path / "out").rglob("*.*")) == expected | {
-        tmp_path / "out" / name for name in together
-    }
-    assert not (runs[0] / "figures").exists()
-    legend = comparisons(runs)["learning_curves"].axes[0].get_legend_handles_labels()[1]
-    assert legend == ["tiny, 2 seeds: training, augmented", "tiny, 2 seeds: held out"]
-
-
-@pytest.mark.parametrize(
-    ("runs", "said"), [(["none"], "run: got"), (["a/run", "b/run"], "expected different names")]
-)
-def test_folders_that_are_no_runs_or_have_one_name_are_refused(tmp_path, runs, said):
-    for name in runs:
-        if "/" in name:
-            make_run(tmp_path / name, "resnet_tiny_cifar")
-    folders = [str(tmp_path / name) for name in runs]
-    result = CliRunner().invoke(app, ["plot", *folders, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 1 and said in result.output and not (tmp_path / "out").exists()
 
 
 def test_the_figures_of_one_layer_and_one_epoch_are_whole():
@@ -137,19 +102,19 @@ def test_the_figures_of_one_layer_and_one_epoch_are_whole():
             and 0 <= extent.y0 <= extent.y1 <= figure.bbox.height
         )
     line = {"epoch": 1, "loss": 0.5, "top1": 0.75}
-    for axes in learning_curves({"": [[line]]}).axes:
+    for axes in learning_curves([line]).axes:
         assert all(float(tick).is_integer() for tick in axes.xaxis.get_major_locator()())
 
 
 def test_a_truncated_file_is_named(run):
-    weights = run / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"model\.safetensors: got a truncated or damaged file"):
-        figures_of(run)
+    recorded = run / "heads.safetensors"
+    recorded.write_bytes(recorded.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"heads\.safetensors: got a truncated or damaged file"):
+        figures_of(open_model(str(run)))
 
 
 def test_the_curves_hold_the_history():
-    loss, accuracy = learning_curves({"": [EPOCHS]}).axes
+    loss, accuracy = learning_curves(EPOCHS).axes
     training, held_out = loss.get_lines()
     assert training.get_ydata().tolist() == [line["loss"] for line in EPOCHS]
     assert held_out.get_ydata().tolist() == [line["validation"]["loss"] for line in EPOCHS]
@@ -158,31 +123,11 @@ def test_the_curves_hold_the_history():
     )
 
 
-def test_a_band_goes_from_the_lowest_to_the_highest_seed():
-    runs = [
-        [{"epoch": epoch, "loss": epoch * factor, "top1": 0.5} for epoch in (1, 2)]
-        for factor in (1.0, 2.0, 6.0)
-    ]
-    loss = learning_curves({"a": runs, "b": [EPOCHS]}).axes[0]
-    assert loss.get_lines()[0].get_ydata().tolist() == [3.0, 6.0]
-    band = loss.collections[0].get_paths()[0].vertices
-    assert {tuple(point) for point in band} == {(1, 1), (2, 2), (1, 6), (2, 12)}
-    assert len(loss.collections) == 1, "no band for a single run"
-
-
 def test_a_history_without_held_out_images_has_one_curve():
     history = [
         {key: value for key, value in line.items() if key != "validation"} for line in EPOCHS
     ]
-    assert [len(axes.get_lines()) for axes in learning_curves({"": [history]}).axes] == [1, 1]
-
-
-def test_accuracy_is_drawn_against_work_in_percent():
-    axes = accuracy_against_work({"a": [(3.0, 0.9), (1.0, 0.8)], "b": [(7.0, 0.7)]}).axes[0]
-    assert [line.get_xydata().tolist() for line in axes.get_lines()] == [
-        [[1, 80], [3, 90]],
-        [[7, 70]],
-    ]
+    assert [len(axes.get_lines()) for axes in learning_curves(history).axes] == [1, 1]
 
 
 def test_rows_of_the_confusion_matrix_are_shares_of_the_true_class():
@@ -200,12 +145,6 @@ def test_the_reliability_diagram_has_a_point_and_a_bar_per_bin():
     upper, lower = reliability(DETAIL["calibration_curve"], 0.07).axes
     assert upper.get_lines()[-1].get_xydata().tolist() == [[0.41, 0.37], [0.83, 0.91]]
     assert [bar.get_height() for bar in lower.patches] == [7, 18] and "7.0 %" in upper.get_title()
-
-
-def test_the_figure_of_convolutions_has_the_accuracies():
-    one, every = convolved(0.8, {3: [0.5, 0.6], 5: [0.7, 0.75]}, {3: 0.4, 5: 0.65}).axes
-    assert [line.get_ydata()[0] for line in one.get_lines()] == pytest.approx([80, 50, 70])
-    assert [line.get_ydata()[0] for line in every.get_lines()] == pytest.approx([80, 40, 65])
 
 
 def rendered(figure):
@@ -308,16 +247,13 @@ def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a
 def test_nothing_is_drawn_through_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
-    for verb in ("card", "plot"):
-        result = CliRunner().invoke(app, [verb, str(run)])
-        assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
+    result = CliRunner().invoke(app, ["card", str(run)])
+    assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
     assert not list((tmp_path / "outside").iterdir())
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "7", "{"])
 def test_a_history_that_is_not_json_is_reported(run, line):
     (run / "history.jsonl").write_text(f"{line}\n")
-    result = CliRunner().invoke(app, ["plot", str(run)])
-    assert result.exit_code == 1 and f"error: {run}/history.jsonl: got" in result.stderr, (
-        result.exception
-    )
+    result = CliRunner().invoke(app, ["card", str(run)])
+    assert result.exit_code == 1 and f"{run}/history.jsonl: got" in result.stderr, result.exception

@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from model_folders import make_run
+from test_paper_checkpoint import reference_state, saved
 from tiny_runs import tiny_config
 from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.cli import app
 from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import open_folder, open_model
 from sa_zoo.training.config import DataConfig, dump_config
-from sa_zoo.training.evaluate import evaluate_source
+from sa_zoo.training.evaluate import evaluate_opened
+from sa_zoo.verbs.convert import convert, convert_reference
 from sa_zoo.verbs.fit import fit
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +90,47 @@ def test_a_run_from_python_leaves_the_folder_of_the_command_byte_for_byte(run, t
     } <= set(ours)
 
 
+def files(folder):
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("data", ["", "digits"])
+def test_a_conversion_from_python_leaves_the_folder_of_the_command_byte_for_byte(tmp_path, data):
+    cnn = make_run(tmp_path / "cnn", "resnet_tiny_cifar", channels=(3, 3, 5, 5))
+    (cnn / "train.toml").unlink()
+    python, command = tmp_path / "python" / "out", tmp_path / "command" / "out"
+    converted, report = convert(str(cnn), python, alpha=7.0, data=data)
+    result = CliRunner().invoke(
+        app, ["convert", str(cnn), "--out", str(command), "--alpha", "7", "--data", data]
+    )
+    assert result.exit_code == 0, result.output
+    assert files(python) == files(command)
+    assert {"README.md", "explorer.html", "report.md", "sha256.json"} <= files(python).keys()
+    assert result.stdout.startswith(report.table())
+    assert result.stdout.splitlines()[-1].startswith("test accuracy 0.") == bool(data)
+    assert converted.folder == python and bool(converted.metrics.test) == bool(data)
+    if data:
+        before = evaluate_opened(open_folder(cnn), DataConfig(name=data)).test
+        after = evaluate_opened(open_folder(python), DataConfig(name=data)).test
+        assert before.loss != after.loss
+        assert (converted.metrics.baseline.test, converted.metrics.test) == (before, after)
+    assert open_folder(python).metrics == converted.metrics
+
+
+def test_a_checkpoint_of_the_paper_becomes_a_complete_folder_from_python_too(tmp_path):
+    path = saved(reference_state("isotropic"), tmp_path / "final.checkpoint")
+    model = "sa_quadratic_cifar"
+    python, command = tmp_path / "python" / "out", tmp_path / "command" / "out"
+    converted = convert_reference(path, model, python)
+    result = CliRunner().invoke(
+        app, ["convert-reference", str(path), "--model", model, "--out", str(command)]
+    )
+    assert result.exit_code == 0, result.output
+    assert files(python) == files(command) and converted.folder == python
+    assert {"README.md", "explorer.html", "modeling_sa.py", "sha256.json"} <= files(python).keys()
+
+
 @pytest.mark.parametrize(
     "kind", ["quadratic_gen", "quadratic_kernel", "learned", "content", "absolute", "eq8", "mixed"]
 )
@@ -116,7 +161,7 @@ def test_a_run_is_evaluated_as_it_was_trained_with_and_without_its_config(run):
     config, out = run
     reported = read_metrics(out).test
     for data in (config.data, DataConfig(name="digits")):
-        assert evaluate_source(str(out), data, detail=True).test == reported
+        assert evaluate_opened(open_model(str(out)), data, detail=True).test == reported
 
 
 def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_path):

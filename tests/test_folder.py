@@ -11,21 +11,22 @@ from damage import flip
 from model_folders import make_run
 from safetensors.torch import save
 
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_sums
 from sa_zoo.publishing.card import published_card, write_card
-from sa_zoo.publishing.folder import check_complete, check_folder, check_loads, read_manifest
+from sa_zoo.publishing.folder import check_folder, check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.training.config import DataConfig
 
 
 def check(run):
-    return check_folder(run, read_manifest(run))
+    return check_folder(open_folder(run), read_manifest(run))
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
     folder = make_run(tmp_path_factory.mktemp("runs") / "test_vit", "test_vit", num_classes=7)
-    write_card(folder)
+    write_card(open_folder(folder))
     return folder
 
 
@@ -35,7 +36,6 @@ def run(finished_run, tmp_path):
 
 
 def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
-    check_complete(run)
     assert check(run).shape == (2, 7)
     assert read_manifest(run)["README.md"] == (run / "README.md").read_bytes()
 
@@ -43,17 +43,8 @@ def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
 @pytest.mark.parametrize("name", ["config.json", "metrics.json", "model.safetensors"])
 def test_an_unfinished_run_is_refused(run, name):
     (run / name).unlink()
-    with pytest.raises(
-        ValueError, match=f"without {re.escape(name)}, expected the folder of a finished run"
-    ):
-        check_complete(run)
-
-
-def test_something_that_is_no_folder_is_refused(run):
-    with pytest.raises(
-        ValueError, match=r"which is not a folder, expected the folder of a finished run"
-    ):
-        check_complete(run / "config.json")
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(name)):
+        publish(open_folder(run), "you/test-vit", dry_run=True)
 
 
 def test_a_header_whose_size_reads_like_a_pickle_is_none(run):
@@ -62,11 +53,11 @@ def test_a_header_whose_size_reads_like_a_pickle_is_none(run):
     content = save({"Delta": torch.ones(3)}, {"x": "y" * sizes[8 + 640 + 12]})
     assert content.startswith(b"\x80\x02")
     (run / "heads.safetensors").write_bytes(content)
-    check_folder(run, read_manifest(run))
+    check(run)
     for disguised in (content[:-1], content[:8] + b"{}q\x00."):
         (run / "heads.safetensors").write_bytes(disguised)
         with pytest.raises(ValueError, match=r"got a pickle or an archive in heads\.safetensors"):
-            check_folder(run, read_manifest(run))
+            check(run)
 
 
 @pytest.mark.parametrize("content", [b"\x80\x04\x95", b"PK\x03\x04archive/data.pkl"])
@@ -108,7 +99,7 @@ def test_a_config_that_points_elsewhere_or_breaks_transformers_is_refused(run, k
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(ValueError, match=words):
-        published_card(run, "you/test-vit")
+        published_card(open_folder(run), "you/test-vit")
         check(run)
 
 
@@ -118,7 +109,7 @@ def test_different_logits_from_the_two_libraries_are_refused(run, tmp_path):
     weights = (run / "model.safetensors").read_bytes()
     (other / "model.safetensors").write_bytes(weights[:-4] + bytes([0, 0, 128, 63]))
     with pytest.raises(ValueError, match="got different logits from timm and transformers"):
-        check_loads(f"local-dir:{run}", other)
+        check_loads(open_folder(run).network, other)
 
 
 def test_only_listed_files_are_published(run):
@@ -138,10 +129,10 @@ def test_only_listed_files_are_published(run):
 def test_a_damaged_file_is_neither_published_nor_added_to_the_catalogue(run, tmp_path, name):
     (run / name).write_text("content")
     write_sums(run, [name])
-    publish(run, "you/test-vit", dry_run=True)
+    publish(open_folder(run), "you/test-vit", dry_run=True)
     flip(run / name)
     for use in (
-        lambda: publish(run, "you/test-vit", dry_run=True),
+        lambda: publish(open_folder(run), "you/test-vit", dry_run=True),
         lambda: add_run(run, tmp_path / "entry", DataConfig(name="digits")),
         lambda: add_result(run, tmp_path / "entry", "seed", 1),
     ):

@@ -193,19 +193,23 @@ def test_threads_do_not_write_over_each_other():
 @needs_it
 def test_other_shapes_and_types_are_refused():
     X, P_down, P_across, W_val, b_val = given(2, 11, 7)
-    with pytest.raises(ValueError, match=r"multiples of 16, got torch.float32 \(2, 11, 7, 33\)"):
+    refused = pytest.raises(ValueError, match="expected an AVX-512 processor, float32, channels in")
+    with refused as raised:
         fused.fused_values(torch.randn(2, 11, 7, 33), P_down, P_across, W_val, b_val)
-    with pytest.raises(ValueError, match=r"float32 and channels .* got torch.float64"):
+    assert "got torch.float32 (2, 11, 7, 33)" in str(raised.value)
+    assert "multiples of 16" in str(raised.value)
+    with refused as raised:
         fused.fused_values(X.double(), P_down, P_across, W_val, b_val)
-    with pytest.raises(
-        ValueError,
-        match=r"expected float32 \[\(3, 11, 11\), \(3, 7, 7\), .* got torch.float32 \(3, 7, 7\)",
-    ):
+    assert "got torch.float64" in str(raised.value)
+    with refused as raised:
         fused.fused_values(X, P_across, P_down, W_val, b_val)
-    with pytest.raises(ValueError, match=r"torch\.float64"):
+    assert "and after X [(3, 11, 11), (3, 7, 7)," in str(raised.value)
+    with refused as raised:
         fused.fused_values(X, P_down.double(), P_across, W_val, b_val)
-    with pytest.raises(ValueError, match=r"\(48,\)\] for X of .* \(47,\)"):
+    assert "torch.float64 (3, 11, 11)" in str(raised.value)
+    with refused as raised:
         fused.fused_values(X, P_down, P_across, W_val, b_val[1:])
+    assert "torch.float32 (47,)" in str(raised.value)
 
 
 @needs_it

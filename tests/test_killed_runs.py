@@ -22,8 +22,8 @@ from tiny_runs import tiny_config
 
 from sa_zoo.training.config import dump_config
 
-SAVING = r"open .*\.epoch-00001-step-0000001\.incomplete/\.state\.safetensors"
-SAVED = r"rename .*/\.epoch-00001-step-0000000\.incomplete$"
+SAVING = r"open .*\.epoch-00001-step-0000001\.incomplete/[^/]+/\.state\.safetensors"
+SAVED = r"rename .*/\.epoch-00001-step-0000000\.incomplete/[^/]+$"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def change(changes: list[str], pattern: str) -> int:
     [
         (signal.SIGKILL, SAVING, 0.001, 1),
         (signal.SIGKILL, SAVED, 0.0, 2),
-        (signal.SIGKILL, r"rmtree .*/epoch-00000-step-0000000", 0.0, 1),
+        (signal.SIGKILL, r"rmtree .*/epoch-00000-step-0000002", 0.0, 1),
         (signal.SIGKILL, r"rename .*/\.model\.safetensors", 0.0, 2),
         (signal.SIGKILL, r"rename .*/\.metrics\.json", 0.002, 1),
         (signal.SIGKILL, r"open .*/\.README\.md", 0.0, 1),
@@ -94,7 +94,7 @@ def stopped(whole, tmp_path_factory):
     """The folder of a run that was killed in its second epoch."""
     config, undisturbed = whole
     out = tmp_path_factory.mktemp("stopped") / "run"
-    pattern = r"rename .*/\.epoch-00001-step-0000001\.incomplete$"
+    pattern = r"rename .*/\.epoch-00001-step-0000001\.incomplete/[^/]+$"
     finish(start(config, out, Kill(signal.SIGKILL, 1 + change(undisturbed[1][2], pattern))))
     return out
 

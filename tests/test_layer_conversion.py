@@ -1,11 +1,11 @@
-"""conversion.py, slices.py, patches.py: from a convolution to attention and back."""
+"""layer_conversion.py, slices.py: from a convolution to attention and back."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_layers import CONVOLUTIONS, layers
+from random_layers import layers
 from timm.layers import StdConv2d
 from timm.layers.conv2d_same import Conv2dSame
 from torch import nn
@@ -13,10 +13,10 @@ from torch import nn
 from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
     conv_from_attention,
-    nearest_convolution,
+    conv_on_taps,
+    why_not,
 )
-from sa_zoo.convolution.patches import PatchAttention, fold_patches, unfold_patches
-from sa_zoo.convolution.slices import low_rank_slices
+from sa_zoo.convolution.slices import LowRankSlices
 from sa_zoo.convolution.soft import SoftAttention
 
 
@@ -24,7 +24,7 @@ from sa_zoo.convolution.soft import SoftAttention
 @given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
     conv = drawn.conv.to(dtype)
-    again, distance = nearest_convolution(attention_from_conv(conv))
+    again, distance = conv_on_taps(attention_from_conv(conv))
     assert distance == 0.0
     assert type(again) is type(conv)
     assert repr(again) == repr(conv)
@@ -34,6 +34,17 @@ def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
         attention_from_conv(again).state_dict().keys()
         == attention_from_conv(conv).state_dict().keys()
     )
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.float16]))
+def test_a_convolution_comes_back_bit_for_bit_from_behind_a_shut_gate(drawn, dtype):
+    conv = drawn.conv.to(dtype)
+    assume(not why_not(conv, content=True))
+    for alpha in (39.0, 46.0):
+        again, distance = conv_on_taps(attention_from_conv(conv, alpha, content=True))
+        assert distance == 0.0 and repr(again) == repr(conv)
+        assert torch.equal(again.weight, conv.weight)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -49,7 +60,7 @@ def test_padding_by_name_and_tensorflows_come_back_as_the_same_function():
         assert torch.equal(again(x), conv(x))
 
 
-def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_kernel():
+def test_the_convolution_on_the_taps_and_its_distance_are_those_of_the_effective_kernel():
     """The effective kernel, from the answer to an impulse, cut to the convolution's taps; the rest is the distance."""
     torch.manual_seed(0)
     conv = nn.Conv2d(
@@ -59,7 +70,6 @@ def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_ker
     with torch.no_grad():
         layer.Delta += 0.3 * torch.randn_like(layer.Delta)
         layer.alpha *= torch.rand_like(layer.alpha) + 0.7
-    layer.settle()
     kernel = torch.zeros(3, 2, 41, 41, dtype=torch.float64)
     image = torch.zeros(1, 2, 41, 41, dtype=torch.float64)
     with torch.no_grad():
@@ -69,7 +79,7 @@ def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_ker
             # Query q stands on pixel q and sees the impulse at delta = 20 - q.
             kernel[:, channel] = answer[:, :41, :41].flip(1, 2)
     expected = kernel[:, :, 18:23:2, 19:21]
-    nearest, distance = nearest_convolution(layer)
+    nearest, distance = conv_on_taps(layer)
     assert torch.allclose(nearest.weight, expected, atol=1e-10)
     rest = kernel.abs().sum(dim=(1, 2, 3)) - expected.abs().sum(dim=(1, 2, 3))
     assert distance == pytest.approx(rest.max().item(), rel=1e-9)
@@ -77,11 +87,34 @@ def test_the_nearest_convolution_and_its_distance_are_those_of_the_effective_ker
     assert torch.equal(nearest.bias, conv.bias)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_some_input_reaches_the_distance_of_a_rounded_kernel(dtype):
+    """The two kernels in float64, on the input that has the sign of their difference at every pixel."""
+    torch.manual_seed(0)
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, dtype=dtype), 9.0)
+    conv, distance = conv_on_taps(layer)
+    x = torch.zeros(1, 3, 17, 19, dtype=torch.float64, requires_grad=True)
+    apart = layer.double().definition(x) - conv.double()(x)
+    reached = []
+    for channel in range(5):
+        (gradient,) = torch.autograd.grad(apart[0, channel, 7, 8], x, retain_graph=True)
+        reached.append(gradient.abs().sum().item())
+    assert max(reached) == pytest.approx(distance, rel=1e-9)
+
+
+@pytest.mark.parametrize(("which", "value"), [("Delta", float("nan")), ("alpha", 0.0)])
+def test_a_head_that_sees_without_end_has_no_convolution(which, value):
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 4.0)
+    with torch.no_grad():
+        getattr(layer, which)[4] = value
+    with pytest.raises(ValueError, match="attention: got a head that sees without end"):
+        conv_from_attention(layer)
+
+
 def test_the_sharper_the_heads_the_nearer_the_convolution():
     conv = nn.Conv2d(3, 5, 3, padding=1)
     found = [
-        nearest_convolution(attention_from_conv(conv, alpha))
-        for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+        conv_on_taps(attention_from_conv(conv, alpha)) for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     ]
     distances = [distance for _, distance in found]
     assert distances == sorted(distances, reverse=True)
@@ -98,7 +131,7 @@ def test_low_rank_value_matrices_are_the_best_of_their_rank(groups):
         rows, columns = slice(4 // groups * group, 4 // groups * (group + 1)), 6 // groups
         dense[:, rows, columns * group : columns * (group + 1)] = np.moveaxis(weight[rows], 2, 0)
     for rank in (1, 2, 3):
-        slices = low_rank_slices(conv.weight.detach(), groups, rank)
+        slices = LowRankSlices(conv.weight.detach(), groups, rank)
         assert slices.weight.shape == (9, rank, 6) and slices.W_out.shape == (4, 9, rank)
         tail = np.linalg.svd(dense, compute_uv=False)[:, rank:]
         assert slices.error == pytest.approx(np.linalg.norm(tail) / np.linalg.norm(dense), rel=1e-9)
@@ -134,91 +167,9 @@ def test_head_dim_may_be_larger_than_the_number_of_input_channels():
     layer = attention_from_conv(conv, head_dim=11)
     assert layer.W_val.weight.shape == (9, 11, 5) and layer.W_val.W_out.shape == (11, 9, 11)
     assert layer.W_val.error == 0 and (layer(x) - conv(x)).abs().max() < 1e-12
-    assert (layer.explicit(x) - conv(x)).abs().max() < 1e-12
+    assert (layer.definition(x) - conv(x)).abs().max() < 1e-12
     with pytest.raises(ValueError, match="head_dim: got 12, expected 1 to 11"):
         attention_from_conv(conv, head_dim=12)
-
-
-def test_folding_patches_and_back():
-    x = torch.arange(2 * 3 * 6 * 4.0).view(2, 3, 6, 4)
-    folded = fold_patches(x, 2)
-    assert folded.shape == (2, 12, 3, 2)
-    assert torch.equal(folded, nn.functional.pixel_unshuffle(x, 2))
-    assert torch.equal(unfold_patches(folded, 2), x)
-    assert torch.equal(
-        unfold_patches(fold_patches(torch.arange(30.0).view(1, 2, 15), 3), 3).flatten(),
-        torch.arange(30.0),
-    )
-
-
-@pytest.mark.parametrize("patch", [1, 2, 3, 5])
-@pytest.mark.parametrize(
-    ("kernel_size", "dilation", "groups"),
-    [([3], [2], 1), ([5, 3], [1, 1], 2), ([7, 1], [1, 3], 1), ([3, 1, 3], [1, 1, 2], 1)],
-)
-def test_attention_among_patches_is_the_convolution_with_fewer_heads(
-    kernel_size, dilation, groups, patch
-):
-    conv = CONVOLUTIONS[len(kernel_size)](
-        2 * groups,
-        3 * groups,
-        kernel_size,
-        padding="same",
-        dilation=dilation,
-        groups=groups,
-        dtype=torch.float64,
-    )
-    x = torch.randn(2, 2 * groups, *[2 * patch] * len(kernel_size), dtype=torch.float64)
-    layer = attention_from_conv(conv, patch=patch)
-    assert isinstance(layer, PatchAttention)
-    heads = [
-        2 * -(-step * (size - 1) // (2 * patch)) + 1
-        for size, step in zip(kernel_size, dilation, strict=True)
-    ]
-    assert len(layer.attention.alpha) == np.prod(heads)
-    assert torch.allclose(layer(x), conv(x), atol=1e-12)
-    again = conv_from_attention(layer)
-    assert torch.equal(again.weight, conv.weight) and torch.equal(again.bias, conv.bias)
-    assert torch.equal(again(x), conv(x))
-
-
-@pytest.mark.parametrize("alpha", [46.0, 3.0])
-@pytest.mark.parametrize("patch", [2, 3])
-def test_the_distance_of_trained_patches_is_that_of_the_input_that_sets_them_furthest_apart(
-    patch, alpha
-):
-    torch.manual_seed(0)
-    layer = attention_from_conv(
-        nn.Conv2d(2, 3, (3, 5), padding=(1, 2)).double(), alpha, patch=patch
-    )
-    with torch.no_grad():
-        layer.attention.W_val.weight += 0.1 * torch.randn_like(layer.attention.W_val.weight)
-        layer.attention.b_out += 0.1 * torch.randn_like(layer.attention.b_out)
-    conv, distance = nearest_convolution(layer)
-    x = torch.zeros(1, 2, 7 * patch, 7 * patch, dtype=torch.float64, requires_grad=True)
-    middle = range(3 * patch, 4 * patch)
-    reached = []
-    for pixel in [
-        (channel, row, column) for channel in range(3) for row in middle for column in middle
-    ]:
-        apart = (layer(x) - conv(x))[(0, *pixel)]
-        (gradient,) = torch.autograd.grad(apart, x)
-        reached.append(apart.abs().item() + gradient.abs().sum().item())
-    assert max(reached) <= distance * (1 + 1e-9)
-    assert max(reached) == pytest.approx(distance, rel=1e-9 if alpha == 46.0 else 0.2)
-
-
-def test_what_patches_cannot_hold_is_refused():
-    for conv, reason in (
-        (nn.Conv2d(3, 5, 3, padding=1, stride=2), "stride 1"),
-        (nn.Conv2d(3, 5, 4, padding=1), "odd kernel"),
-        (nn.Conv2d(3, 5, 3), "keeps the image's size"),
-        (nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), "zero padding"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            attention_from_conv(conv, patch=2)
-    with pytest.raises(ValueError, match="patch: got 0"):
-        attention_from_conv(nn.Conv2d(3, 5, 3, padding=1), patch=0)
 
 
 def test_what_attention_cannot_express_is_refused_with_the_reason():
@@ -264,7 +215,7 @@ def test_the_convolution_is_left_alone_and_its_state_is_taken_over():
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
-@pytest.mark.parametrize("arguments", [{}, {"alpha": 3.0}, {"head_dim": 5}, {"patch": 2}])
+@pytest.mark.parametrize("arguments", [{}, {"alpha": 3.0}, {"head_dim": 5}])
 def test_a_frozen_tensor_stays_frozen_in_both_directions(arguments, frozen):
     conv = nn.Conv2d(3, 5, 3, padding=1)
     getattr(conv, frozen).requires_grad_(False)

@@ -9,7 +9,7 @@ import sa_zoo  # registers the names
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.models.network import SANet
-from sa_zoo.models.terms import TERMS
+from sa_zoo.models.variants import TERMS
 
 
 def images(count=2, height=10, width=14):

@@ -16,9 +16,9 @@ def test_what_is_written_reads_back_equal_and_holds_only_what_was_measured(tmp_p
     metrics = Metrics(
         model="test_vit", data="digits", test=SCORES, train=train, environment={"threads": 2}
     )
-    path = write_metrics(tmp_path, metrics)
+    assert write_metrics(tmp_path, metrics) == metrics
     assert read_metrics(tmp_path) == metrics
-    assert json.loads(path.read_text()) == {
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {
         "version": 1,
         "model": "test_vit",
         "data": "digits",
@@ -50,7 +50,7 @@ def test_a_folder_without_metrics_has_measured_nothing(tmp_path):
         ),
         ('{"accuracy": 0.5}', r"accuracy: got 0.5: Extra inputs are not permitted"),
         ("[]", r"metrics.json: got a list, expected a JSON object"),
-        ("{", r"metrics.json: got what is not JSON"),
+        ("{", r"metrics.json: got a file that is not JSON"),
     ],
 )
 def test_another_schema_is_refused(tmp_path, text, said):

@@ -9,7 +9,14 @@ import torch
 from safetensors.torch import load, load_file, save_file
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
-from transformers import AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    DepthAnythingConfig,
+    DepthAnythingForDepthEstimation,
+    Trainer,
+    TrainingArguments,
+)
 
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import TERMS, SABackbone, SAForImageClassification, SAModel
@@ -272,6 +279,44 @@ def test_another_image_size_gives_what_timm_gives(attention_type):
     assert model.config.image_size == [10, 22]
     x = torch.randn(B, 3, 10, 22)
     assert torch.equal(model(x).logits, network(x))
+
+
+def test_an_attention_of_transformers_is_refused_and_eager_is_accepted():
+    config = SAConfig(**SIZES)
+    with pytest.raises(ValueError, match="attn_implementation: got 'sdpa', expected 'eager'"):
+        AutoModelForImageClassification.from_config(config, attn_implementation="sdpa")
+    AutoModelForImageClassification.from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("reshaped", [True, False])
+def test_a_backbone_gives_maps_or_tokens(reshaped):
+    config = SAConfig(reshape_hidden_states=reshaped, out_indices=[1, 3], **SIZES)
+    backbone = SABackbone(config).eval()
+    x = torch.randn(B, 3, 10, 22)
+    maps = backbone(x).feature_maps
+    hidden = backbone(x, output_hidden_states=True).hidden_states
+    for ours, index in zip(maps, [1, 3], strict=True):
+        tokens = hidden[index]
+        if reshaped:
+            assert torch.equal(ours, tokens.transpose(1, 2).reshape(B, 23, 5, 11))
+        else:
+            assert torch.allclose(ours[:, 0], tokens.mean(dim=1))
+            assert torch.equal(ours[:, 1:], tokens)
+
+
+def test_depth_anything_takes_the_backbone():
+    backbone = SAConfig(reshape_hidden_states=False, out_indices=[1, 2, 3], **SIZES)
+    config = DepthAnythingConfig(
+        backbone_config=backbone,
+        reassemble_hidden_size=23,
+        reassemble_factors=[2, 1, 0.5],
+        neck_hidden_sizes=[7, 13, 17],
+        fusion_hidden_size=11,
+        head_hidden_size=5,
+        patch_size=2,
+    )
+    depth = DepthAnythingForDepthEstimation(config).eval()
+    assert depth(images()).predicted_depth.shape == (B, 14, 14)
 
 
 def test_images_that_do_not_fit_are_refused_in_words():

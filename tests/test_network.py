@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from torchvision.ops import StochasticDepth
 
-from sa_zoo.models.network import Block, SANet
+from sa_zoo.models.network import Block, DropPath, SANet
 from sa_zoo.models.terms import (
-    TERMS,
     Absolute,
     Content,
     GeneralizedQuadratic,
@@ -13,6 +13,7 @@ from sa_zoo.models.terms import (
     Quadratic,
     Relative,
 )
+from sa_zoo.models.variants import TERMS
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
 
@@ -132,6 +133,12 @@ def test_sizes_that_patches_do_not_tile_are_refused():
         net()(torch.randn(1, 3, 10, 7))
 
 
+@pytest.mark.parametrize("num_heads", [0, 2.0, [3, 2, 3]])
+def test_a_number_of_heads_is_a_positive_whole_number(num_heads):
+    with pytest.raises(ValueError, match=r"num_heads, .* expected positive whole numbers"):
+        net(num_heads=num_heads)
+
+
 def test_an_unknown_pooling_is_refused():
     with pytest.raises(ValueError, match="got 'max', expected 'avg'"):
         net(global_pool="max")
@@ -189,6 +196,17 @@ def test_drop_path_grows_with_depth_and_spares_evaluation():
     assert torch.equal(model(x), model(x))
     torch.manual_seed(1)
     assert not torch.equal(model.train()(x), model(x))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_drop_path_is_that_of_torchvision(p):
+    x = torch.randn(17, 5, 3, 7)
+    results = []
+    for module in (DropPath(p), StochasticDepth(p, mode="row")):
+        torch.manual_seed(6)
+        results.append(module.train()(x))
+        assert torch.equal(module.eval()(x), x)
+    assert torch.equal(*results)
 
 
 def test_dropout_leaves_the_residual_alone():

@@ -11,6 +11,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 from torchvision.models import squeezenet1_1
 
+from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import convert, swap_convolutions
@@ -105,6 +106,8 @@ def test_a_layer_used_twice_is_reported_by_its_larger_difference():
     second = network[0](x)
     expected = (converted[0](second) - network[0](second)).abs().max().item()
     assert report.layers[0].measured == pytest.approx(expected, rel=1e-5)
+    bound = certificate(converted[0], [7, 7], float(second.abs().max())).worst
+    assert report.layers[0].bound == pytest.approx(bound, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,21 @@ def test_content_terms_start_at_the_same_function():
     assert all(name.startswith("layer4.") for name in attentions(content))
     assert torch.allclose(content(x), plain(x), atol=1e-5)
     assert all(row.measured <= row.bound for row in report.layers)
+
+
+def test_content_terms_of_large_layers_are_announced_before_they_are_evaluated(monkeypatch):
+    network = nn.Sequential(
+        nn.Conv2d(3, 2, 1, bias=False), nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(True)
+    )
+    x = torch.randn(1, 3, 37, 31)
+    with pytest.warns(
+        UserWarning, match=r"up to 13,285,701 scores per image and layer, in 1; choose later"
+    ):
+        monkeypatch.setattr(ContentAttention, "definition", lambda layer, x: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(network, layers="*", alpha=4.0, content=True, example=x)
+    with pytest.raises(ZeroDivisionError):  # without a warning, which would be an error
+        convert(network, layers="0", alpha=4.0, content=True, example=x)
 
 
 def test_positions_are_kept_from_weight_decay():

@@ -102,7 +102,7 @@ def test_a_model_of_the_hub_loads_from_the_cache(tmp_path):
     repository.commit(
         {path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"}
     )
-    code = "import sa_zoo.folders.write as m; print(m.load_model('hf-hub:you/tiny').num_classes)"
+    code = "import sa_zoo.folders.opened as m; print(m.open_model('hf-hub:you/tiny').network.num_classes)"
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, cwd=tmp_path)

@@ -19,7 +19,6 @@ def random_layer(conv: nn.Conv2d) -> nn.Module:
     with torch.no_grad():
         layer.Delta.add_(0.4 * torch.randn_like(layer.Delta))
         layer.alpha.mul_(torch.rand_like(layer.alpha) + 0.5)
-    layer.settle()
     return layer
 
 
@@ -56,7 +55,7 @@ def test_a_convolutional_layer_is_attention_with_a_quadratic_term_on_the_padded_
     ]
     wanted = torch.autograd.grad(expected, inputs, direction, retain_graph=True)
     spread = attention.terms[0].spread.detach()
-    for forward in (layer, layer.explicit):
+    for forward in (layer, layer.definition):
         y = forward(x)
         assert (y - expected).abs().max() < 1e-10
         got = torch.autograd.grad(
@@ -154,7 +153,7 @@ def test_lemma_1_heads_on_the_kernel_pixels_are_the_convolution():
         )
     )
     layer = attention_from_conv(conv)
-    assert (layer.explicit(x) - expected).abs().max() < 1e-10
+    assert (layer.definition(x) - expected).abs().max() < 1e-10
     assert (layer(x) - expected).abs().max() < 1e-10
 
 

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from timm.utils import reparameterize_model
+from timm.utils.onnx import onnx_export
 
 import sa_zoo  # noqa: F401  registers the names
 
@@ -48,6 +49,17 @@ def test_onnxruntime_gives_the_same_logits_for_any_batch(name, tmp_path):
         x = torch.randn(batch, 3, H, W)
         (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
         assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter, which torch calls legacy
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exporter_that_timm_takes_by_default_gives_the_same_logits(name, tmp_path):
+    model, path = small(name), tmp_path / "model.onnx"
+    onnx_export(model, str(path), input_size=(3, H, W), batch_size=2, use_dynamo=False)
+    runtime = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = torch.randn(2, 3, H, W)
+    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
+    assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.interchange.paper_checkpoint import convert_reference
+from sa_zoo.verbs.convert import convert_reference
 
 D, HIDDEN, LAYERS, SIDE = 400, 512, 6, 16
 

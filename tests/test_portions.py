@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from sa_zoo.kernels import portions
-from sa_zoo.models.attention import attend_by_axes, probabilities_from
+from sa_zoo.kernels.choose import only
+from sa_zoo.kernels.situation import situation
+from sa_zoo.models.attention import Attention, attend_by_axes, probabilities_from
+from sa_zoo.models.terms import Quadratic
 
 K, N = 7, 11
 
@@ -16,6 +19,10 @@ K, N = 7, 11
 def two_images_per_portion(monkeypatch):
     monkeypatch.setattr(portions, "PORTION", 2 * 3 * K)
     monkeypatch.setattr(portions, "KEPT", 1)
+
+
+def in_portions(function, *tensors: torch.Tensor) -> torch.Tensor:
+    return portions.in_portions(function, situation([], *tensors), *tensors)
 
 
 def test_the_workspace_is_reused_in_every_mode_and_separate_for_each_thread():
@@ -59,7 +66,7 @@ def test_portions_give_the_whole_and_its_gradients_and_keep_nothing_between():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        got = portions.in_portions(function, X)
+        got = in_portions(function, X)
     assert seen == [2, 2, 1] and N not in kept
     expected = function(X)
     direction = torch.randn_like(expected)
@@ -79,13 +86,13 @@ def test_portions_without_gradients_give_the_whole(images):
         return (x.sum(dim=1)[:, :, None] * y[:, None]).double()
 
     with torch.no_grad():
-        assert torch.equal(portions.in_portions(function, X, Y), function(X, Y))
+        assert torch.equal(in_portions(function, X, Y), function(X, Y))
 
 
 def test_portions_draw_the_same_dropout_again_for_their_gradients():
     X = torch.randn(5, 3, K, requires_grad=True)
     drop = nn.Dropout(0.5)
-    y = portions.in_portions(lambda some: drop(some) * some, X)
+    y = in_portions(lambda some: drop(some) * some, X)
     (gradient,) = torch.autograd.grad(y.sum(), X)
     dropped = y == 0
     assert dropped.any() and not dropped.all()
@@ -94,7 +101,23 @@ def test_portions_draw_the_same_dropout_again_for_their_gradients():
 
 def test_only_large_batches_in_float32_are_recomputed():
     large = torch.empty(2 * 3 * K + 1)
-    assert portions.is_recomputed(large) and not portions.is_recomputed(large[1:])
-    assert not portions.is_recomputed(large.bfloat16()) and not portions.is_recomputed(large.half())
+
+    def recomputed(X: torch.Tensor) -> bool:
+        return portions.is_recomputed(X, situation([], X))
+
+    assert recomputed(large) and not recomputed(large[1:])
+    assert not recomputed(large.bfloat16()) and not recomputed(large.half())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not portions.is_recomputed(large)
+        assert not recomputed(large)
+
+
+def test_a_result_is_not_overwritten_by_the_next_call_where_values_are_not_projected():
+    torch.manual_seed(0)
+    layer = Attention(5, 3, (Quadratic,), (17, 19))
+    layer.W_val = layer.W_out = nn.Identity()
+    first, second = torch.randn(2, 1, 17, 19, 5)
+    with torch.no_grad(), only("portions"):
+        y = layer(first)
+        before = y.clone()
+        layer(second)
+    assert torch.equal(y, before)

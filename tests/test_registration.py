@@ -45,3 +45,39 @@ assert not any(type(finder).__module__.startswith("sa_zoo") for finder in sys.me
 @pytest.mark.parametrize("module", ["configuration_sa", "modeling_sa"])
 def test_the_auto_classes_know_the_networks_when_this_package_is_what_imports_transformers(module):
     assert run(f"import sa_zoo.models.{module}" + BUILD) == NAMES
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import sa_zoo, timm",
+        "from timm.models import create_model; import sa_zoo",
+        "from sa_zoo.convolution.layer_conversion import attention_from_conv",
+        "from sa_zoo.kernels import choose",
+        "import sa_zoo.folders.check",
+        "import sa_zoo.models.configuration_sa",
+    ],
+)
+def test_names_and_kernels_are_there_whatever_is_imported_first(first):
+    code = f"""
+{first}
+import timm
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.network import SANet
+assert timm.is_model("sa_quadratic_cifar") and timm.is_model("mhsa_resnet18")
+model = timm.create_model("sa_quadratic_tiny_cifar", depth=1)
+assert isinstance(model, SANet) and hasattr(model.blocks[0].attn, "route")
+"""
+    assert run(code) == ""
+
+
+def test_importing_the_package_imports_neither_torch_nor_timm_until_a_name_is_used():
+    code = """
+import sys, sa_zoo
+assert not {"torch", "timm", "transformers"} & sys.modules.keys()
+assert set(sa_zoo.__all__) == set(sa_zoo.HOMES)
+assert sa_zoo.convert.__module__ == "sa_zoo.convolution.network_conversion" and "timm" in sys.modules
+assert all(callable(getattr(sa_zoo, name)) for name in sa_zoo.__all__)
+assert not hasattr(sa_zoo, "nonsense")
+"""
+    assert run(code) == ""

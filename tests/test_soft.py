@@ -1,4 +1,6 @@
-"""soft.py: finite alpha, by one composed kernel and by axes."""
+"""soft.py: finite alpha, by axes and by one composed kernel with a frame by axes."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -6,10 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import CONVOLUTIONS, layers, without_onednn
 from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import seen_offsets, window
+from sa_zoo.convolution.theorem import seen_offsets, window, windows
+
+# What `axes_cost` has to be for either evaluation to be the cheaper one.
+EVALUATIONS = {"composed": 10**9, "by axes": 0}
+INFINITY = float("inf")
 
 
 def soft(conv, alpha, moved=0.0):
@@ -23,21 +31,42 @@ def soft(conv, alpha, moved=0.0):
         layer.alpha *= 1 + moved * torch.rand(
             layer.alpha.shape, generator=generator, dtype=layer.alpha.dtype
         )
-    layer.settle()
     return layer
+
+
+def assert_is_the_definition(layer, x):
+    """Every evaluation gives the definition's outputs."""
+    expected = layer.definition(x)
+    for evaluation, cost in EVALUATIONS.items():
+        layer.axes_cost = cost
+        assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12), evaluation
+    layer.axes_cost = SoftAttention.axes_cost
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     layers(), st.floats(0.05, 37.0), st.sampled_from([0.0, 0.4])
 )  # soft in one dimension up to 37.4
-def test_both_evaluations_are_the_explicit_softmax(drawn, alpha, moved):
-    layer, x = soft(drawn.conv, alpha, moved), drawn.inputs(batch=2)
+def test_both_evaluations_are_the_definition(drawn, alpha, moved):
+    layer = soft(drawn.conv, alpha, moved)
     assert isinstance(layer, SoftAttention)
-    keys, expected = layer.pad.keys(x), layer.explicit(x)
-    assert torch.allclose(layer.composed(keys), expected, rtol=0, atol=1e-12)
-    assert torch.allclose(layer.by_axes(keys), expected, rtol=0, atol=1e-12)
-    assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
+    assert_is_the_definition(layer, drawn.inputs(batch=2))
+
+
+def test_the_composed_kernel_and_the_frame_are_both_used():
+    layer = soft(nn.Conv2d(2, 3, 3, padding=1), 5.0, moved=0.2)
+    calls = []
+    for name in ("composed", "framed", "by_axes"):
+        method = getattr(layer, name)
+        setattr(layer, name, lambda *args, n=name, m=method: calls.append(n) or m(*args))
+    layer(torch.randn(1, 2, 31, 37))
+    assert calls == ["composed", "framed"]
+    keys = layer.pad.keys(torch.randn(1, 2, 31, 37))
+    seen = layer.windows()
+    inside = [layer.inside(axis, keys, seen[axis]) for axis in (0, 1)]
+    assert all(0 < len(queries) < side for queries, side in zip(inside, (31, 37), strict=True))
+    layer(torch.randn(1, 2, 2, 37))  # no query sees a whole window down
+    assert calls[2:] == ["by_axes"]
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -50,9 +79,24 @@ def test_a_head_whose_targets_lie_outside_sees_the_nearest_key(sizes, stride):
         for shift in (-5.0, -3.0, -1.0, -0.4, 0.4, 1.0, 3.0, 5.0):
             layer = attention_from_conv(conv, alpha)
             layer.Delta.data[0, -1] = shift
-            layer.eval()
-            composed = layer.composed(layer.pad.keys(x))
-            assert torch.allclose(composed, layer.explicit(x), rtol=0, atol=1e-12), (alpha, shift)
+            assert_is_the_definition(layer, x)
+
+
+@pytest.mark.parametrize("padding", [5, 7])
+def test_windows_that_lie_in_the_padding_alone(padding):
+    """Wide padding around two pixels: most queries see nothing but zeros."""
+    conv = nn.Conv1d(2, 3, 3, padding=padding).double()
+    assert_is_the_definition(soft(conv, 9.0, 0.3), torch.randn(2, 2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("alpha", [INFINITY, 1e5])
+@pytest.mark.parametrize("moved", [0.5, 0.7, -0.5])
+def test_one_hot_heads_between_pixels_are_the_definition_up_to_the_border(alpha, moved):
+    layer = attention_from_conv(nn.Conv2d(2, 3, 3).double(), 20.0)
+    with torch.no_grad():
+        layer.Delta += moved
+        layer.alpha.fill_(alpha)
+    assert_is_the_definition(layer, torch.randn(1, 2, 11, 13, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -63,61 +107,151 @@ def test_a_head_whose_targets_lie_outside_sees_the_nearest_key(sizes, stride):
         nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", dilation=(1, 2), bias=False),
     ],
 )
-@pytest.mark.parametrize("evaluation", ["composed", "by_axes"])
-def test_gradients_of_positions_sharpness_and_values(conv, evaluation):
-    layer = soft(conv.double(), 1.7, moved=0.2)
-    x = torch.randn(1, 2, *[5] * (conv.weight.ndim - 2), dtype=torch.float64, requires_grad=True)
-    names = [name for name, _ in layer.named_parameters()]
-    assert {"Delta", "alpha", "W_val.weight"} <= set(names)
-
-    def outputs(x, *parameters):
-        bound = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(
-            _Evaluation(layer, evaluation), {f"layer.{n}": p for n, p in bound.items()}, x
-        )
-
-    assert torch.autograd.gradcheck(outputs, (x, *layer.parameters()), atol=1e-6)
+@pytest.mark.parametrize("cost", EVALUATIONS.values(), ids=EVALUATIONS)
+def test_gradients_of_positions_sharpness_and_values(conv, cost):
+    """Numerical derivatives move the numbers in place, so that the window is theirs."""
+    layer = soft(conv.double(), 5.3, moved=0.2)
+    layer.axes_cost = cost
+    x = torch.randn(1, 2, *[11] * (conv.weight.ndim - 2), dtype=torch.float64, requires_grad=True)
+    assert {"Delta", "alpha", "W_val.weight"} <= {name for name, _ in layer.named_parameters()}
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()), atol=1e-6)
 
 
-class _Evaluation(nn.Module):
-    """One evaluation of a layer, whichever is the cheaper one."""
+def sharp():
+    return attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0)
 
-    def __init__(self, layer, evaluation):
-        super().__init__()
-        self.layer, self.evaluation = layer, evaluation
 
-    def forward(self, x):
-        return getattr(self.layer, self.evaluation)(self.layer.pad.keys(x))
+def dull_state(layer, moved):
+    """Other numbers for a layer built sharp: its heads see far, around other centers."""
+    state = {name: value.detach().clone() for name, value in layer.named_parameters()}
+    state["alpha"].fill_(1.0)
+    state["Delta"] += moved
+    return state
+
+
+def by_definition(state, x):
+    """A layer that holds these numbers, and its outputs."""
+    layer = sharp()
+    layer.load_state_dict(state)
+    return layer, layer.definition(x)
+
+
+def test_gradients_of_numbers_from_outside_are_those_of_a_layer_that_holds_them():
+    layer, x = sharp(), torch.randn(2, 3, 11, 13, dtype=torch.float64)
+    state = dull_state(layer, 2.3)
+    gradients, value = grad_and_value(
+        lambda state: functional_call(layer, state, (x,)).square().mean()
+    )(state)
+    twin, expected = by_definition(state, x)
+    expected.square().mean().backward()
+    assert value.item() == pytest.approx(expected.square().mean().item(), rel=1e-12)
+    for name, parameter in twin.named_parameters():
+        assert torch.allclose(gradients[name], parameter.grad, rtol=0, atol=1e-12), name
+
+
+def test_stacked_layers_are_each_evaluated_with_their_own_numbers():
+    stacked, x = [sharp() for _ in range(3)], torch.randn(2, 3, 11, 13, dtype=torch.float64)
+    for layer, moved in zip(stacked, (0.0, 2.3, -1.7), strict=True):
+        layer.load_state_dict(dull_state(layer, moved))
+    state, _ = stack_module_state(stacked)
+    outputs = vmap(lambda state: functional_call(stacked[0], state, (x,)))(state)
+    for layer, output in zip(stacked, outputs, strict=True):
+        assert torch.allclose(output, layer.definition(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_derivatives_are_those_of_the_definition():
+    layer, x = sharp(), torch.randn(2, 3, 11, 13, dtype=torch.float64)
+    state = dull_state(layer, 2.3)
+    directions = {name: torch.randn_like(value) for name, value in state.items()}
+
+    class Definition(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer.definition(x)
+
+    found = []
+    for module, prefix in ((layer, ""), (Definition(layer), "layer.")):
+        with forward_ad.dual_level():
+            dual = {
+                prefix + name: forward_ad.make_dual(value, directions[name])
+                for name, value in state.items()
+            }
+            found.append(forward_ad.unpack_dual(functional_call(module, dual, (x,))))
+    for mine, expected in zip(*found, strict=True):
+        assert torch.allclose(mine, expected, rtol=0, atol=1e-12)
+
+
+def test_a_call_leaves_nothing_in_the_layer_that_another_thread_could_meet():
+    """Four threads call one layer at once, each time with new numbers."""
+    layer, x = sharp(), torch.randn(1, 3, 11, 13, dtype=torch.float64)
+    held = dict(vars(layer))
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(40):
+            layer.alpha.data.fill_((1.0, 20.0, 5.0, 2.0)[turn % 4])
+            expected = layer.definition(x)
+            for output in pool.map(layer, [x] * 4):
+                assert torch.allclose(output, expected, rtol=0, atol=1e-12)
+    assert vars(layer).keys() == held.keys()
+    assert all(vars(layer)[name] is held[name] for name in held)
+
+
+def test_a_layer_on_the_meta_device_has_the_shape_of_its_outputs():
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, stride=2, device="meta"), 4.0)
+    assert layer(torch.empty(2, 3, 11, 13, device="meta")).shape == (2, 5, 5, 6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), INFINITY, 1e9])
+def test_a_head_without_a_center_costs_no_memory(value):
+    layer = sharp()
+    with torch.no_grad():
+        layer.Delta[4, 1] = value
+    x = torch.randn(1, 3, 7, 5, dtype=torch.float64)
+    assert layer(x).isfinite().all() if value == 1e9 else layer(x).isnan().all()
 
 
 def test_a_head_sees_the_keys_whose_probability_counts():
-    Delta, alpha = torch.tensor([0.0, 2.4]), torch.tensor([5.0, 0.7])
-    for (first, last), centre, sharpness in zip(
-        seen_offsets(Delta, alpha, 1e-8), Delta, alpha, strict=True
+    for center, sharpness in (
+        (0.0, 5.0),
+        (2.4, 0.7),
+        (-2.7, 1e30),
+        (1e-200, INFINITY),
+        (-1.5, 1e30),
     ):
-        offsets = torch.arange(-30.0, 31.0)
-        scores = -sharpness * (offsets - centre).square()
+        first, last = seen_offsets(center, sharpness, 1e-8)
+        offsets = torch.arange(-30.0, 31.0, dtype=torch.float64)
+        scores = -min(sharpness, 1e30) * (offsets - center).square()
         counts = offsets[(scores - scores.max()).exp() > 1e-8]
         assert (first, last) == (counts.min().item(), counts.max().item())
 
 
 def test_windows_are_the_smallest_lattice():
-    assert window([(-4, -4), (0, 0), (4, 4)]) == (-4, 4, 3)
-    assert window([(-5, -3), (-1, 1), (3, 5)]) == (-5, 1, 11)
-    assert window([(2, 2)]) == (2, 1, 1)
+    assert window([(-4, -4), (0, 0), (4, 4)]) == range(-4, 5, 4)
+    assert window([(-5, -3), (-1, 1), (3, 5)]) == range(-5, 6)
+    assert window([(2, 2)]) == range(2, 3)
+    far = torch.tensor([[-1e9, 3.0], [1e9, 3.0]])
+    down, across = windows(far, torch.tensor([20.0, 20.0]), 1e-8)
+    assert (down[0], down[-1], len(down), across) == (-(10**9), 10**9, 2, range(3, 4))
 
 
 def test_the_composed_kernel_is_as_wide_as_alpha_and_positions_ask():
     conv = nn.Conv2d(2, 3, (3, 5), padding=(1, 2), dilation=(4, 1))
-    assert attention_from_conv(conv, 20.0).composed_kernel().shape == (3, 2, 3, 5)
-    assert attention_from_conv(conv, 5.0).composed_kernel().shape == (3, 2, 11, 7)
+
+    def shape(layer):
+        return layer.composed_kernel(layer.windows()).shape
+
+    assert shape(attention_from_conv(conv, 20.0)) == (3, 2, 3, 5)
+    assert shape(attention_from_conv(conv, 5.0)) == (3, 2, 11, 7)
     layer = attention_from_conv(conv, 20.0)
     with torch.no_grad():
         layer.Delta[0, 0] -= 7
-    assert layer.eval().composed_kernel().shape == (3, 2, 16, 5)
+    assert shape(layer) == (3, 2, 16, 5)
     again = attention_from_conv(conv, 20.0)
     again.load_state_dict(layer.state_dict())
-    assert again.composed_kernel().shape == (3, 2, 16, 5)
+    assert shape(again) == (3, 2, 16, 5)
 
 
 def test_positions_and_sharpness_may_change_between_calls():
@@ -125,37 +259,31 @@ def test_positions_and_sharpness_may_change_between_calls():
     layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0).eval()
     x = torch.randn(1, 3, 11, 13, dtype=torch.float64)
     layer.alpha.data.fill_(1.0)
-    assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x), layer.definition(x), rtol=0, atol=1e-12)
     optimizer = torch.optim.SGD([layer.Delta], lr=1.0)
     layer.Delta.grad = torch.full_like(layer.Delta, 4.3)
     optimizer.step()
-    assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x), layer.definition(x), rtol=0, atol=1e-12)
 
 
-def test_the_cheaper_evaluation_is_chosen_by_size():
-    deep, shallow = nn.Conv2d(251, 241, 3, padding=1), nn.Conv2d(3, 5, 3, padding=1)
-    assert attention_from_conv(deep, 4.0).cheaper_by_axes([9, 9])
-    assert not attention_from_conv(deep, 4.0).cheaper_by_axes([257, 257])
-    assert not attention_from_conv(shallow, 4.0).cheaper_by_axes([31, 37])
+@pytest.mark.parametrize(
+    ("channels", "side", "evaluation"),
+    [(67, 7, "by_axes"), (67, 131, "composed"), (3, 31, "composed"), (3, 2, "by_axes")],
+)
+def test_the_cheaper_evaluation_is_chosen_by_size(channels, side, evaluation, monkeypatch):
+    layer = attention_from_conv(nn.Conv2d(channels, channels, 3, padding=1), 4.0)
+    monkeypatch.setattr(layer, evaluation, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        layer(torch.randn(1, channels, side, side))
 
 
-def test_axes_contracted_in_turn_give_the_explicit_form():
-    layer = soft(nn.Conv2d(2, 3, (3, 2), padding=1, stride=(2, 1)).double(), 0.6, moved=0.3)
-    for image in ([5, 7], [41, 43]):
-        x = torch.randn(2, 2, *image, dtype=torch.float64)
-        keys = layer.pad.keys(x)
-        assert torch.allclose(layer.by_axes(keys), layer.explicit(x), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 1e-6, 1e-4])
+@pytest.mark.parametrize("alpha", [-0.1, 0.0, 1e-6, 1e-4])
 def test_the_dullest_heads_see_all_of_a_long_axis(alpha):
-    layer, x = (
-        attention_from_conv(nn.Conv1d(1, 1, 1).double(), 1e-3),
-        torch.zeros(1, 1, 2003, dtype=torch.float64),
-    )
+    layer = attention_from_conv(nn.Conv1d(1, 1, 1).double(), 1e-3)
     layer.alpha.data.fill_(alpha)
+    x = torch.zeros(1, 1, 2003, dtype=torch.float64)
     x[..., 1009:] = 1.0
-    assert torch.allclose(layer(x), layer.explicit(x), rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x), layer.definition(x), rtol=0, atol=1e-12)
 
 
 def test_autocast_and_half_precision_agree_with_float32():
@@ -190,10 +318,18 @@ def test_layers_script_compile_and_export(arguments, how):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_a_scripted_layer_switches_modes_and_follows_its_heads_then():
-    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1), 20.0)
-    scripted, x = torch.jit.script(nn.Sequential(layer, nn.Dropout(0.5))), torch.randn(1, 3, 7, 5)
-    for mode in (True, False):
-        assert all(child.training is mode for child in scripted.train(mode).children())
-    next(scripted.children()).alpha.data.fill_(2.0)  # the tensor of both layers
-    assert torch.allclose(scripted.eval()(x), layer.explicit(x), atol=1e-6)
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["script", "trace", "compile"])
+def test_graphs_follow_their_heads(how):
+    layer, x = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1), 20.0), torch.randn(1, 3, 7, 5)
+    if how == "script":
+        graph = torch.jit.script(layer)
+    elif how == "trace":
+        graph = torch.jit.trace(layer, (x,))
+    else:
+        torch.compiler.reset()
+        graph = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.allclose(graph(x), layer.definition(x), atol=1e-6)
+    layer.alpha.data.fill_(2.0)  # the tensor of both
+    assert torch.allclose(graph(x), layer.definition(x), atol=1e-6)

@@ -1,8 +1,4 @@
-"""suites.py and scripts/bench.py: the subjects of the benchmark are what their names say."""
-
-import json
-import runpy
-from pathlib import Path
+"""suites.py: the subjects of the benchmark are what their names say."""
 
 import pytest
 import suites
@@ -11,11 +7,10 @@ import torch
 from benchmark import measure
 from torch import nn
 
+from sa_zoo.kernels import fused
 from sa_zoo.kernels.choose import ROUTES, only
-from sa_zoo.kernels.fused import can_fuse
 
 CPU = torch.device("cpu")
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "bench.py"))
 SMALL = {
     "embed_dim": 7,
     "depth": 3,
@@ -123,17 +118,20 @@ def test_layers_take_every_side_and_leave_out_maps_that_do_not_fit(monkeypatch):
 
 
 def test_every_route_is_measured_against_another_one(steps):
-    cases = list(SCRIPT["route_cases"]())
+    cases = list(suites.routes())
     names = [[name for name in case.subjects() if name != "as built"] for case in cases]
-    compiled = {"fused"} if can_fuse(X := torch.empty(1, 1, 16, 16), X[0, 0]) else set()
-    assert {case[0] for case in names} | {"definition", "fused"} == set(ROUTES)
-    assert {name for case in names for name in case} == (set(ROUTES) - {"fused"}) | compiled
-    assert all(case.yardstick == own[-1] != own[0] for case, own in zip(cases, names, strict=True))
+    compiled = {"fused"} if fused.LIBRARY else set()
+    own = set(ROUTES) - {"as published"}  # which is the definition or by axes
+    assert {case[0] for case in names} | {"definition", "fused"} == own
+    assert {name for case in names for name in case} == (own - {"fused"}) | compiled
+    assert all(
+        case.yardstick == route[-1] != route[0] for case, route in zip(cases, names, strict=True)
+    )
 
 
-@pytest.mark.parametrize(("model", "phase", "batch", "names"), SCRIPT["ROUTES"])
+@pytest.mark.parametrize(("model", "phase", "batch", "names"), suites.ROUTES)
 def test_routes_of_a_case_give_the_same_logits(model, phase, batch, names):
-    if "fused" in names and not can_fuse(X := torch.empty(1, 1, 16, 16), X[0, 0]):
+    if "fused" in names and fused.LIBRARY is None:
         pytest.skip("the compiled route needs AVX-512 and a compiler")
     torch.manual_seed(0)
     network = timm.create_model(model, **{**SMALL, "img_size": 32, "embed_dim": 16}).train(
@@ -150,8 +148,8 @@ def test_routes_of_a_case_give_the_same_logits(model, phase, batch, names):
 
 
 def test_convolutions_are_measured_against_attention_made_of_them(monkeypatch):
-    monkeypatch.setitem(SCRIPT["layer"].__globals__, "LAYERS", ((3, 7),))
-    cases = list(SCRIPT["convolution_cases"]())
+    monkeypatch.setattr(suites, "CONVOLUTIONS", ((3, 7),))
+    cases = list(suites.convolutions())
     monkeypatch.setattr(suites, "resolve_model_data_config", lambda _: {"input_size": (3, 32, 32)})
     gmacs = (
         1_814_073_344 - 512_000
@@ -173,10 +171,11 @@ def test_convolutions_are_measured_against_attention_made_of_them(monkeypatch):
     )  # forward, gradients of kernel and input
 
 
-def test_the_data_path_is_measured_within_a_step_and_alone(tmp_path, monkeypatch):
-    out = tmp_path / "result.json"
-    monkeypatch.setitem(SCRIPT["layer"].__globals__, "IMAGES", 128)
-    SCRIPT["data_path"]("quickstart", steps=2, rounds=1, json=out)
-    rows = {row["subject"]: row for row in json.loads(out.read_text())["runs"][0]["rows"]}
+def test_images_of_a_recipe_are_measured_within_a_step_and_alone(monkeypatch):
+    monkeypatch.setattr(suites, "IMAGES", 128)
+    monkeypatch.setattr(suites, "STEPS", 2)
+    rows = {row["subject"]: row for row in measure(suites.recipe("quickstart", CPU), 1, CPU)}
     assert rows.keys() == {"with images", "on one batch", "images"}
     assert rows["images"]["gmacs"] == 0 < rows["on one batch"]["gmacs"]
+    with pytest.raises(ValueError, match="--device: got meta, expected cpu, where recipes train"):
+        suites.recipe("quickstart", torch.device("meta"))

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from timm.layers import set_layer_config
 from timm.models._hub import save_config_for_hf
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention
+import sa_zoo
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.timm_backbones import CNNS, checkpoint_filter_fn
@@ -234,3 +235,27 @@ def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatc
             )
     by_name = AutoBackbone.from_config(TimmBackboneConfig(backbone="mhsa_resnet_tiny_cifar"))
     assert [tuple(level.shape[1:]) for level in by_name(x).feature_maps] == [(192, 4, 4)]
+    # The wrapper's configuration keeps other arguments to itself; those of the call reach timm.
+    config = TimmBackboneConfig(backbone="mhsa_resnet_tiny_cifar", alpha=4.0)
+    kinds = {type(module) for module in AutoBackbone.from_config(config).modules()}
+    assert HardAttention in kinds and SoftAttention not in kinds
+    kinds = {type(module) for module in AutoBackbone.from_config(config, alpha=4.0).modules()}
+    assert SoftAttention in kinds and HardAttention not in kinds
+
+
+def test_the_backbone_of_a_detector_of_transformers_is_converted_in_place_by_layer_names():
+    from transformers import DetrConfig, DetrForObjectDetection, TimmBackboneConfig
+
+    torch.manual_seed(0)
+    backbone = TimmBackboneConfig(backbone="resnet18", out_indices=[4])
+    sizes = {"d_model": 28, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 7}
+    sizes |= {"encoder_ffn_dim": 37, "decoder_ffn_dim": 41, "num_labels": 5}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    detr = DetrForObjectDetection(DetrConfig(backbone_config=backbone, **sizes)).eval()
+    images = torch.randn(1, 3, 67, 71)
+    converted, report = sa_zoo.convert(detr, layers="*layer4*", alpha=4.0, example=images)
+    names = {name for name, module in converted.named_modules() if type(module) is SoftAttention}
+    assert names == {row.name for row in report.layers} and len(names) == 5
+    assert all("layer4" in name for name in names)
+    assert converted(images).logits.shape == detr(images).logits.shape == (1, 7, 6)
+    assert 0 < report.logits < 0.2

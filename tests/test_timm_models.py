@@ -1,6 +1,7 @@
 """timm's contract, name by name (timm's own model tests pass on these names too: see the README)."""
 
 import copy
+import pickle
 
 import pytest
 import timm
@@ -8,9 +9,12 @@ import torch
 from timm.layers import set_scriptable
 from timm.models import group_parameters
 from timm.optim import param_groups_weight_decay
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.models import timm_models
 from sa_zoo.models.timm_models import CifarResNet, TimmSANet
+from sa_zoo.models.variants import VARIANTS
 
 PARAMETERS = {
     "sa_quadratic_cifar": 12_086_844,
@@ -55,6 +59,14 @@ def images(batch: int = 2, chans: int = 3) -> torch.Tensor:
 
 def test_the_names_are_all_there_and_no_others():
     assert set(timm.list_models(module="timm_models")) == set(PARAMETERS)
+    assert [variant.name for variant in VARIANTS] == [
+        name for name in timm_models.__all__ if timm.is_model(name)
+    ]
+    for variant in VARIANTS:
+        entry = getattr(timm_models, variant.name)
+        assert entry is timm.models.model_entrypoint(variant.name)
+        assert pickle.loads(pickle.dumps(entry)) is entry
+        assert entry.__doc__ == variant.sentence
 
 
 @every_name
@@ -71,10 +83,9 @@ def test_the_default_configuration_describes_the_model(name):
         cfg = model.pretrained_cfg
         features = model.forward_features(torch.empty(1, *cfg["input_size"]))
     assert cfg["input_size"] == (3, 32, 32) and cfg["num_classes"] == model.num_classes == 10
-    assert (
-        tuple(features.shape[1:3] if isinstance(model, TimmSANet) else features.shape[2:])
-        == cfg["pool_size"]
-    )
+    # fastai and others pool features (B, D, H, W) if there is a size
+    channels_last = isinstance(model, TimmSANet)
+    assert cfg["pool_size"] == (None if channels_last else tuple(features.shape[2:]))
     for key in ("first_conv", "classifier"):
         assert cfg[key] + ".weight" in model.state_dict()
     assert model.get_classifier() is model.get_submodule(cfg["classifier"])
@@ -177,6 +188,20 @@ def test_exports_with_a_dynamic_batch(name):
     program = torch.export.export(model, (images(),), dynamic_shapes=(batch,))
     x = images(5)
     assert torch.allclose(program.module()(x), model(x), atol=1e-6)
+
+
+@every_attention
+def test_torch_fx_sees_each_block_as_one_node(name):
+    model, x = small(name), images()
+    traced = torch.fx.symbolic_trace(model)
+    assert torch.equal(traced(x), model(x))
+    _, names = get_graph_node_names(model)
+    assert [name for name in names if name.startswith("blocks.")] == [
+        f"blocks.{i}" for i in range(3)
+    ]
+    extractor = create_feature_extractor(model, {"blocks.1": "map"})
+    expected = model.forward_intermediates(x, [1], output_fmt="NHWC", intermediates_only=True)
+    assert torch.equal(extractor(x)["map"], expected[0])
 
 
 @every_attention

@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
@@ -45,15 +46,15 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
     write_timm_files(
         folder, network, model_config={"label_names": list(LABELS)}, data_config=data_config
     )
-    export_for_transformers(folder)
+    export_for_transformers(open_folder(folder))
     return network
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder, network, images, logits); blocks differ in their numbers of heads, as pruning leaves them."""
+    """(folder, network, images, logits)"""
     folder = tmp_path_factory.mktemp("runs") / "small-run"
-    network = make_run(folder, **SMALL | {"num_heads": [5, 3, 2, 5, 1, 4]})
+    network = make_run(folder, **SMALL)
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return folder, network, images, network(images)
@@ -186,7 +187,7 @@ def test_exporting_what_transformers_saved_adds_the_processor_and_keeps_the_rest
         run[0], hidden_dropout_prob=0.1
     ).save_pretrained(tmp_path)
     before = (tmp_path / "config.json").read_bytes()
-    export_for_transformers(tmp_path)
+    export_for_transformers(open_folder(tmp_path))
     assert (tmp_path / "config.json").read_bytes() == before
     processors = [
         AutoImageProcessor.from_pretrained(place).to_dict() for place in (run[0], tmp_path)
@@ -197,7 +198,8 @@ def test_exporting_what_transformers_saved_adds_the_processor_and_keeps_the_rest
 def test_a_second_export_changes_nothing(run):
     folder = run[0]
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    export_for_transformers(folder)
+    opened = open_folder(folder)
+    assert export_for_transformers(opened) == opened
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -211,12 +213,12 @@ def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(
         "network",
         "positions",
         "terms",
+        "variants",
     }
     imported = set().union(*(get_imports(path) for path in files))
     assert imported - set(sys.stdlib_module_names) == {
         "huggingface_hub",
         "torch",
-        "torchvision",
         "transformers",
     }
     for path in files:
@@ -250,9 +252,12 @@ def test_what_transformers_could_not_repeat_is_refused(run, tmp_path, key, value
     del config["model_type"]  # as timm writes it
     (config["pretrained_cfg"] if key == "crop_mode" else config)[key] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((run[0] / "model.safetensors").read_bytes())
+    opened = open_folder(tmp_path)
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        export_for_transformers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+        export_for_transformers(opened)
+    assert json.loads((tmp_path / "config.json").read_text()) == config
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 FROM_THE_HUB = """

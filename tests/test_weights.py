@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 from transformers import pipeline
 
+from sa_zoo.folders.opened import open_model
 from sa_zoo.models import timm_models
-from sa_zoo.verbs.explore import explore_source
+from sa_zoo.models.variants import VARIANTS
+from sa_zoo.verbs.explore import page_of
 
 ROOT = Path(__file__).parents[1]
 MODEL_CARDS = ROOT / "model_cards"
@@ -41,7 +43,8 @@ def test_timm_lists_the_models_that_have_weights():
     own = [
         name for name in TRAINED if not name.startswith("mhsa_")
     ]  # those convert the weights of their CNN
-    assert own == sorted(timm_models.TRAINED)
+    rows = [f"{row.name}.{tag}".rstrip(".") for row in VARIANTS for tag in row.trained]
+    assert own == sorted(rows)
     here = [
         name for name in own if (timm_models.WEIGHTS / name).is_dir()
     ]  # an installation has the smaller ones
@@ -80,17 +83,29 @@ def test_an_installation_has_the_weights_of_small_models(tmp_path):
         assert torch.allclose(torch.tensor(logits), stored(name), rtol=1e-4, atol=1e-4)
 
 
-def test_without_weights_the_message_says_where_they_would_be(monkeypatch):
+@pytest.mark.parametrize("name", [name for name in TRAINED if not name.startswith("mhsa_")])
+def test_weights_know_the_names_of_their_classes(name):
+    config = json.loads((MODEL_CARDS / name / "config.json").read_text())
+    assert list(timm.get_pretrained_cfg(name).label_names) == config["label_names"]
+
+
+WITHOUT = {
+    "sa_quadratic_cifar": "not trained yet, but sa_quadratic_tiny_cifar is",
+    "sa_mixed_cifar": "not trained yet, but sa_mixed_tiny_cifar is",
+    "sa_eq8_cifar": "not trained yet, but sa_quadratic_tiny_cifar is",
+    "resnet18_cifar": r"in a checkout, .*'local-dir:model_cards/resnet18_cifar', pretrained=True",
+    "mhsa_resnet18_cifar": r"in a checkout, .*'local-dir:model_cards/mhsa_resnet18_cifar', pret",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_without_weights_the_message_says_where_some_are(name, monkeypatch):
+    """As in an installation, which has no resnet18_cifar."""
+    monkeypatch.setattr(timm_models, "is_model_pretrained", lambda name: False)
     with pytest.raises(
-        RuntimeError, match="got True for sa_eq8_cifar, expected False: it is not trained yet"
+        RuntimeError, match=f"got True for {name}, expected False: .*{WITHOUT[name]}"
     ):
-        timm.create_model("sa_eq8_cifar", pretrained=True)
-    monkeypatch.setattr(timm_models, "TRAINED", ("sa_eq8_cifar",))
-    with pytest.raises(
-        RuntimeError,
-        match=r"in a checkout, .*'local-dir:model_cards/sa_eq8_cifar', pretrained=True",
-    ):
-        timm.create_model("sa_eq8_cifar", pretrained=True)
+        timm.create_model(name, pretrained=True)
 
 
 def test_other_classes_and_channels_take_the_other_weights():
@@ -109,19 +124,12 @@ def test_a_converted_cnn_starts_from_the_weights_of_its_cnn():
     assert torch.allclose(logits, stored("resnet_tiny_cifar"), rtol=1e-4, atol=1e-4)
 
 
-def test_one_constant_points_every_trained_model_to_its_repository():
-    code = (
-        Path(timm_models.__file__).read_text().replace('HUB_OWNER = ""', 'HUB_OWNER = "somebody"')
-    )
-    definitions = {"__file__": timm_models.__file__, "__package__": "sa_zoo.models"}
-    exec(code[: code.index("TINY =")], definitions)
-    cfgs = {
-        f"{name}.{tag}".rstrip("."): cfg
-        for name, tags in definitions["default_cfgs"].items()
-        for tag, cfg in tags.cfgs.items()
-    }
-    on_hub = {name: cfg.hf_hub_id for name, cfg in cfgs.items()}
-    assert on_hub == {name: f"somebody/{name}" if name in TRAINED else None for name in on_hub}
+def test_one_constant_points_every_trained_model_to_its_repository(monkeypatch):
+    monkeypatch.setattr(timm_models, "HUB_OWNER", "somebody")
+    for row in VARIANTS:
+        for tag, cfg in timm_models.configurations(row).cfgs.items():
+            name = f"{row.name}.{tag}".rstrip(".")
+            assert cfg.hf_hub_id == (f"somebody/{name}" if name in TRAINED else None)
 
 
 def test_the_pipeline_classifies_with_a_committed_folder():
@@ -134,7 +142,7 @@ def test_the_pipeline_classifies_with_a_committed_folder():
     "page", sorted(MODEL_CARDS.glob("*/explorer.html")), ids=lambda page: page.parent.name
 )
 def test_committed_pages_are_those_of_the_weights(page):
-    again = explore_source(str(page.parent), load_from=f"local-dir:{page.parent.name}").html
+    again = page_of(open_model(str(page.parent)), f"local-dir:{page.parent.name}").html
     committed = page.read_text(encoding="utf-8")
     # the bytes of pictures depend on the version of Pillow, the last bits of numbers on how a layer is evaluated
     encoded = re.compile(r'"(png|f4|zlib)":"([^"]+)"')

@@ -43,7 +43,7 @@ def tiny_config(**sections: dict[str, Any]) -> Config:
         "model": {"name": "test_vit", "args": TINY_VIT},
         "data": {"name": "digits"},
         "optim": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.05},
-        "train": {"epochs": 2, "batch_size": 211},
+        "train": {"epochs": 2, "batch_size": 211, "precision": "no"},
     }
     for name, section in sections.items():
         table[name] = {**table.get(name, {}), **section}

@@ -22,8 +22,8 @@ from sklearn.datasets import load_sample_images
 from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
 
-from sa_zoo.analysis.explored_layers import described, recorded_epochs, stored
-from sa_zoo.analysis.maps import attention_layers
+from sa_zoo.analysis.explored_layers import Json, described, recorded_epochs, stored
+from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.folders.write import write_file
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +40,11 @@ SCRIPTS = (
     "events.js",
 )
 LARGEST = 10_000_000  # bytes of a page
-CREDITS = {"china": "china, danielbuechele, CC BY 2.0", "flower": "flower, vultilion, CC BY 2.0"}
+AROUND = 100_000  # of them, for everything but its data
+CREDITS = {
+    "china": "china, danielbuechele, CC BY 2.0",
+    "flower": "flower, vultilion, CC BY 2.0",
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,10 @@ class Page:
     html: str
 
     def save(self, path: Path | str) -> Path:
-        return write_file(Path(path), self.html)
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"out: got {path}, expected an existing folder {path.parent}")
+        return write_file(path, self.html)
 
     def _repr_html_(self) -> str:
         # In a frame of its own: no style or script of the page can meet those of the notebook.
@@ -80,55 +87,62 @@ def explore(
     Raises:
         ValueError: for images of another kind, for a network without maps that can be shown, or too large for a page.
     """
-    expected = resolve_input_data_config(
-        model, {"img_size": getattr(model, "_traits", {}).get("img_size")}
-    )
-    if isinstance(images, Tensor) and images.ndim == 4 and len(images):
-        names = [f"image {number}" for number in range(1, len(images) + 1)]
-    elif images is None or (
-        isinstance(images, Mapping) and all(isinstance(x, Image.Image) for x in images.values())
-    ):
-        pictures = images or sample_pictures()
-        images = _as_input(pictures, expected)
-        names = list(pictures)
-    else:
-        got = (
-            f"a tensor {tuple(images.shape)}"
-            if isinstance(images, Tensor)
-            else type(images).__name__
-        )
-        raise ValueError(
-            f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}"
-        )
-    layers = attention_layers(model, images.to(next(model.parameters())))
-    architecture = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
-    pages = [described(layer, recorded or {}) for layer in layers]
-    data: dict[str, Any] = {
-        "title": title or architecture,
+    size = getattr(model, "_traits", {}).get("img_size")
+    expected = resolve_input_data_config(model, {"img_size": size})
+    inputs = _inputs(sample_pictures() if images is None else images, expected)
+    batch = torch.stack(list(inputs.values()))
+    layers = attention_layers(model, batch.to(next(model.parameters())))
+    architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
+    recorded = recorded or {}
+    data: Json = {
+        "title": title or architecture or type(model).__name__,
         "source": source,
-        "size": list(images.shape[1:]),
+        "size": list(batch.shape[1:]),
         "images": [],
-        "epochs": recorded_epochs(recorded or {}),
-        "layers": pages,
+        "epochs": recorded_epochs(recorded),
+        "layers": [described(layer, recorded) for layer in layers],
     }
-    varying = [pair for pair in zip(layers, pages, strict=True) if "stored" in pair[1]]
-    for number, (name, picture) in enumerate(zip(names, _shown(images, expected), strict=True)):
-        maps = [
-            stored(layer.maps if layer.positional else layer.maps[number]) for layer, _ in varying
-        ]
-        room = LARGEST - len(json.dumps([data, maps])) - 100_000  # for the page itself
-        if room < 0 and number == 0:
-            taken = f"maps of one image take {len(json.dumps(maps)):,} bytes"
-            raise ValueError(
-                f"model: got {len(layers)} layers whose {taken}, expected less than {LARGEST:,}"
-            )
-        if room < 0:
-            _logger.warning("the page has room for %d of the %d images", number, len(names))
-            break
-        for (_, page), kept in zip(varying, maps, strict=True):
-            page["stored"].append(kept)
-        data["images"].append({"name": name, "png": picture})
+    pictures = {name: _shown(image, expected) for name, image in inputs.items()}
+    _add_images(data, layers, pictures)
     return Page(_assembled(data))
+
+
+def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
+    """Images as the model takes them, (C, H, W), by name. Raises ValueError for images of another kind."""
+    got = type(images).__name__
+    if isinstance(images, Tensor):
+        if images.ndim == 4 and len(images):
+            return {f"image {number}": image for number, image in enumerate(images, start=1)}
+        got = f"a tensor {tuple(images.shape)}"
+    elif isinstance(images, Mapping) and images:
+        kinds = {isinstance(picture, Image.Image) for picture in images.values()}
+        if kinds == {True}:
+            return _as_input(images, expected)
+    raise ValueError(
+        f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}"
+    )
+
+
+def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
+    """Add to a page as many images as it has room for, with the maps that it cannot compute."""
+    room = LARGEST - AROUND - len(json.dumps(data))
+    pages = data["layers"]
+    varying = [index for index, page in enumerate(pages) if page["kind"] == "stored"]
+    for number, (name, png) in enumerate(pictures.items()):
+        maps = [stored(layers[index].of_image(number)) for index in varying]
+        taken = len(json.dumps([name, png, maps]))
+        room -= taken
+        if room < 0:
+            break
+        data["images"].append({"name": name, "png": png})
+        for index, of_layer in zip(varying, maps, strict=True):
+            pages[index]["stored"].append(of_layer)
+    shown = len(data["images"])
+    if shown == 0:
+        got = f"{len(layers)} layers whose maps of one image take {taken:,} bytes"
+        raise ValueError(f"model: got {got}, expected less than {LARGEST:,}")
+    if shown < len(pictures):
+        _logger.warning("the page has room for %d of the %d images", shown, len(pictures))
 
 
 def sample_pictures() -> dict[str, Image.Image]:
@@ -138,37 +152,36 @@ def sample_pictures() -> dict[str, Image.Image]:
     return {name: Image.fromarray(pixels) for name, pixels in zip(names, bunch.images, strict=True)}
 
 
-def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> Tensor:
-    """Pictures resized, cropped and normalized for a model: (B, C, H, W)"""
-    channels, *_ = expected["input_size"]
-    if channels not in (1, 3):
+def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> dict[str, Tensor]:
+    """Pictures resized, cropped and normalized for a model, (C, H, W)."""
+    modes = {
+        1: "L",
+        3: "RGB",
+    }
+    channels = expected["input_size"][0]
+    if channels not in modes:
         raise ValueError(
             f"images: got pictures for a model of {channels} channels, expected a tensor of its input"
         )
     transform: Any = create_transform(**expected)
-    return torch.stack(
-        [
-            transform(picture.convert("L" if channels == 1 else "RGB"))
-            for picture in pictures.values()
-        ]
-    )
+    return {name: transform(picture.convert(modes[channels])) for name, picture in pictures.items()}
 
 
-def _shown(images: Tensor, expected: dict[str, Any]) -> list[str]:
-    """The pictures that a model sees, as base64 of PNG: the inverse of its normalization, of at most 3 channels."""
+def _shown(image: Tensor, expected: dict[str, Any]) -> str:
+    """The picture (C, H, W) that a model sees, as base64 of PNG: the inverse of its normalization.
+
+    It shows the first three channels, or the first in gray if there are fewer.
+    """
     mean, std = (torch.tensor(expected[key]).view(-1, 1, 1) for key in ("mean", "std"))
-    pixels = (images.cpu() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
-    encoded = []
-    for picture in pixels[:, [0] if pixels.shape[1] < 3 else [0, 1, 2]]:
-        content = BytesIO()
-        Image.fromarray(picture.permute(1, 2, 0).squeeze(-1).numpy()).save(
-            content, "png", optimize=True
-        )
-        encoded.append(base64.b64encode(content.getvalue()).decode())
-    return encoded
+    pixels = (image.cpu() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+    colors = pixels[:3] if len(pixels) >= 3 else pixels[:1]
+    content = BytesIO()
+    picture = Image.fromarray(colors.permute(1, 2, 0).squeeze(-1).numpy())
+    picture.save(content, "png", optimize=True)
+    return base64.b64encode(content.getvalue()).decode()
 
 
-def _assembled(data: dict[str, Any]) -> str:
+def _assembled(data: Json) -> str:
     """The page. Its policy forbids every connection and every script but its own."""
     script = "\n".join((SOURCE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n{script}'

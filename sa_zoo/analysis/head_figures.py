@@ -5,6 +5,10 @@ Displacements have rows downwards and columns to the right, as in an image. A sq
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 from matplotlib import color_sequences, colormaps
@@ -14,25 +18,19 @@ from matplotlib.patches import Rectangle
 
 from sa_zoo.analysis.heads import Head
 
-# Radius, in standard deviations, of the contour that encloses a share of a Gaussian in the plane -> line style.
-CONTOURS = {
-    math.sqrt(-2 * math.log(1 - share)): style for share, style in ((0.5, "solid"), (0.9, "dotted"))
-}
-MOST, WIDEST = (
-    0.5,
-    20,
-)  # share of the heads whose contours fit into a figure, if they end within so many pixels
+SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
+MOST = 0.5  # share of the heads whose contours fit into a figure
+WIDEST = 20  # pixels, up to which a figure grows for them
 
 Layers = Sequence[dict[str, np.ndarray]]
+Color = Any  # of matplotlib
 
 
-def head_colors(heads: int) -> np.ndarray:
+def head_colors(heads: int) -> Sequence[Color]:
     """Colors that people with color vision deficiencies tell apart, up to ten; more heads share a gradient."""
-    return np.asarray(
-        color_sequences["petroff10"]
-        if heads <= 10
-        else colormaps["viridis"](np.linspace(0, 0.9, heads))
-    )
+    if heads <= 10:
+        return color_sequences["petroff10"][:heads]
+    return list(colormaps["viridis"](np.linspace(0, 0.9, heads)))
 
 
 def head_positions(layers: Layers) -> Figure:
@@ -44,18 +42,28 @@ def head_positions(layers: Layers) -> Figure:
     """
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
     center = max(np.abs(layer["Delta"]).max() for layer in layers)
-    widest = np.quantile(np.concatenate([np.abs(each).max((1, 2, 3)) for each in contours]), MOST)
+    ends = np.concatenate([np.abs(each).max(axis=(1, 2, 3)) for each in contours])
+    widest = np.quantile(ends, MOST)
     figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
-        for head, (at, color) in enumerate(
-            zip(layer["Delta"], head_colors(len(layer["Delta"])), strict=False)
-        ):
-            axes.plot(at[1], at[0], ".", color=color, markersize=5)
-            axes.annotate(
-                str(head + 1), at[::-1], (2, 2), textcoords="offset points", fontsize=7, color=color
+        colors = head_colors(len(curves))
+        for head, (row, column) in enumerate(layer["Delta"]):
+            axes.plot(
+                column,
+                row,
+                ".",
+                color=colors[head],
+                markersize=5,
             )
-            for curve, style in zip(curves[head], CONTOURS.values(), strict=True):
-                axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
+            _number(axes, head, (column, row), colors[head])
+            for curve, style in zip(curves[head], SHARES.values(), strict=True):
+                axes.plot(
+                    curve[1],
+                    curve[0],
+                    linestyle=style,
+                    color=colors[head],
+                    linewidth=1,
+                )
     return figure
 
 
@@ -64,39 +72,65 @@ def head_paths(layers: Layers) -> Figure:
 
     Each layer has Delta: (epochs + 1, N_h, 2).
     """
-    figure, panels = _panels(len(layers), 1 + max(np.abs(layer["Delta"]).max() for layer in layers))
+    furthest = max(np.abs(layer["Delta"]).max() for layer in layers)
+    figure, panels = _panels(len(layers), 1 + furthest)
     for axes, layer in zip(panels, layers, strict=True):
         paths = layer["Delta"].transpose(1, 2, 0)  # (N_h, 2, epochs + 1)
-        for head, ((down, across), color) in enumerate(
-            zip(paths, head_colors(len(paths)), strict=False)
-        ):
-            axes.plot(across, down, "-", color=color, linewidth=1)
-            axes.plot(across[0], down[0], "o", color=color, markersize=4, fillstyle="none")
-            axes.plot(across[-1], down[-1], "o", color=color, markersize=4)
-            end = (across[-1], down[-1])
-            axes.annotate(
-                str(head + 1), end, (2, 2), textcoords="offset points", fontsize=7, color=color
+        colors = head_colors(len(paths))
+        for head, (down, across) in enumerate(paths):
+            color = colors[head]
+            style = {"color": color, "markersize": 4}
+            axes.plot(
+                across[0],
+                down[0],
+                "o",
+                fillstyle="none",
+                **style,
             )
+            axes.plot(
+                across,
+                down,
+                "-o",
+                linewidth=1,
+                markevery=[-1],
+                **style,
+            )
+            _number(axes, head, (across[-1], down[-1]), color)
     return figure
+
+
+def _number(axes: Axes, head: int, at: tuple[float, float], color: Color) -> None:
+    """Write the number of a head beside a point."""
+    axes.annotate(
+        str(head + 1),
+        at,
+        (2, 2),
+        textcoords="offset points",
+        fontsize=7,
+        color=color,
+    )
 
 
 def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     """One square of displacements per layer, from -reach to reach, rows downwards."""
     columns = min(layers, 3)
     rows = math.ceil(layers / columns)
-    figure = Figure(
-        figsize=(max(2.5 * columns + 0.3, 3.6), max(2.6 * rows + 0.2, 3.6)), layout="constrained"
-    )
+    size = (max(2.5 * columns + 0.3, 3.6), max(2.6 * rows + 0.2, 3.6))
+    figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for index, axes in enumerate(panels[:layers]):
-        axes.add_patch(
-            Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1)
-        )  # the query
-        axes.set(
-            title=f"layer {index + 1}", xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal"
+        query = Rectangle(
+            (-0.5, -0.5),
+            1,
+            1,
+            facecolor="0.85",
+            edgecolor="black",
+            zorder=1,
         )
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.get_major_locator().set_params(integer=True, nbins=6)
+        axes.add_patch(query)
+        axes.set(title=f"layer {index + 1}", aspect="equal")
+        axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
+        axes.locator_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize="small")
     for axes in panels[layers:]:
@@ -112,19 +146,24 @@ def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
     Each map has its own scale, from zero (dark) to its maximum (bright).
     """
     heads = max(map(len, layers))
-    figure = Figure(figsize=(0.9 * heads + 0.5, 0.95 * len(layers) + 0.3), layout="constrained")
+    size = (0.9 * heads + 0.5, 0.95 * len(layers) + 0.3)
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(layers), heads, squeeze=False)
+    corner = (query[1] - 0.5, query[0] - 0.5)
     for index, (row, maps) in enumerate(zip(grid, layers, strict=True)):
         for axes, shown in zip(row, maps, strict=False):
             axes.imshow(shown, cmap="cividis", vmin=0)
-            corner = (query[1] - 0.5, query[0] - 0.5)
-            for color, width in (
-                ("black", 2.4),
-                ("white", 1.2),
-            ):  # seen on any color, and what is inside is seen too
-                axes.add_patch(
-                    Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width)
+            # an outline that is seen on any color, and what is inside is seen too
+            for color, width in (("black", 2.4), ("white", 1.2)):
+                outline = Rectangle(
+                    corner,
+                    1,
+                    1,
+                    fill=False,
+                    edgecolor=color,
+                    linewidth=width,
                 )
+                axes.add_patch(outline)
             axes.set(xticks=[], yticks=[])
         for axes in row[len(maps) :]:
             axes.set_axis_off()
@@ -136,52 +175,59 @@ def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
 
 def head_depth(heads: Sequence[Head], window: int) -> Figure:
     """How far heads reach, and how much of their attention is near the query, layer by layer."""
-    names = list(dict.fromkeys(head.layer for head in heads))
     figure = Figure(figsize=(8, 3), layout="constrained")
-    titles = (
-        "mean distance from the query, in pixels",
-        f"attention inside {window} x {window} pixels, %",
-    )
-    for axes, key, scale, title in zip(
-        figure.subplots(1, 2), ("reach", "share"), (1, 100), titles, strict=True
-    ):
-        values = [
-            [scale * getattr(head, key) for head in heads if head.layer == name] for name in names
-        ]
-        for layer, each in enumerate(values, start=1):
-            axes.plot(
-                [layer] * len(each),
-                each,
-                "o",
-                color=color_sequences["petroff10"][0],
-                alpha=0.6,
-                markersize=5,
-            )
-        means = [np.mean(each) for each in values]
-        axes.plot(
-            range(1, len(names) + 1),
-            means,
-            "-s",
-            color=color_sequences["petroff10"][1],
-            label="mean of the layer",
-        )
-        axes.set(title=title, xlabel="layer")
-        axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(frameon=False)
+    reach, share = figure.subplots(1, 2)
+    _depth(reach, [(head.layer, head.reach) for head in heads])
+    _depth(share, [(head.layer, 100 * head.share) for head in heads])
+    over_whole_numbers(reach, "layer", "mean distance from the query, in pixels")
+    over_whole_numbers(share, "layer", f"attention inside {window} x {window} pixels, %")
+    reach.legend(frameon=False)
     return figure
 
 
+def _depth(axes: Axes, values: Sequence[tuple[str, float]]) -> None:
+    """A dot per head and the mean of each layer, in the order of the layers. values: (layer, number of a head)"""
+    each, mean, *_ = color_sequences["petroff10"]
+    means: list[float] = []
+    for _, group in groupby(values, itemgetter(0)):
+        numbers = [number for _, number in group]
+        means.append(fmean(numbers))
+        at = [len(means)] * len(numbers)
+        axes.plot(
+            at,
+            numbers,
+            "o",
+            color=each,
+            alpha=0.6,
+            markersize=5,
+        )
+    layers = range(1, len(means) + 1)
+    axes.plot(
+        layers,
+        means,
+        "-s",
+        color=mean,
+        label="mean of the layer",
+    )
+    axes.set_ylim(bottom=0)
+
+
+def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
+    """A panel whose columns are layers or epochs."""
+    axes.set(title=title, xlabel=what)
+    axes.locator_params("x", integer=True, min_n_ticks=1)
+    axes.grid(alpha=0.3)
+
+
 def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is a radius of CONTOURS.
+    """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is the radius of one of SHARES.
 
     (N_h, 2) and (N_h,) or (N_h, 2, 2) -> (N_h, contours, 2, points).
     """
     S = spread if spread.ndim == 3 else spread[:, None, None] * np.eye(2)
     S = S + 1e-9 * np.eye(2)  # a head that attends everywhere has a contour too, far outside
     angles = np.linspace(0, 2 * np.pi, 101)
-    outline = np.linalg.inv(S.transpose(0, 2, 1)) @ np.stack(
-        [np.cos(angles), np.sin(angles)]
-    )  # (N_h, 2, points)
-    return Delta[:, None, :, None] + np.array(list(CONTOURS))[:, None, None] * outline[:, None]
+    circle = np.stack([np.cos(angles), np.sin(angles)])
+    outline = np.linalg.inv(S.transpose(0, 2, 1)) @ circle  # (N_h, 2, points)
+    radii = np.sqrt(-2 * np.log1p(-np.array(list(SHARES))))  # of a Gaussian in the plane
+    return Delta[:, None, :, None] + radii[:, None, None] * outline[:, None]

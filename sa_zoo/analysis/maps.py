@@ -4,6 +4,7 @@ Legend: models/attention.py. A layer's queries are the pixels of `grid`. Its key
 or for a convolution as attention the padded image, where query (i, j) stands on the key stride * (i, j) + center.
 """
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -13,11 +14,10 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.gated import ContentAttention
-from sa_zoo.kernels.absorbed import is_positional
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import outer_sum
 
-Pixel = tuple[int, int]
+Pixel = tuple[int, ...]  # (row, column), or (H, W)
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ class LayerMaps:
     """
 
     name: str  # of the module in the network
-    module: (
-        nn.Module
-    )  # which has, if `positional`, the parameters Delta and spread or alpha, or row, col, w, v
+    module: nn.Module
     grid: Pixel  # (H, W) of the queries
     keys: Pixel  # (H, W) of the keys
     image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
@@ -40,9 +38,9 @@ class LayerMaps:
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
-    dropped: Tensor | None = (
-        None  # (B, N_h, T): share of class and register tokens, not in the maps
-    )
+    variation: Tensor | None = None  # (N_h,): share of attention that images move, from 0 to 1
+    # (B, N_h, T): share of class and register tokens, which is not in the maps
+    dropped: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -55,22 +53,24 @@ class LayerMaps:
             return self.factors[0]
         return outer_sum(*(factor.log() for factor in self.factors)).exp()
 
+    def of_image(self, number: int) -> Tensor:
+        """P of one of the images, (N_h, T_queries, T_keys)"""
+        P = self.maps
+        return P if self.positional else P[number]
+
     def at(self, query: Pixel) -> Tensor:
         """The maps of the query pixel (row, column): (N_h, *keys) or (B, N_h, *keys)"""
+        row, column = query
         if len(self.factors) == 1:
-            return self.factors[0][..., query[0] * self.grid[1] + query[1], :].unflatten(
-                -1, self.keys
-            )
-        down, across = (factor[:, place] for factor, place in zip(self.factors, query, strict=True))
-        return down[:, :, None] * across[:, None, :]
+            P = self.factors[0][..., row * self.grid[1] + column, :]
+            return P.unflatten(-1, self.keys)
+        down, across = self.factors
+        return down[:, row, :, None] * across[:, column, None, :]
 
     def standing(self, query: Pixel) -> Pixel:
         """The key that a query pixel stands on, both (row, column): displacements count from there."""
-        down, across = (
-            step * at + first
-            for step, at, first in zip(self.stride, query, self.center, strict=True)
-        )
-        return down, across
+        places = zip(self.stride, query, self.center, strict=True)
+        return tuple(step * at + first for step, at, first in places)
 
 
 @torch.no_grad()
@@ -119,10 +119,18 @@ def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -
 
 def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     """X: (B, H, W, D)"""
-    positional = all(is_positional(term) for term in module.terms)
+    positional = all(term.positional for term in module.terms)
     factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
     grid = (X.shape[1], X.shape[2])
-    return LayerMaps(name, module, grid, grid, grid, positional, tuple(factors))
+    return LayerMaps(
+        name,
+        module,
+        grid,
+        grid,
+        grid,
+        positional,
+        tuple(factors),
+    )
 
 
 def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> LayerMaps:
@@ -130,22 +138,23 @@ def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> Lay
     image = list(x.shape[2:])
     sizes = module.key_sizes(image)
     content = isinstance(module, ContentAttention) and bool(module.gate.any())
-    axes = (
-        ()
-        if content
-        else (probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2))
+    if content:
+        factors = [module.probabilities(x)]
+    else:
+        factors = [probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2)]
+    before, _ = module.pad.amounts(image)
+    return LayerMaps(
+        name,
+        module,
+        grid=tuple(module.queries(sizes)),
+        keys=tuple(sizes),
+        image=tuple(image),
+        positional=not content,
+        factors=tuple(factors),
+        stride=tuple(module.stride),
+        center=tuple(module.center),
+        padding=tuple(before),
     )
-    factors = tuple(axes) or (module.probabilities(x),)
-    pairs = (
-        module.queries(sizes),
-        sizes,
-        image,
-        module.stride,
-        module.center,
-        module.pad.amounts(image)[0],
-    )
-    grid, keys, inner, stride, center, padding = ((down, across) for down, across in pairs)
-    return LayerMaps(name, module, grid, keys, inner, not content, factors, stride, center, padding)
 
 
 def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
@@ -153,15 +162,14 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     size = getattr(getattr(model, "patch_embed", None), "dynamic_feat_size", None)
     if size is None:
         return []
-    grid: Pixel = tuple(size(images.shape[2:]))
-    pixels, prefix = grid[0] * grid[1], getattr(model, "num_prefix_tokens", 0)
+    grid = tuple(size(images.shape[2:]))
+    prefix = getattr(model, "num_prefix_tokens", 0)
     fused = [module for module in model.modules() if getattr(module, "fused_attn", False)]
     try:
         for module in fused:
             module.fused_attn = False  # type: ignore[assignment]  # nn.Module declares Tensor | Module
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # torch.fx notes that training would trace more nodes
+        # torch.fx notes that training would trace more nodes
+        with warnings.catch_warnings(action="ignore"):
             extracted = AttentionExtract(model)(images)
     except RuntimeError as error:  # what the tool raises if it finds no softmax
         raise ValueError(
@@ -172,7 +180,7 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
             module.fused_attn = True  # type: ignore[assignment]
     layers = []
     for node, P in extracted.items():  # (B, N_h, tokens, tokens), class and register tokens first
-        extra = P.shape[-1] - pixels
+        extra = P.shape[-1] - math.prod(grid)
         if P.ndim != 4 or P.shape[-2] != P.shape[-1] or not 0 <= extra <= prefix:
             continue
         name = node.rpartition(".")[0]
@@ -180,7 +188,6 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         kept = P[..., extra:, extra:].float()
         share = kept.sum(dim=-1, keepdim=True)
         factors = (kept / share.clamp(min=torch.finfo(torch.float32).tiny),)
-        layers.append(
-            LayerMaps(name, module, grid, grid, grid, False, factors, dropped=1 - share.squeeze(-1))
-        )
+        dropped = 1 - share.squeeze(-1)
+        layers.append(LayerMaps(name, module, grid, grid, grid, False, factors, dropped=dropped))
     return layers

@@ -6,9 +6,10 @@ For |x| <= M, and Conv the convolution whose kernel slices are the layer's value
 
 The first term is exact arithmetic: a probability vector and a one-hot one differ by 2 (1 - P[target]) in sum of
 absolute values, and `missed_attention` bounds 1 - P[target] on any image, of any size, with any padding. The second
-is the usual worst case for sums of products in any order (Higham, Accuracy and Stability of Numerical Algorithms,
-Section 3.1), for both layers. It assumes that float16 and bfloat16 are summed in float32 and rounded where tensors are
-stored, and does not cover TensorFloat-32 or Winograd convolutions, which round differently.
+is the usual worst case for both layers: n u for a sum of n products in any order (Jeannerod and Rump 2013, "Improved
+error bounds for inner products in floating-point arithmetic"), and half of the type's smallest number for each result
+that may underflow. It assumes that float16 and bfloat16 are summed in float32 and rounded where tensors are stored, and
+that underflow is gradual. It does not cover TensorFloat-32 or Winograd convolutions, which round differently.
 """
 
 import math
@@ -20,9 +21,12 @@ import torch
 from torch import Tensor
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, missed_attention
+
+# Unit roundoff of float32, in which narrower types are summed.
+SINGLE = torch.finfo(torch.float32).eps / 2
 
 
 @dataclass(frozen=True)
@@ -43,74 +47,92 @@ class Certificate:
 
 
 def certificate(
-    layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0
+    layer: ConvolutionalAttention,
+    image: Sequence[int],
+    magnitude: float = 1.0,
 ) -> Certificate:
     """The bound for images of one size, in the type of the layer's weights.
 
     Args:
-        layer: the result of attention_from_conv, without `patch`; its alpha and Delta may have been trained.
+        layer: the result of attention_from_conv; its alpha and Delta may have been trained.
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
     Raises ValueError for a layer whose gate is open, or that is none of these, and for other sizes.
     """
-    if not isinstance(layer, ConvolutionalAttention):
-        raise ValueError(
-            f"layer: got {type(layer).__name__}, expected a result of attention_from_conv without `patch`"
-        )
+    layer = without_content("layer", layer)
     if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
-    if isinstance(layer, ContentAttention) and layer.gate.detach().any():
-        raise ValueError(
-            "layer: got one whose gate is open, expected a layer that does not look at content"
-        )
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
-    bias = (
-        torch.zeros(len(kernel))
-        if layer.b_out is None
-        else layer.b_out.detach().cpu().double().abs()
-    )
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
-    target = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
+    target = head_shifts(layer.kernel_size, layer.dilation, layer.center)
     missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
-    largest = magnitude * norms.sum(dim=1) + bias  # no partial sum of products exceeds it
+    largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it
+    if layer.b_out is not None:
+        largest = largest + layer.b_out.detach().cpu().double().abs()
+    keys = layer.key_sizes(list(image))
+    of_both = _rounding_of_sum(kernel[0].numel() + 1, layer) + _layer_rounding(layer, keys)
+    # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
+    relative = torch.tensor(of_both, dtype=torch.float64).expm1()
     return Certificate(
         attention=2 * magnitude * (norms @ missed),
-        rounding=largest
-        * (_rounding_of_sum(layer, kernel[0].numel() + 1) + _layer_rounding(layer, image)),
+        rounding=largest * relative + _underflow(layer, keys, magnitude, norms.sum(dim=1)),
     )
 
 
-def _units(layer: ConvolutionalAttention) -> tuple[float, float]:
-    """Unit roundoff of sums, and of tensors stored in the weights' type (zero if that is not narrower)."""
+def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
+    """n u: error of a sum of n products, relative to the sum of their absolute values, and of storing it."""
     stored = torch.finfo(layer.W_val().dtype).eps / 2
-    summed = min(stored, torch.finfo(torch.float32).eps / 2)
-    return summed, stored if stored > summed else 0.0
+    if stored > SINGLE:
+        return terms * SINGLE + stored
+    return terms * stored
 
 
-def _rounding_of_sum(layer: ConvolutionalAttention, terms: int) -> float:
-    """gamma_n = n u / (1 - n u): error of a sum of n products that is stored, relative to their absolute values."""
-    summed, stored = _units(layer)
-    return terms * summed / (1 - terms * summed) + stored
+def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
+    """The largest kernel that a SoftAttention composes for so many keys per axis; 1 for other layers."""
+    windows = layer.windows() if isinstance(layer, SoftAttention) else []
+    return math.prod(min(len(window), size) for window, size in zip(windows, keys, strict=False))
 
 
-def _layer_rounding(layer: ConvolutionalAttention, image: Sequence[int]) -> float:
-    """Rounding of the layer's evaluation; for SoftAttention of both, as borders are evaluated by axes."""
-    of_sum = partial(_rounding_of_sum, layer)
-    heads, inner = len(layer.alpha), layer.in_channels // layer.groups
+def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
+    """Rounding of the layer's evaluation; for SoftAttention the larger one, as borders are evaluated by axes."""
+    of_sum = partial(_rounding_of_sum, layer=layer)
+    heads = len(layer.alpha)
+    inner = layer.in_channels // layer.groups
+    projected = of_sum(heads * inner + 1)
     if isinstance(layer, HardAttention):
-        return of_sum(heads * inner + 1)
-    Delta, alpha = layer.Delta.detach().cpu().double(), layer.alpha.detach().cpu().double()
+        return projected
+    Delta = layer.Delta.detach().cpu().double()
     offset = (Delta - Delta.round()).square().amax(dim=1)
     # A score's relative error of four roundings, as an error of exp(score), averaged over keys: E[alpha d^2] < 3/4
     # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has it too.
+    alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)
     score = float((8 * (alpha * offset + 0.75)).max())
-    keys = layer.key_sizes(list(image))
-    probability = sum((score + 6) * _units(layer)[0] + of_sum(size) for size in keys)
-    mixed = sum(map(of_sum, keys))
+    probability = sum(of_sum(score + 6 + size) for size in keys)
     if isinstance(layer, ContentAttention):
-        mixed = of_sum(math.prod(keys)) + _units(layer)[1]
-    rounding = probability + mixed + of_sum(heads * inner + 1)
-    if isinstance(layer, SoftAttention):
-        rounding += probability + of_sum(heads) + of_sum(math.prod(layer.count) * inner + 1)
-    return rounding
+        return probability + of_sum(math.prod(keys)) + of_sum(0) + projected
+    composed = of_sum(heads) + of_sum(_composed(layer, keys) * inner + 1)
+    return probability + max(composed, sum(map(of_sum, keys)) + projected)
+
+
+def _underflow(
+    layer: ConvolutionalAttention,
+    keys: list[int],
+    magnitude: float,
+    norms: Tensor,
+) -> Tensor:
+    """Absolute errors of results below the type's normal numbers, for the convolution and the layer: (D_out,)
+
+    Each is at most half the smallest number; `norms` (D_out,) are the sums of absolute weights that pass them on.
+    """
+    limits = torch.finfo(layer.W_val().dtype)
+    heads = len(layer.alpha)
+    inner = layer.in_channels // layer.groups
+    results = 2 * (heads * inner + 2) + torch.zeros_like(norms)
+    if not isinstance(layer, HardAttention):
+        mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
+        results += norms * (mixed * (magnitude + 1) + len(keys))
+        # A composed kernel's weights, each a sum over heads, and its products with the image.
+        per_tap = inner * (1 + magnitude * (heads + 1)) + norms * magnitude * len(keys)
+        results += _composed(layer, keys) * per_tap
+    return results * limits.smallest_normal * limits.eps / 2

@@ -11,8 +11,8 @@ As alpha grows, P_h becomes one-hot and the layer becomes the convolution whose 
 Each layer is evaluated in the cheapest way that its parameters allow; all are equal within certificate.py's bound:
 
     HardAttention     here        alpha so large that P_h is one-hot: the layer runs as its convolution
-    SoftAttention     soft.py     finite alpha: one composed kernel, or P_h by axes, whichever is cheaper
-    ContentAttention  gated.py    scores that look at pixels too: explicit softmax
+    SoftAttention     soft.py     finite alpha: P_h by axes, or one composed kernel and a frame by axes
+    ContentAttention  gated.py    scores that look at pixels too: the definition
 
 Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
 """
@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sa_zoo.convolution.padding import Padding
-from sa_zoo.convolution.theorem import head_shifts, is_exact, missed_attention
+from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
-from sa_zoo.models.positions import outer_sum, pixels, quadratic_scores
+from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 
 
 def convolve(
@@ -45,19 +45,6 @@ def convolve(
     if len(stride) == 2:
         return F.conv2d(x, kernel, bias, stride, padding, dilation, groups)
     return F.conv3d(x, kernel, bias, stride, padding, dilation, groups)
-
-
-def project(heads: Tensor, slices: Tensor, b_out: Tensor | None, groups: int) -> Tensor:
-    """b_out + sum_h heads_h W_val_h (Eq. 10), with channels moved to where convolutions have them.
-
-    (B, *Q, N_h D_in), (D_out, D_in / groups, N_h), (D_out,) -> (B, D_out, *Q)
-    """
-    kernel = slices.unflatten(0, [groups, -1])  # (groups, D_out / groups, D_in / groups, N_h)
-    apart = heads.unflatten(
-        -1, [slices.shape[2], groups, slices.shape[1]]
-    )  # (B, *Q, N_h, groups, D_in / groups)
-    out = torch.einsum("b...hgi,goih->b...go", apart, kernel).flatten(-2)
-    return (out if b_out is None else out + b_out.to(out.dtype)).movedim(-1, 1)
 
 
 class ConvolutionalAttention(nn.Module):
@@ -88,14 +75,12 @@ class ConvolutionalAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.W_val = W_val
-        self.b_out = None if b_out is None else nn.Parameter(b_out)
+        self.b_out = None if b_out is None else nn.Parameter(b_out.detach())
         self.pad = pad
-        self.stride, self.dilation, self.center, self.groups = (
-            list(stride),
-            list(dilation),
-            list(center),
-            groups,
-        )
+        self.stride = list(stride)
+        self.dilation = list(dilation)
+        self.center = list(center)
+        self.groups = groups
         self.out_channels, inner, *self.kernel_size = W_val().shape
         self.in_channels = inner * groups
         self.zeros = [0] * len(self.kernel_size)
@@ -106,9 +91,14 @@ class ConvolutionalAttention(nn.Module):
         self.hold(head_shifts(self.kernel_size, dilation, center).to(alpha), alpha)
 
     @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        """Register the heads' Delta (N_h, n) and alpha (N_h,), as parameters or buffers."""
-        raise NotImplementedError
+    def hold(
+        self,
+        Delta: Tensor,
+        alpha: Tensor,
+    ) -> None:
+        """Register the heads' Delta (N_h, n) and alpha (N_h,): parameters, if they can be trained."""
+        self.Delta = nn.Parameter(Delta)
+        self.alpha = nn.Parameter(alpha)
 
     @property
     def weight(self) -> Tensor:
@@ -121,12 +111,16 @@ class ConvolutionalAttention(nn.Module):
 
     def queries(self, sizes: list[int]) -> list[int]:
         """Q along each axis for N = `sizes`."""
-        counts = [0] * len(sizes)
-        for axis in range(len(sizes)):
-            counts[axis] = (sizes[axis] - self.extent[axis] - 1) // self.stride[axis] + 1
-        return counts
+        return [
+            (sizes[axis] - self.extent[axis] - 1) // self.stride[axis] + 1
+            for axis in range(len(sizes))
+        ]
 
-    def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
+    def axis_scores(
+        self,
+        axis: int,
+        sizes: list[int],
+    ) -> Tensor:
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
         device = self.alpha.device
         standing = pixels(self.queries(sizes)[axis], device) * self.stride[axis] + self.center[axis]
@@ -152,19 +146,48 @@ class ConvolutionalAttention(nn.Module):
         """
         return probabilities_from(self.scores(self.pad(x)))
 
-    def explicit(self, x: Tensor) -> Tensor:
-        """The layer by its definition, for maps and tests: (B, D_in, *image) -> (B, D_out, *Q)"""
+    def definition(self, x: Tensor) -> Tensor:
+        """Eq. 10 as written, for maps and tests: (B, D_in, *image) -> (B, D_out, *Q)"""
         keys = self.pad(x)
-        return self.attended(probabilities_from(self.scores(keys)), keys)
+        return self.values(probabilities_from(self.scores(keys)), keys)
 
-    def attended(self, P: Tensor, keys: Tensor) -> Tensor:
+    def values(
+        self,
+        P: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
         """b_out + sum_h P_h X W_val_h: (.., N_h, prod Q, prod N), (B, D_in, *N) -> (B, D_out, *Q)"""
         heads = attend(P, keys.flatten(2).transpose(1, 2))  # (B, prod Q, N_h D_in)
         return self.project(heads.unflatten(1, self.queries(list(keys.shape[2:]))))
 
     def project(self, heads: Tensor) -> Tensor:
         """b_out + sum_h heads_h W_val_h: (B, *Q, N_h D_in) -> (B, D_out, *Q)"""
-        return project(heads, self.W_val().flatten(2), self.b_out, self.groups)
+        slices = self.W_val().flatten(2)
+        kernel = slices.unflatten(
+            0, [self.groups, -1]
+        )  # (groups, D_out / groups, D_in / groups, N_h)
+        # (B, *Q, N_h, groups, D_in / groups)
+        apart = heads.unflatten(-1, [slices.shape[2], self.groups, slices.shape[1]])
+        out = torch.einsum("b...hgi,goih->b...go", apart, kernel).flatten(-2)
+        if self.b_out is not None:
+            out = out + self.b_out.to(out.dtype)
+        return out.movedim(-1, 1)
+
+    @torch.jit.ignore
+    def composed_kernel(self, windows: list[range]) -> Tensor:
+        """sum_h P_h[q, .] W_val_h for a query far from the border, which sees `windows`: (D_out, D_in / groups, ...)"""
+        device = self.alpha.device
+        P = torch.ones_like(self.alpha)[:, None]
+        for axis, window in enumerate(windows):
+            offsets = pixels(len(window), device) * window.step + window[0]
+            scores = quadratic_scores(self.Delta[:, axis], self.alpha, pixels(1, device), offsets)
+            P = (P[:, :, None] * probabilities_from(scores)).flatten(1)
+        # slices @ P as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take several times
+        # as long for a matrix product with so few columns.
+        slices = self.W_val()
+        heads_last = at_least_float32(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
+        kernel = F.conv2d(heads_last, P.T[:, :, None, None]).permute(0, 2, 3, 1).squeeze(1)
+        return kernel.to(slices.dtype).unflatten(-1, [len(window) for window in windows])
 
     @torch.jit.ignore
     def key_sizes(self, image: list[int]) -> list[int]:
@@ -185,24 +208,27 @@ class HardAttention(ConvolutionalAttention):
     """
 
     @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+    def hold(
+        self,
+        Delta: Tensor,
+        alpha: Tensor,
+    ) -> None:
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad
         self.outside: nn.Module = pad
         self.padding = self.zeros
         if type(pad) is Padding and pad.mode == "constant" and pad.before == pad.after:
-            self.outside, self.padding = nn.Identity(), pad.before
+            self.outside = nn.Identity()
+            self.padding = pad.before
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         error_msgs: list[str] = args[-1]
-        alpha, Delta = (
-            state_dict.get(prefix + "alpha", self.alpha),
-            state_dict.get(prefix + "Delta", self.Delta),
-        )
+        alpha = state_dict.get(prefix + "alpha", self.alpha)
+        Delta = state_dict.get(prefix + "Delta", self.Delta)
         offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
-        if not is_exact(offset, alpha):
-            missed = float(missed_attention(offset, alpha).max())
+        missed = float(missed_attention(offset, alpha).max())
+        if not missed <= EXACT:
             error_msgs.append(
                 f"{prefix}alpha: got heads that miss their targets by {missed:.1e}, expected exact ones in a layer "
                 "that was built for a large alpha; build it with the alpha of these weights"

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.models.attention import probabilities_from
 
 
 class ContentAttention(ConvolutionalAttention):
@@ -27,9 +26,12 @@ class ContentAttention(ConvolutionalAttention):
     at_once: Final[int] = 16
 
     @torch.jit.ignore
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        self.Delta = nn.Parameter(Delta)
-        self.alpha = nn.Parameter(alpha)
+    def hold(
+        self,
+        Delta: Tensor,
+        alpha: Tensor,
+    ) -> None:
+        super().hold(Delta, alpha)
         heads = alpha.shape[0]
         shape = (heads, (self.in_channels + heads - 1) // heads, self.in_channels)
         self.W_qry = nn.Parameter(torch.randn(shape).to(alpha) * self.in_channels**-0.5)
@@ -55,16 +57,20 @@ class ContentAttention(ConvolutionalAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
-        keys = self.pad(x)
-        position = self.positional_scores(list(keys.shape[2:]))
-        query, key = self.content(keys)
         # A loop over images would fix their number in a graph.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return self.attended(probabilities_from(position + query @ key), keys)
-        out = [x] * 0
-        for first in range(0, max(len(x), 1), self.at_once):
-            some = slice(first, first + self.at_once)
-            out.append(
-                self.attended(probabilities_from(position + query[some] @ key[some]), keys[some])
-            )
-        return torch.cat(out)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or len(x) <= self.at_once:
+            return self.definition(x)
+        return torch.cat([self.definition(images) for images in x.split(self.at_once)])
+
+
+def without_content(name: str, layer: nn.Module) -> ConvolutionalAttention:
+    """`layer`, if its scores depend on positions only. Raises ValueError for the argument `name` if not."""
+    if not isinstance(layer, ConvolutionalAttention):
+        raise ValueError(
+            f"{name}: got {type(layer).__name__}, expected a result of attention_from_conv"
+        )
+    if isinstance(layer, ContentAttention) and layer.gate.detach().any():
+        raise ValueError(
+            f"{name}: got a layer whose gate is open, expected one that does not look at content"
+        )
+    return layer

@@ -1,4 +1,6 @@
-"""The convolution that is nearest to any attention layer, and how near it is. Symbols: models/attention.py; K, c below.
+"""The convolution nearest to a layer of a network, and how near it is. Symbols: models/attention.py; K, c below.
+
+The layer's heads may attend to anything. Layers made of convolutions go back by layer_conversion.py.
 
 The attention maps of a head are compared with those that one value matrix per kernel pixel can make,
 
@@ -13,12 +15,17 @@ and d_h[q] = 2 (1 - P_h[q, target]) for the one-hot c_h of Theorem 1.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sa_zoo.models.attention import Attention
 
 
-def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
+def taps(
+    P: Tensor,
+    grid: tuple[int, int],
+    K: int,
+) -> Tensor:
     """c_h[a], the mean of P_h[q, q + a] over all queries whose window lies in the image: (N_h, T, T) -> (N_h, K, K)
 
     Of the sums of absolute values above it is, for maps that depend on displacements only, the smallest.
@@ -28,38 +35,27 @@ def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
         raise ValueError(
             f"window: got {K}, expected an odd number up to {min(grid)}, the smaller side of the image"
         )
-    by_pixel = P.unflatten(2, grid).unflatten(1, grid)  # (N_h, H, W, H, W)
-    down, across = (
-        torch.arange(size - K + 1, device=P.device) for size in grid
-    )  # first pixels of the windows
-    center, found = K // 2, P.new_empty(len(P), K, K)
-    for i in range(K):
-        for j in range(K):
-            row, column = down[:, None], across[None, :]
-            inner = by_pixel[
-                :, row + center, column + center, row + i, column + j
-            ]  # (N_h, H - K + 1, W - K + 1)
-            found[:, i, j] = inner.mean(dim=(1, 2))
-    return found
+    height, width = grid
+    reach = K // 2
+    pixels = torch.arange(height * width, device=P.device).unflatten(0, grid)
+    inner = pixels[reach : height - reach, reach : width - reach].flatten()[:, None]
+    around = (pixels[:K, :K] - pixels[reach, reach]).flatten()
+    return P[:, inner, inner + around].mean(dim=1).unflatten(1, [K, K])
 
 
 def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
-    """C_h, the maps of a convolution with replicate padding: (N_h, K, K) -> (N_h, T, T)"""
-    K, (height, width) = c.shape[-1], grid
-    row, column = torch.arange(height, device=c.device), torch.arange(width, device=c.device)
-    query = torch.arange(height * width, device=c.device)
-    C = c.new_zeros(len(c), height * width, height * width)
-    for i in range(K):
-        for j in range(K):
-            y, x = (
-                (row + i - K // 2).clamp(0, height - 1),
-                (column + j - K // 2).clamp(0, width - 1),
-            )
-            C[:, query, (y[:, None] * width + x[None, :]).flatten()] += c[:, i, j, None]
-    return C
+    """C_h, the answers of a convolution with replicate padding to one pixel at a time: (N_h, K, K) -> (N_h, T, T)"""
+    reach = c.shape[-1] // 2
+    impulses = torch.eye(grid[0] * grid[1]).to(c).unflatten(1, grid)[:, None]  # (T, 1, H, W)
+    answers = F.conv2d(F.pad(impulses, [reach] * 4, mode="replicate"), c[:, None])
+    return answers.flatten(2).permute(1, 2, 0)  # from (T, N_h, T), keys first
 
 
-def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
+def distance(
+    P: Tensor,
+    grid: tuple[int, int],
+    K: int,
+) -> Tensor:
     """d_h[q], from 0 to 2: (N_h, T, T) -> (N_h, T)"""
     return (P - maps_of_taps(taps(P, grid, K), grid)).abs().sum(dim=-1)
 
@@ -72,27 +68,30 @@ class NearestConvolution(nn.Module):
         P: (N_h, T, T), its maps; their mean over images where they depend on content.
     """
 
-    def __init__(self, attention: Attention, P: Tensor, grid: tuple[int, int], K: int) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        P: Tensor,
+        grid: tuple[int, int],
+        K: int,
+    ) -> None:
         super().__init__()
-        weight, bias = attention.W_val.weight.detach(), attention.W_val.bias.detach()
+        weight = attention.W_val.weight.detach()
         slices = weight.unflatten(1, [len(P), -1])  # (D_out, N_h, D)
         kernel = torch.einsum("hij,ohd->odij", taps(P, grid, K).to(weight), slices)
         self.conv = nn.Conv2d(
             kernel.shape[1], len(kernel), K, padding=K // 2, padding_mode="replicate"
         )
-        self.conv.weight, self.conv.bias = nn.Parameter(kernel), nn.Parameter(bias)
+        self.conv.weight = nn.Parameter(kernel)
+        self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
-        outer = (
-            self.W_out.weight.detach()
-            if isinstance(self.W_out, nn.Linear)
-            else torch.eye(len(weight)).to(weight)
-        )
-        norms = (
-            torch.einsum("po,ohd->phd", outer.double(), slices.double()).abs().sum(dim=-1)
-        )  # (D_out, N_h)
-        self.bound = float(
-            (norms @ distance(P.double(), grid, K)).max()
-        )  # of any difference of outputs, for |x| <= 1
+        merged = slices.double()
+        if isinstance(self.W_out, nn.Linear):
+            outer = self.W_out.weight.detach().double()
+            merged = torch.einsum("po,ohd->phd", outer, merged)
+        norms = merged.abs().sum(dim=-1)  # (D_out, N_h)
+        # Of any difference of outputs, for |x| <= 1.
+        self.bound = float((norms @ distance(P.double(), grid, K)).max())
 
     def forward(self, X: Tensor) -> Tensor:
         return self.W_out(self.conv(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))

@@ -5,6 +5,7 @@ import difflib
 import fnmatch
 import json
 import math
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
+
+# Scores per image in one layer from which `convert` warns of what a content term costs: 40 MB in float32.
+COSTLY = 10**7
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def convert(
 
     Args:
         layers: names of layers, with wildcards as in a shell; patterns are separated by commas.
-        alpha, content: see attention_from_conv.
+        alpha, content: see attention_from_conv. A content term compares all pairs of pixels: choose late layers.
         example: images to measure with, (B, channels, *image); default: noise of the size that the network expects.
 
     Raises:
@@ -88,19 +92,26 @@ def convert(
         example = _noise(network)
     converted = copy.deepcopy(network).eval()
     convolutions, skipped = _chosen(converted, layers, content)
-    attentions = {
-        name: attention_in_place(copy.deepcopy(conv), alpha, content)
-        for name, conv in convolutions.items()
-    }
-    measured: dict[str, tuple[list[int], float, float]] = {}
+    inputs: dict[str, list[Tensor]] = {name: [] for name in convolutions}
     hooks = [
-        conv.register_forward_hook(partial(_compare, name, attentions[name], measured))
+        conv.register_forward_pre_hook(partial(_record, inputs[name]))
         for name, conv in convolutions.items()
     ]
     with torch.no_grad():
         before = converted(example)
         for hook in hooks:
             hook.remove()
+        attentions = {
+            name: attention_in_place(copy.deepcopy(conv), alpha, content)
+            for name, conv in convolutions.items()
+        }
+        if content:
+            _warn_of_cost(attentions, inputs)
+        rows = [
+            _row(name, conv, attentions[name], inputs[name])
+            for name, conv in convolutions.items()
+            if inputs[name]
+        ]
         for name, conv in convolutions.items():
             _replace(converted, conv, attentions[name])
         after = converted(example)
@@ -108,13 +119,15 @@ def convert(
         if name in attentions:
             attentions[name].train(module.training)
         converted.get_submodule(name).training = module.training
-    rows = [
-        _row(name, attentions[name], *measured[name]) for name in attentions if name in measured
-    ]
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
-def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
+def swap_convolutions(
+    network: nn.Module,
+    layers: str,
+    alpha: float,
+    content: bool,
+) -> None:
     """Replace the chosen convolutions that can be expressed, in place. Arguments and errors: see `convert`."""
     convolutions, _ = _chosen(network, layers, content)
     for conv in convolutions.values():
@@ -122,7 +135,9 @@ def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bo
 
 
 def _chosen(
-    network: nn.Module, layers: str, content: bool
+    network: nn.Module,
+    layers: str,
+    content: bool,
 ) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
     uses = Counter(
@@ -131,35 +146,36 @@ def _chosen(
     named = {
         name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)
     }
-    chosen = [
-        name
-        for name in named
-        if any(fnmatch.fnmatchcase(name, part.strip()) for part in layers.split(","))
-    ]
+    patterns = [part.strip() for part in layers.split(",")]
+    chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part) for part in patterns)]
     if not chosen:
         near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
         such = f"such as {', '.join(near)}" if near else "of which it has none"
         raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
-    skipped = {name: reason for name in chosen if (reason := why_not(named[name], content))}
-    skipped |= {
-        name: "its weight is another layer's too"
-        for name in chosen
-        if uses[id(named[name].weight)] > 1
-    }
+    skipped = {}
+    for name in chosen:
+        reason = why_not(named[name], content)
+        if uses[id(named[name].weight)] > 1:
+            reason = "its weight is another layer's too"
+        if reason:
+            skipped[name] = reason
     if len(skipped) == len(chosen):
-        reasons = "; ".join(sorted(set(skipped.values())))
+        why = "; ".join(sorted(set(skipped.values())))
         raise ValueError(
-            f"layers: got {layers!r}, expected layers that attention can express: {reasons}"
+            f"layers: got {layers!r}, expected layers that attention can express: {why}"
         )
     return {name: named[name] for name in chosen if name not in skipped}, skipped
 
 
-def _replace(network: nn.Module, conv: nn.Module, attention: nn.Module) -> None:
+def _replace(
+    network: nn.Module,
+    conv: nn.Module,
+    attention: nn.Module,
+) -> None:
     """Put attention wherever the convolution is used."""
     for module in list(network.modules()):
-        for name, child in list(
-            module._modules.items()
-        ):  # named_children would name a layer used twice once
+        # named_children would name a layer used twice once.
+        for name, child in list(module._modules.items()):
             if child is conv:
                 setattr(module, name, attention)
     network.no_weight_decay = partial(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
@@ -177,56 +193,67 @@ def undecayed(network: nn.Module) -> set[str]:
 def _noise(network: nn.Module) -> Tensor:
     size = getattr(network, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
     weight = next(network.parameters())
-    noise = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
-    return noise.to(weight.device, weight.dtype)
+    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
 
 
 def _difference(before: Any, after: Any) -> float:
     """Largest difference of corresponding tensors in two outputs, relative to the largest value of each."""
-    smallest = torch.finfo(torch.float32).tiny
-    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
-    tensors = [(old, new) for old, new in pairs if isinstance(old, Tensor)]
-    return max(
-        (
-            float((new - old).abs().max() / old.abs().max().clamp(min=smallest))
-            for old, new in tensors
-        ),
-        default=0,
-    )
+    differences = [0.0]
+    for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
+        if isinstance(old, Tensor):
+            largest = max(float(old.abs().max()), torch.finfo(torch.float32).tiny)
+            differences.append(float((new - old).abs().max()) / largest)
+    return max(differences)
 
 
-def _compare(
-    name: str,
-    attention: ConvolutionalAttention,
-    measured: dict[str, tuple[list[int], float, float]],
+def _record(
+    seen: list[Tensor],
     conv: nn.Module,
     inputs: tuple[Tensor],
-    output: Tensor,
 ) -> None:
-    """Forward hook of a convolution: record the image's size, the largest input, and the difference of attention."""
-    x = inputs[0]
-    seen = (list(x.shape[2:]), float(x.abs().max()), float((attention(x) - output).abs().max()))
-    measured[name] = max(seen, measured.get(name, seen), key=lambda call: call[2])
+    """Hook of a convolution: keep a copy of its input, which a network may overwrite."""
+    seen.append(inputs[0].clone())
+
+
+def _warn_of_cost(
+    attentions: dict[str, ConvolutionalAttention], inputs: dict[str, list[Tensor]]
+) -> None:
+    """Warn of layers that score very many pairs of pixels, before they are evaluated."""
+    scores = {}
+    for name, attention in attentions.items():
+        for x in inputs[name]:
+            keys = attention.key_sizes(list(x.shape[2:]))
+            scores[name] = math.prod([len(attention.alpha), *attention.queries(keys), *keys])
+    costly = [name for name in scores if scores[name] > COSTLY]
+    if costly:
+        warnings.warn(
+            f"content=True: each head scores all pairs of pixels, up to {max(scores.values()):,} scores per image "
+            f"and layer, in {', '.join(costly)}; choose later layers, such as layers='layer4.*'",
+            stacklevel=3,
+        )
 
 
 def _row(
     name: str,
+    conv: nn.Module,
     attention: ConvolutionalAttention,
-    image: list[int],
-    magnitude: float,
-    measured: float,
+    inputs: list[Tensor],
 ) -> LayerReport:
-    queries = attention.queries(attention.key_sizes(image))
-    with torch.no_grad(), FlopCounterMode(display=False) as counted:
-        attention(torch.zeros(1, attention.in_channels, *image).to(attention.W_val()))
+    """The layer's report, for the input on which attention and convolution differ most."""
+    differences = [float((attention(x) - conv(x)).abs().max()) for x in inputs]
+    measured = max(differences)
+    x = inputs[differences.index(measured)]
+    image = list(x.shape[2:])
+    with FlopCounterMode(display=False) as counted:
+        output = attention(x[:1])
     return LayerReport(
         name=name,
         heads=len(attention.alpha),
         shifts=[sorted({round(shift) for shift in axis}) for axis in attention.Delta.T.tolist()],
-        alpha=float(attention.alpha.detach().min()),
+        alpha=float(attention.alpha.min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=counted.get_total_flops() // 2,
-        conv_macs=attention.W_val().numel() * math.prod(queries),
-        bound=certificate(attention, image, magnitude).worst,
+        conv_macs=attention.W_val().numel() * math.prod(output.shape[2:]),
+        bound=certificate(attention, image, float(x.abs().max())).worst,
         measured=measured,
     )

@@ -21,7 +21,11 @@ class Keys(NamedTuple):
 class Padding(nn.Module):
     """Padding by fixed amounts, (before, after) per axis, in one of nn.Conv's padding modes."""
 
-    def __init__(self, amounts: Sequence[tuple[int, int]], mode: str) -> None:
+    def __init__(
+        self,
+        amounts: Sequence[tuple[int, int]],
+        mode: str,
+    ) -> None:
         super().__init__()
         self.before = [before for before, _ in amounts]
         self.after = [after for _, after in amounts]
@@ -46,9 +50,8 @@ class Padding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_in, *N)"""
         before, after = self.amounts(list(x.shape[2:]))
-        amounts: list[
-            int
-        ] = []  # in F.pad's order: before and after the last axis, then the one before it, ...
+        # In F.pad's order: before and after the last axis, then the one before it, ...
+        amounts: list[int] = []
         for axis in range(len(before) - 1, -1, -1):
             amounts += [before[axis], after[axis]]
         return F.pad(x, amounts, self.mode)
@@ -60,18 +63,20 @@ class SamePadding(Padding):
     extent: last minus first key of a window, per axis.
     """
 
-    def __init__(self, extent: Sequence[int], stride: Sequence[int]) -> None:
+    def __init__(
+        self,
+        extent: Sequence[int],
+        stride: Sequence[int],
+    ) -> None:
         super().__init__([], "zeros")
         self.extent = list(extent)
         self.stride = list(stride)
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
         """Keys added before and after each axis of an image of this size."""
-        before, after = [0] * len(image), [0] * len(image)
+        missing: list[int] = []
         for axis in range(len(image)):
-            last = (
-                (image[axis] - 1) // self.stride[axis] * self.stride[axis]
-            )  # where the last query's window starts
-            missing = max(last + self.extent[axis] + 1 - image[axis], 0)
-            before[axis], after[axis] = missing // 2, missing - missing // 2
-        return before, after
+            # Where the last query's window starts.
+            last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]
+            missing.append(max(last + self.extent[axis] + 1 - image[axis], 0))
+        return [count // 2 for count in missing], [count - count // 2 for count in missing]

@@ -1,7 +1,5 @@
 """The value matrices of a convolutional layer: slices of its kernel. Symbols: theorem.py."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -23,19 +21,40 @@ class Slices(nn.Module):
 
 
 class LowRankSlices(nn.Module):
-    """W_h = W_val_h W_out_h (Eq. 10) as two factors. weight: W_val, (N_h, D_h, D_in); W_out: (D_out, N_h, D_h).
+    """W_h = W_val_h W_out_h (Eq. 10) as two factors of rank D_h = `head_dim`, the best ones (Eckart and Young 1936).
 
-    `error` is the Frobenius norm of what the factors lose of the kernel, relative to the kernel's.
+    weight: W_val, (N_h, D_h, D_in); W_out: (D_out, N_h, D_h). `error` is the Frobenius norm of what they lose of the
+    kernel, relative to the kernel's. They lose nothing where every slice has that rank, so always for head_dim >=
+    min(D_in, D_out); Lemma 1 takes D_h = D_out. The usual head_dim = D_out / N_h keeps a fraction of a trained slice.
+
+    Args:
+        kernel: (D_out, D_in / groups, *K); groups are written out as zero blocks.
+
+    Raises ValueError for a rank that is not between 1 and D_out.
     """
 
     def __init__(
-        self, weight: Tensor, W_out: Tensor, kernel_size: Sequence[int], error: float
+        self,
+        kernel: Tensor,
+        groups: int,
+        head_dim: int,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.W_out = nn.Parameter(W_out)
-        self.kernel_size = list(kernel_size)
-        self.error = error
+        if not 0 < head_dim <= kernel.shape[0]:
+            raise ValueError(f"head_dim: got {head_dim}, expected 1 to {kernel.shape[0]}")
+        # (groups, D_out / groups, D_in / groups, N_h)
+        blocks = kernel.double().flatten(2).unflatten(0, [groups, -1])
+        slices = torch.stack([torch.block_diag(*head) for head in blocks.unbind(-1)])
+        left, singular, right = torch.linalg.svd(slices, full_matrices=False)
+        root = singular[:, :head_dim].sqrt()
+        unused = head_dim - root.shape[1]  # no slice has a higher rank than D_in
+        W_val = pad(root[:, :, None] * right[:, :head_dim], (0, 0, 0, unused))
+        W_out = pad(left[:, :, :head_dim] * root[:, None, :], (0, unused)).transpose(0, 1)
+        self.weight = nn.Parameter(W_val.to(kernel))
+        self.W_out = nn.Parameter(W_out.to(kernel).contiguous())
+        self.kernel_size = list(kernel.shape[2:])
+        lost = singular[:, head_dim:].norm()
+        self.error = float(lost / singular.norm().clamp(min=torch.finfo(lost.dtype).tiny))
 
     def forward(self) -> Tensor:
         """(D_out, D_in, *K)"""
@@ -43,31 +62,3 @@ class LowRankSlices(nn.Module):
 
     def extra_repr(self) -> str:
         return f"head_dim={self.weight.shape[1]}, error={self.error:.3g}"
-
-
-def low_rank_slices(kernel: Tensor, groups: int, head_dim: int) -> LowRankSlices:
-    """The best W_val_h W_out_h of rank `head_dim` for every slice of a kernel (Eckart and Young 1936).
-
-    Exact where every slice has that rank, so always for head_dim >= min(D_in, D_out); Lemma 1 takes D_h = D_out. The
-    usual head_dim = D_out / N_h keeps a fraction of a trained slice. kernel: (D_out, D_in / groups, *K); groups are
-    written out as zero blocks. Raises ValueError for a rank that is not between 1 and D_out.
-    """
-    if not 0 < head_dim <= kernel.shape[0]:
-        raise ValueError(f"head_dim: got {head_dim}, expected 1 to {kernel.shape[0]}")
-    blocks = (
-        kernel.double().flatten(2).unflatten(0, [groups, -1])
-    )  # (groups, D_out / groups, D_in / groups, N_h)
-    slices = torch.stack(
-        [torch.block_diag(*head) for head in blocks.unbind(-1)]
-    )  # (N_h, D_out, D_in)
-    left, singular, right = torch.linalg.svd(slices, full_matrices=False)
-    error = float(
-        singular[:, head_dim:].norm() / singular.norm().clamp(min=torch.finfo(singular.dtype).tiny)
-    )
-    root = singular[:, :head_dim].sqrt()
-    unused = max(
-        0, head_dim - root.shape[1]
-    )  # D_in < D_h: the slices cannot have a higher rank than D_in
-    W_val = pad(root[:, :, None] * right[:, :head_dim], (0, 0, 0, unused))
-    W_out = pad(left[:, :, :head_dim] * root[:, None, :], (0, unused)).transpose(0, 1)
-    return LowRankSlices(W_val.to(kernel), W_out.to(kernel).contiguous(), kernel.shape[2:], error)

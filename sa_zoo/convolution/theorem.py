@@ -14,10 +14,14 @@ from torch import Tensor
 EXACT = torch.finfo(torch.float64).eps / 2
 # Attention less sharp than this is treated as uniform: sums over its neighborhood would not end.
 DULLEST = 1e-4
+# A head of any other sharpness, centered this far from its target, gives it less than float64 can tell from nothing.
+FARTHEST = 1e3
 
 
 def head_shifts(
-    kernel_size: Sequence[int], dilation: Sequence[int], center: Sequence[int]
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    center: Sequence[int],
 ) -> Tensor:
     """Delta_h = dilation * a - center for every kernel pixel a in row-major order: (N_h, n), float32, on the CPU."""
     axes = [
@@ -27,23 +31,48 @@ def head_shifts(
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def seen_offsets(Delta: Tensor, alpha: Tensor, precision: float) -> list[tuple[int, int]]:
-    """First and last key that each head sees along one axis, as displacements from the query: N_h pairs.
+def seen_offsets(
+    Delta: float,
+    alpha: float,
+    precision: float,
+) -> tuple[int, int]:
+    """First and last key that a head sees along one axis, as displacements from the query.
 
-    A head sees a key if its probability, relative to that of the key nearest to Delta_h, is above `precision`.
+    A head sees a key if its probability, relative to that of the key nearest to Delta, is above `precision`.
     """
-    Delta, alpha = Delta.detach().cpu().double(), alpha.detach().cpu().double().clamp(DULLEST, 1e30)
-    radius = ((Delta - Delta.round()).square() - math.log(precision) / alpha).sqrt()
-    first, last = (Delta - radius).ceil().int().tolist(), (Delta + radius).floor().int().tolist()
-    return list(zip(first, last, strict=True))
+    nearest = round(Delta)
+    radius = math.sqrt((Delta - nearest) ** 2 - math.log(precision) / alpha)
+    first = math.ceil(Delta - radius)
+    last = math.floor(Delta + radius)
+    return min(first, nearest), max(last, nearest)
 
 
-def window(seen: list[tuple[int, int]]) -> tuple[int, int, int]:
-    """(first, step, count) of the smallest lattice of displacements that contains all that is seen."""
-    offsets = {offset for first, last in seen for offset in range(first, last + 1)}
-    first, last = min(offsets), max(offsets)
-    step = math.gcd(*(offset - first for offset in offsets)) or 1
-    return first, step, (last - first) // step + 1
+def window(seen: Sequence[tuple[int, int]]) -> range:
+    """The displacements of the smallest lattice that contains all from `first` to `last` of each pair in `seen`."""
+    first = min(start for start, _ in seen)
+    last = max(stop for _, stop in seen)
+    gaps = [start - first if start == stop else 1 for start, stop in seen]
+    return range(first, last + 1, math.gcd(*gaps) or 1)
+
+
+def windows(
+    Delta: Tensor,
+    alpha: Tensor,
+    precision: float,
+) -> list[range]:
+    """What all heads together see along each axis: (N_h, n), (N_h,) -> n windows; none if a head sees without end.
+
+    Nothing else reads the numbers in Delta and alpha, for which the CPU has to wait for an accelerator.
+    """
+    sharpness = alpha.tolist()
+    axes = Delta.T.tolist()
+    dull = not all(value >= DULLEST for value in sharpness)  # true for NaN too
+    if dull or not math.isfinite(sum(map(sum, axes))):
+        return []
+    return [
+        window([seen_offsets(*head, precision) for head in zip(axis, sharpness, strict=True)])
+        for axis in axes
+    ]
 
 
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
@@ -53,22 +82,25 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
 
     offset (N_h, n), Delta_h minus the displacement of the target, in pixels, and alpha (N_h,) -> (N_h,), float64
     """
-    offset, alpha = offset.detach().cpu().double(), alpha.detach().cpu().double()
+    offset = offset.detach().cpu().double().clamp(-FARTHEST, FARTHEST)
+    alpha = alpha.detach().cpu().double()
     sharp = alpha.clamp(DULLEST, 1e30)
-    reach = math.ceil(
-        (-math.log(torch.finfo(torch.float64).tiny) / float(sharp.min())) ** 0.5
-        + offset.abs().max()
-    )
+    vanishing = -math.log(torch.finfo(torch.float64).tiny)
+    reach = math.sqrt(vanishing / float(sharp.nan_to_num(DULLEST).min()))
+    reach = math.ceil(reach + float(offset.nan_to_num().abs().max()))
     t = torch.arange(-reach, reach + 1, device="cpu", dtype=torch.float64)
     t = t[t != 0]
-    exponents = -sharp[:, None, None] * (
-        t.square() - 2 * t * offset[:, :, None]
-    )  # (N_h, n, keys but the target)
+    # (N_h, n, keys but the target)
+    exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
     return torch.where(alpha < DULLEST, 1.0, missed)
 
 
-def exact_heads(heads: int, alpha: float, axes: int) -> tuple[Tensor, Tensor]:
+def exact_heads(
+    heads: int,
+    alpha: float,
+    axes: int,
+) -> tuple[Tensor, Tensor]:
     """offset (N_h, n) and alpha (N_h,) of heads centered on their targets, float64, on the CPU."""
     offset = torch.zeros(heads, axes, device="cpu", dtype=torch.float64)
     return offset, torch.full((heads,), alpha, device="cpu", dtype=torch.float64)

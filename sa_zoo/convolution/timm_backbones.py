@@ -40,7 +40,7 @@ from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import swap_convolutions
 from sa_zoo.convolution.padding import SamePadding
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.models.timm_models import resnet18_cifar, resnet_tiny_cifar
+from sa_zoo.models.timm_models import check_weights
 
 # What these do depends on sizes, which torch.fx knows only symbolically: it has to call them, not trace into them.
 for module in (SoftAttention, ContentAttention, SamePadding):
@@ -62,9 +62,9 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             converted[f"{name}.W_val.weight"] = converted.pop(f"{name}.weight")
             if f"{name}.bias" in converted:
                 converted[f"{name}.b_out"] = converted.pop(f"{name}.bias")
-            converted |= {
-                key: own[key] for key in own if key.startswith(f"{name}.") and key not in converted
-            }
+            for key in own:
+                if key.startswith(f"{name}."):
+                    converted.setdefault(key, own[key])
         kernel = converted.get(f"{name}.W_val.weight")
         if name == first and kernel is not None and kernel.shape[1] != module.in_channels:
             converted[f"{name}.W_val.weight"] = adapt_input_conv(
@@ -93,6 +93,8 @@ def backbone_cfg(cfg: PretrainedCfg) -> PretrainedCfg:
     )
 
 
+resnet18_cifar = model_entrypoint("resnet18_cifar")
+resnet_tiny_cifar = model_entrypoint("resnet_tiny_cifar")
 CNNS = (
     resnet18,
     resnet34,
@@ -139,6 +141,7 @@ def _create(
     **kwargs: Any,
 ) -> nn.Module:
     """The CNN built by timm's function `cnn`, with layers swapped."""
+    check_weights(variant, cnn.__name__, pretrained, kwargs)
 
     def swapped(**arguments: Any) -> nn.Module:
         network = cnn(pretrained=False, **arguments)
@@ -161,17 +164,17 @@ def _create(
 
 
 def _registered(
-    cnn: Callable[..., nn.Module], description: str, feature_levels: int = 5
+    cnn: Callable[..., nn.Module],
+    description: str,
+    feature_levels: int = 5,
 ) -> Callable[..., nn.Module]:
     """The entry point of the backbone of timm's function `cnn`, registered with timm."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(create.__name__, cnn, pretrained, feature_levels=feature_levels, **kwargs)
 
-    create.__name__, create.__doc__ = (
-        f"mhsa_{cnn.__name__}",
-        f"{description}, as multi-head self-attention.",
-    )
+    create.__name__ = f"mhsa_{cnn.__name__}"
+    create.__doc__ = f"{description}, as multi-head self-attention."
     return register_model(create)
 
 

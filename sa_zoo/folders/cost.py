@@ -37,15 +37,6 @@ class Cost:
     macs: int  # in every matrix product and convolution of the definition, including those of attention
     activations: int  # elements that those products and convolutions write
 
-    @property
-    def paper_gflops(self) -> float:
-        """As in the paper's Table 1, whose code counts by layers."""
-        return 2 * self.linear_macs / 1e9
-
-    @property
-    def gflops(self) -> float:
-        return 2 * self.macs / 1e9
-
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """Run a copy of `model` once in evaluation mode on one image (C, H, W).

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sa_zoo.folders.check import mistakes
 from sa_zoo.folders.write import read_json, write_json
 
 FILE = "metrics.json"
@@ -85,20 +86,21 @@ class Metrics(Section):
         """All keys that have a value, as plain Python objects."""
         return self.model_dump(exclude_none=True)
 
+    def result(self) -> dict[str, Any]:
+        """What an evaluation measured, to print."""
+        return self.model_dump(exclude_none=True, exclude={"version"})
+
 
 def read_metrics(folder: Path) -> Metrics:
     """The metrics.json of a folder; empty if there is none. Raises ValueError for another schema."""
     path = folder / FILE
+    if not path.is_file():
+        return Metrics()
     try:
-        return Metrics.model_validate(read_json(path)) if path.is_file() else Metrics()
+        return Metrics.model_validate(read_json(path))
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}"
-            for each in error.errors()
-        ]
-        raise ValueError(
-            f"{path}: expected version 1 of its schema, but {'; '.join(lines)}"
-        ) from error
+        message = f"{path}: expected version 1 of its schema, but {mistakes(error)}"
+        raise ValueError(message) from error
 
 
 def read_results(folder: Path) -> dict[str, list[Metrics]]:
@@ -106,55 +108,73 @@ def read_results(folder: Path) -> dict[str, list[Metrics]]:
 
     The others are in results/RECIPE-SEED.json, with "seed" for RECIPE where it is that of metrics.json.
     """
-    results = {"": [metrics]} if (metrics := read_metrics(folder)).test else {}
+    results: dict[str, list[Metrics]] = {}
+    metrics = read_metrics(folder)
+    if metrics.test:
+        results[""] = [metrics]
     for path in sorted((folder / "results").glob("*.json")):
         recipe = path.stem.rpartition("-")[0]
-        results.setdefault("" if recipe == "seed" else recipe, []).append(
-            Metrics.model_validate(read_json(path))
-        )
+        if recipe == "seed":
+            recipe = ""
+        results.setdefault(recipe, []).append(Metrics.model_validate(read_json(path)))
     return results
 
 
-def write_metrics(folder: Path, metrics: Metrics) -> Path:
-    return write_json(folder / FILE, metrics.measured())
+def write_metrics(folder: Path, metrics: Metrics) -> Metrics:
+    """Write metrics.json, and return what it holds."""
+    write_json(folder / FILE, metrics.measured())
+    return metrics
 
 
-def write_test(folder: Path, measured: Metrics, **more: Any) -> Path:
+def write_test(folder: Path, measured: Metrics, **more: Any) -> Metrics:
     """Put a measurement on test images into the metrics.json of a folder; everything else in it stays."""
     old = read_metrics(folder)
     fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
-    return write_metrics(
-        folder, old.model_copy(update=fields | {"model": old.model or measured.model} | more)
-    )
+    fields["model"] = old.model or measured.model
+    return write_metrics(folder, old.model_copy(update=fields | more))
+
+
+def write_result(path: Path, measured: Metrics) -> None:
+    """Write an evaluation to a file; the metrics.json of the model itself keeps everything else in it."""
+    folder = Path(measured.model or "")
+    if path.resolve() == (folder / FILE).resolve():
+        write_test(folder, measured)
+    else:
+        write_json(path, measured.result())
 
 
 def environment(device: torch.device) -> dict[str, str | int]:
-    """Hardware and versions that a measurement depends on; the commit is empty for an installed package."""
-    info, checkout = Path("/proc/cpuinfo"), Path(__file__).parents[2]
-    cores = re.findall(
-        r"^model name\s*:\s*(.*)$", info.read_text() if info.is_file() else "", re.MULTILINE
-    )
-    git = shutil.which("git") if (checkout / ".git").exists() else None
-    describe = [
-        git or "",
-        "-C",
-        str(checkout),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
+    """Hardware and versions that a measurement depends on."""
+    name = device.type
+    if name == "cuda":
+        name = torch.cuda.get_device_name(device)
+    packages = ("torch", "timm", "accelerate", "datasets", "numpy")
     return {
         "python": platform.python_version(),
-        **{
-            package: version(package)
-            for package in ("torch", "timm", "accelerate", "datasets", "numpy")
-        },
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu": f"{len(cores)} x {cores[0]}" if cores else platform.machine(),
+        **{package: version(package) for package in packages},
+        "device": name,
+        "cpu": _cpu(),
         "threads": torch.get_num_threads(),
-        "sa_zoo_commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip()
-        if git
-        else "",
+        "sa_zoo_commit": _commit(),
     }
+
+
+def _cpu() -> str:
+    """Number and name of the cores, or the architecture where the system does not list them."""
+    listed = Path("/proc/cpuinfo")
+    if listed.is_file():
+        cores = re.findall(r"^model name\s*:\s*(.*)$", listed.read_text(), re.MULTILINE)
+        if cores:
+            return f"{len(cores)} x {cores[0]}"
+    return platform.machine()
+
+
+def _commit() -> str:
+    """The commit of a checkout; empty for an installed package."""
+    checkout = Path(__file__).parents[2]
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return ""
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [git, "-C", str(checkout), *describe]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -1,6 +1,7 @@
 """A model opened: checked and built once, and passed on to everything that a command does with it."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ class Opened:
     config: dict[str, Any]  # config.json; empty without a folder
     metrics: Metrics  # metrics.json; empty without one
 
+    @property
+    def local_folder(self) -> Path:
+        """`folder`. Raises ValueError for a model that is not in a folder on this machine."""
+        if self.folder is None:
+            raise ValueError(f"model: got {self.source}, expected a folder on this machine")
+        return self.folder
+
+    def moved(self, folder: Path) -> "Opened":
+        """The same in another folder, to which it was moved."""
+        return replace(self, source=f"local-dir:{folder}", folder=folder)
+
 
 def open_model(source: str) -> Opened:
     """Open a model folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name with weights.
@@ -30,48 +42,67 @@ def open_model(source: str) -> Opened:
     Raises FileNotFoundError if there is no such model or it has no weights, ValueError for a folder that is damaged,
     names something foreign or holds another model's weights.
     """
-    if Path(source).is_dir():
-        source = f"local-dir:{source}"
-    kind, colon, name = source.partition(":")
-    folder = Path(name) if kind == "local-dir" else None
-    if not colon:
-        check_name(source, "a model folder or a timm name")
-    elif folder and not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"model: got {source}, expected a model folder, with config.json")
+    folder = folder_of(source)
     if folder:
-        check_sums(folder)
-    with checked(source) as source:
-        network = build_model(source, pretrained=True, model_name=source).eval()
-    config = read_json(folder / "config.json") if folder else {}
-    return Opened(source, folder, network, config, read_metrics(folder) if folder else Metrics())
+        return open_folder(folder)
+    if ":" not in source:
+        check_name(source, "a model folder or a timm name")
+    source, network = _loaded(source)
+    return Opened(source, None, network, {}, Metrics())
 
 
-def load_model(source: str) -> nn.Module:
-    """The network of `open_model`."""
-    return open_model(source).network
+def folder_of(source: str) -> Path | None:
+    """The folder that a source names; None for other sources. Raises FileNotFoundError if it is not there."""
+    kind, _, name = source.rpartition(":")
+    folder = Path(name)
+    if kind not in ("", "local-dir") or (not kind and os.sep not in name and not folder.is_dir()):
+        return None
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model: got {folder}, which is not there; expected a model folder")
+    return folder
+
+
+def open_folder(folder: Path) -> Opened:
+    """Open a model folder on this machine; raises as `open_model` does."""
+    folder_of(f"local-dir:{folder}")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"model: got {folder}, expected a model folder, with config.json")
+    check_sums(folder)
+    source, network = _loaded(f"local-dir:{folder}")
+    config = read_json(folder / "config.json")
+    return Opened(source, folder, network, config, read_metrics(folder))
+
+
+def _loaded(source: str) -> tuple[str, nn.Module]:
+    """What was checked, with the revision if it is on a Hub, and its network."""
+    with checked(source) as exact:
+        return exact, build_model(exact, pretrained=True, model_name=exact).eval()
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    """`timm.create_model`; FileNotFoundError if `source` has no weights, ValueError if they or arguments do not fit."""
+    """`timm.create_model`. Raises FileNotFoundError if `source` has no weights.
+
+    Raises ValueError if the weights or the arguments do not fit, or the weights have NaN or infinity.
+    """
     try:
-        return timm.create_model(**arguments, pretrained=pretrained)
+        network = timm.create_model(**arguments, pretrained=pretrained)
     except SafetensorError as error:
-        raise ValueError(
-            f"weights: got a truncated or damaged file in {source}: {error}"
-        ) from error
+        message = f"weights: got a truncated or damaged file in {source}: {error}"
+        raise ValueError(message) from error
     except ValueError:
         raise
     except (OSError, RuntimeError) as error:
         message = " ".join(str(error).split())
-        if isinstance(error, RuntimeError) and (
-            "state_dict" in message or "inconsistent" in message
-        ):
-            raise ValueError(
-                f"weights: got those of another model in {source}: {message}"
-            ) from error
+        of_another = "state_dict" in message or "inconsistent" in message
+        if isinstance(error, RuntimeError) and of_another:
+            message = f"weights: got those of another model in {source}: {message}"
+            raise ValueError(message) from error
         raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
-    except Exception as error:  # whatever a network says to numbers that make no sense
+    except Exception as error:  # networks raise errors of any kind for numbers that make no sense
         message = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"model.args: got what {source} cannot be built with: {message}"
-        ) from error
+        message = f"model.args: got arguments that {source} cannot be built with: {message}"
+        raise ValueError(message) from error
+    for name, tensor in network.state_dict().items():
+        if pretrained and not tensor.isfinite().all():
+            raise ValueError(f"weights: got NaN or infinity in {name} of {source}")
+    return network

@@ -26,7 +26,8 @@ def write_file(path: Path, content: bytes | str) -> Path:
 
     Raises OSError that names the file, as on a full disk.
     """
-    content = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = content.encode()
     if path.is_file() and path.read_bytes() == content:
         return path
     temporary = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
@@ -58,7 +59,7 @@ def json_object(text: bytes, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
-        raise ValueError(f"{source}: got what is not JSON: {error}") from error
+        raise ValueError(f"{source}: got a file that is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{source}: got a {type(value).__name__}, expected a JSON object")
     return value
@@ -72,15 +73,16 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Build a folder atomically: yields a temporary one, which gets its name when the block ends without an error."""
+    """Build a folder atomically: yields one of the same name elsewhere, moved here if the block raises nothing."""
     check_new(folder)
     temporary = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
-    temporary.mkdir(parents=True)
+    new = temporary / folder.name
+    new.mkdir(parents=True)
     try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(folder)
+        yield new
+        _sync(new)
+        new.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _sync(folder.parent)
@@ -109,7 +111,8 @@ def damage(folder: Path, *required: str) -> str:
     """
     try:
         sums = read_json(folder / SUMS)
-        if missing := [name for name in required if name not in sums]:
+        missing = [name for name in required if name not in sums]
+        if missing:
             return f"{folder / SUMS} lacks {', '.join(missing)}"
         for name, expected in sums.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -125,7 +128,10 @@ def damage(folder: Path, *required: str) -> str:
 
 def check_sums(folder: Path) -> None:
     """Raise ValueError if the folder has a manifest and a file in it is damaged."""
-    if (folder / SUMS).exists() and (found := damage(folder)):
+    if not (folder / SUMS).exists():
+        return
+    found = damage(folder)
+    if found:
         raise ValueError(
             f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}"
         )
@@ -133,20 +139,34 @@ def check_sums(folder: Path) -> None:
 
 def check_inside(folder: Path, name: str) -> None:
     """Raise ValueError if folder/name is a link that leads out of the folder: nothing is written through it."""
-    if not (target := (folder / name).resolve()).is_relative_to(folder.resolve()):
+    target = (folder / name).resolve()
+    if not target.is_relative_to(folder.resolve()):
         raise ValueError(
             f"got {folder / name}, a link to {target}, expected a folder inside of {folder}"
         )
 
 
-def write_timm_files(folder: Path, model: nn.Module, **configs: dict[str, Any]) -> None:
-    """Write the two files that timm loads; `configs` are model_config and data_config of `save_config_for_hf`."""
+def write_timm_files(
+    folder: Path,
+    model: nn.Module,
+    model_config: dict[str, Any] | None = None,
+    data_config: dict[str, Any] | None = None,
+) -> None:
+    """Write the two files that timm loads; the configs are those of `save_config_for_hf`.
+
+    Without `model_config`, the classes keep the names of where the network was loaded from, if it has as many classes.
+    """
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    if model_config is None:
+        cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+        model_config = {}
+        if len(cfg.get("label_names") or ()) == model.num_classes:
+            model_config = {key: cfg.get(key) for key in ("label_names", "label_descriptions")}
     with TemporaryDirectory() as temporary:
-        save_config_for_hf(model, f"{temporary}/config.json", **configs)
-        config = read_json(Path(temporary) / "config.json")
-    config.get("model_args", {}).pop(
-        "num_classes", None
-    )  # transformers refuses it there; timm reads the outer one
+        path = Path(temporary) / "config.json"
+        save_config_for_hf(model, str(path), model_config, data_config=data_config)
+        config = read_json(path)
+    # transformers refuses it there; timm reads the outer one
+    config.get("model_args", {}).pop("num_classes", None)
     write_json(folder / "config.json", config)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sa_zoo.folders.check import PARAMETERS, at_most
-from sa_zoo.folders.write import check_new, new_folder, write_timm_files
+from sa_zoo.interchange.timm_checkpoint import read_checkpoint
 
 CONVERTIBLE = (
     "sa_quadratic_cifar",
@@ -39,33 +38,19 @@ RENAMED = {
     "output.LayerNorm.": "norm2.",
     "classifier.": "head.",
 }
-BUFFERS = (
-    "attention_mask",
-    "attention.self.R",
-    "attention.self.relative_indices",
-)  # computed, not learned
+# Computed, not learned.
+BUFFERS = ("attention_mask", "attention.self.R", "attention.self.relative_indices")
 
 
-def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
-    """Write the weights that the paper's train.py saved as a folder that timm loads, completely or not at all.
+def network_from_reference(checkpoint: Path, model: str) -> nn.Module:
+    """The network that the paper's train.py saved.
 
-    `model` is one of CONVERTIBLE. The checkpoint is read without running code that it may hold.
-
-    Raises FileNotFoundError if there is no checkpoint, FileExistsError if `out` is not empty, ValueError for another
-    model name, or a checkpoint that is damaged or of another model.
+    `model` is one of CONVERTIBLE. Raises ValueError for another name or a checkpoint of another model, and what
+    `read_checkpoint` raises.
     """
     if model not in CONVERTIBLE:
         raise ValueError(f"model: got {model!r}, expected one of {', '.join(CONVERTIBLE)}")
-    check_new(out)
-    if not checkpoint.is_file():
-        raise FileNotFoundError(f"checkpoint: got {checkpoint}, expected a file")
-    try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # torch raises errors of any kind for a file that is not one of its own
-        expected = "a complete file that torch.save wrote, with tensors only"
-        raise ValueError(f"checkpoint: got {checkpoint}, expected {expected}") from error
+    content = read_checkpoint(checkpoint)
     try:
         reference = content["model_state_dict"]
         with at_most(PARAMETERS):
@@ -76,8 +61,7 @@ def convert_reference(checkpoint: Path, model: str, out: Path) -> None:
         raise ValueError(
             f"checkpoint: got {checkpoint}, expected one of {model}: {reason}"
         ) from error
-    with new_folder(out) as folder:
-        write_timm_files(folder, net)
+    return net
 
 
 def _state_dict(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tensor]:
@@ -88,7 +72,6 @@ def _state_dict(reference: dict[str, Tensor], patch_size: int) -> dict[str, Tens
             for theirs, ours in RENAMED.items():
                 name = name.replace(theirs, ours)
             state[name] = value
-    kernel = state["patch_embed.weight"].unflatten(
-        1, [patch_size, patch_size, -1]
-    )  # (D, y, x, channel)
+    # (D, y, x, channel)
+    kernel = state["patch_embed.weight"].unflatten(1, [patch_size, patch_size, -1])
     return state | {"patch_embed.weight": kernel.permute(0, 3, 1, 2)}

@@ -1,28 +1,44 @@
-"""Registers the networks with transformers once it is imported; a program that never uses it never imports it."""
+"""Registers the networks with timm and transformers once they are imported, and imports neither before.
+
+A hook runs after the import of a module. Those on folders of this package run before any module in them is imported, so
+that registering never meets one that is imported only halfway.
+"""
 
 import sys
+from importlib import import_module
 from types import ModuleType
 
 from wrapt import register_post_import_hook
 
-CONFIGURATION, MODELING = "sa_zoo.models.configuration_sa", "sa_zoo.models.modeling_sa"
+CONFIGURATION = "sa_zoo.models.configuration_sa"
+MODELING = "sa_zoo.models.modeling_sa"
+
+
+def register_with_timm() -> None:
+    """Register the networks with timm, now or when timm or a network is imported."""
+    for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution"):
+        register_post_import_hook(_register_with_timm, name)
 
 
 def register_with_transformers() -> None:
     """Register the classes with transformers' Auto classes, now or when transformers is imported."""
-    register_post_import_hook(_register, MODELING)
+    register_post_import_hook(_register_with_transformers, MODELING)
     for name in (CONFIGURATION, "transformers"):
         register_post_import_hook(_import_models, name)
+
+
+def _register_with_timm(_: ModuleType) -> None:
+    import_module("sa_zoo.interchange.timm_registration")
 
 
 def _import_models(_: ModuleType) -> None:
     configuration = sys.modules.get(CONFIGURATION)
     # Without its class, it is being imported right now and is what imports transformers: its own hook comes next.
     if configuration is None or hasattr(configuration, "SAConfig"):
-        import sa_zoo.models.modeling_sa  # noqa: F401  whose hook registers
+        import_module(MODELING)  # whose hook registers
 
 
-def _register(modeling: ModuleType) -> None:
+def _register_with_transformers(modeling: ModuleType) -> None:
     import transformers
 
     from sa_zoo.models.configuration_sa import AUTO_MAP, SAConfig

@@ -1,64 +1,70 @@
 """Lets transformers load a folder that timm loads, with this package or, as remote code, without it."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import timm
 from timm.data import resolve_model_data_config
 from torch import nn
 from transformers import CLIPImageProcessor
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
+from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.network import SANet, terms_of_block
-from sa_zoo.models.terms import TERMS
+from sa_zoo.models.variants import TERMS
 
 
-def export_for_transformers(folder: Path) -> None:
+def export_for_transformers(opened: Opened) -> Opened:
     """Add to a SANet's folder what transformers needs: keys in config.json, preprocessor_config.json and the code.
 
-    Folders of other models stay as they are: transformers loads them through its wrapper of timm. Raises
-    FileNotFoundError if there is no config.json, ValueError for a network without pooling, a crop other than in the
-    center, or a wrong number of labels.
+    Folders of other models stay as they are: transformers loads them through its wrapper of timm. Returns the folder
+    with its new configuration. Raises ValueError for a network without pooling, a crop other than in the center, or a
+    wrong number of labels.
     """
-    written = read_json(folder / "config.json")
-    network: Any = timm.create_model(f"local-dir:{folder}")
-    if not isinstance(network, SANet) or not (kind := _kind(network)):
-        return
-    again = written.get("model_type") == SAConfig.model_type
-    config = (
-        SAConfig.from_pretrained(folder)
-        if again
-        else _config(network, kind, written["pretrained_cfg"])
-    )
-    with TemporaryDirectory() as new:
-        custom_object_save(SAForImageClassification, new)
-        _image_processor(network).save_pretrained(new)
-        config.save_pretrained(new)
-        # config.json comes last, as it refers to the other files
-        for path in sorted(Path(new).iterdir(), key=lambda path: path.name == "config.json"):
-            write_file(folder / path.name, path.read_bytes())
+    folder = opened.local_folder
+    network: Any = opened.network
+    if not isinstance(network, SANet):
+        return opened
+    kind = _kind(network)
+    if not kind:
+        return opened
+    if opened.config.get("model_type") == SAConfig.model_type:
+        config = SAConfig.from_pretrained(folder)
+    else:
+        config = _config(network, kind, opened.config["pretrained_cfg"])
+    with TemporaryDirectory() as temporary:
+        _image_processor(network).save_pretrained(temporary)
+        config.save_pretrained(temporary)
+        written = {path.name: path.read_bytes() for path in Path(temporary).iterdir()}
+    # config.json comes last, as it refers to the other files
+    configuration = written.pop("config.json")
+    for name, content in (written | remote_code()).items():
+        write_file(folder / name, content)
+    write_file(folder / "config.json", configuration)
+    return replace(opened, config=read_json(folder / "config.json"))
+
+
+def remote_code() -> dict[str, bytes]:
+    """The files of code that a folder with `auto_map` in its config.json contains."""
+    with TemporaryDirectory() as temporary:
+        custom_object_save(SAForImageClassification, temporary)
+        return {path.name: path.read_bytes() for path in Path(temporary).glob("*.py")}
 
 
 def _kind(network: Any) -> str:
-    """The name in TERMS of a network's score terms; empty for terms of somebody's own."""
-    built, depth = (
-        [tuple(type(term) for term in block.attn.terms) for block in network.blocks],
-        len(network.blocks),
-    )
-    return next(
-        (
-            n
-            for n, t in TERMS.items()
-            if built == [terms_of_block(t, i, depth) for i in range(depth)]
-        ),
-        "",
-    )
+    """The `attention_type` of a network; empty for terms of somebody's own, whose code is not in this package."""
+    depth = len(network.blocks)
+    built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
+    for kind, terms in TERMS.items():
+        if built == [terms_of_block(terms, index, depth) for index in range(depth)]:
+            return kind
+    return ""
 
 
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
@@ -76,12 +82,11 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         )
     block = network.blocks[0]
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
-    heads = [block.attn.W_val.in_features // network.embed_dim for block in network.blocks]
     return SAConfig(
-        attention_type=kind,  # type: ignore[arg-type]  # one of them
+        attention_type=kind,
         hidden_size=network.embed_dim,
         num_hidden_layers=len(network.blocks),
-        num_attention_heads=heads[0] if len(set(heads)) == 1 else heads,
+        num_attention_heads=block.attn.W_val.in_features // network.embed_dim,
         intermediate_size=block.fc1.out_features,
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,

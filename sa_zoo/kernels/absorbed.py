@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from sa_zoo.kernels.portions import in_portions
+from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.terms import Absolute, Content, Relative
+from sa_zoo.models.terms import Absolute, Content, Relative, Term
 
 Scores = Callable[[Tensor], Tensor]  # (B, H, W, D) -> (B, T, N_h, T)
 
 
-def absorbed(attention: Attention, X: Tensor) -> Tensor:
+def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms some of which look at content: (B, H, W, D) -> (B, H, W, D)"""
-    content = [ABSORBED[type(term)](term) for term in attention.terms if not is_positional(term)]
-    positional = [
-        term(X).transpose(0, 1) for term in attention.terms if is_positional(term)
-    ]  # (T, N_h, T)
+    content = [ABSORBED[type(term)](term) for term in layer.terms if not term.positional]
+    # (T, N_h, T)
+    positional = [term(X).transpose(0, 1) for term in layer.terms if term.positional]
 
     def values(some: Tensor) -> Tensor:
         A = content[0](some)
@@ -31,23 +31,19 @@ def absorbed(attention: Attention, X: Tensor) -> Tensor:
             A = A + scores(some)
         for scores in positional:
             A = A + scores
-        return attention.values(attention.attn_drop(probabilities_from(A)).transpose(1, 2), some)
+        P = layer.attn_drop(probabilities_from(A)).transpose(1, 2)
+        return layer.values(P, some)
 
-    return in_portions(values, X)
+    return in_portions(values, now, X)
 
 
-def can_absorb(attention: Attention) -> bool:
+def can_absorb(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether all content terms are known here, with projections that are a weight and a bias: no adapters."""
-    return all(
-        type(term) in ABSORBED and all(type(layer) is nn.Linear for layer in term.children())
-        for term in attention.terms
-        if not is_positional(term)
-    )
-
-
-def is_positional(term: nn.Module) -> bool:
-    """Whether scores depend on the size of the image only (terms.py)."""
-    return getattr(term, "positional", False)
+    content = [term for term in layer.terms if not term.positional]
+    projections = [projection for term in content for projection in term.children()]
+    known = all(type(term) in ABSORBED for term in content)
+    plain = all(type(projection) is nn.Linear for projection in projections)
+    return now.ordinary and len(content) > 0 and known and plain
 
 
 def absorbed_content(term: Content) -> Scores:
@@ -58,7 +54,8 @@ def absorbed_content(term: Content) -> Scores:
     # Every key has the bias of W_key, and every displacement has one dy: it is added to those encodings.
     col = pad(term.col, (term.row.shape[1], 0)) + b_key[:, None, :]
     encodings = torch.cat([row, col], dim=1).transpose(1, 2)  # (N_h, D_h, displacements)
-    content, position = multiplied(W_key, b_qry, W_qry), multiplied(encodings, b_qry, W_qry)
+    content = multiplied(W_key, b_qry, W_qry)
+    position = multiplied(encodings, b_qry, W_qry)
     return relative_scores(content, position, [len(term.row), len(term.col)])
 
 
@@ -66,12 +63,11 @@ def absorbed_relative(term: Relative) -> Scores:
     """((q + u) . k + (q + v) . What_key r_delta) / sqrt(D_h)"""
     W_qry = term.W_qry.weight.unflatten(0, [term.num_heads, -1])
     W_key = term.W_key.weight.unflatten(0, [term.num_heads, -1])
-    What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).transpose(
-        1, 2
-    )  # (N_h, D_p, D_h)
+    What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).mT  # (N_h, D_p, D_h)
     What_row, What_col = What_key.split([term.row.shape[1], term.col.shape[1]], dim=1)
     encodings = torch.cat([term.row @ What_row, term.col @ What_col], dim=1).transpose(1, 2)
-    content, position = multiplied(W_key, term.u, W_qry), multiplied(encodings, term.v, W_qry)
+    content = multiplied(W_key, term.u, W_qry)
+    position = multiplied(encodings, term.v, W_qry)
     return relative_scores(content, position, [len(term.row), len(term.col)])
 
 
@@ -79,7 +75,8 @@ def absorbed_absolute(term: Absolute) -> Scores:
     """(x + P) W_qry W_key^T (x + P)^T / sqrt(D_h), and the biases"""
     W_qry, b_qry = weights_of(term.W_qry, term.num_heads)
     W_key, b_key = weights_of(term.W_key, term.num_heads)
-    content, all_keys = multiplied(W_key, b_qry, W_qry), multiplied(b_key[:, :, None], b_qry, W_qry)
+    content = multiplied(W_key, b_qry, W_qry)
+    all_keys = multiplied(b_key[:, :, None], b_qry, W_qry)
 
     def scores(X: Tensor) -> Tensor:
         X = X + term.P
@@ -89,7 +86,7 @@ def absorbed_absolute(term: Absolute) -> Scores:
     return scores
 
 
-ABSORBED: dict[type[nn.Module], Callable[..., Scores]] = {
+ABSORBED: dict[type[Term], Callable[..., Scores]] = {
     Content: absorbed_content,
     Relative: absorbed_relative,
     Absolute: absorbed_absolute,
@@ -121,20 +118,16 @@ def relative_scores(
 
     def scores(X: Tensor) -> Tensor:
         height, width, D = X.shape[1:]
-        across, down = (
-            linear(X, *position).unflatten(-1, [-1, sum(sizes)]).split(sizes, dim=-1)
-        )  # (B, H, W, N_h, ..)
+        both = linear(X, *position).unflatten(-1, [-1, sum(sizes)])  # (B, H, W, N_h, ..)
+        across, down = both.split(sizes, dim=-1)
         across = keys_of_axis(across.transpose(2, 3)).transpose(2, 3)  # (B, H, W, N_h, W)
         down = keys_of_axis(down.transpose(1, 3)).transpose(1, 3)  # (B, H, W, N_h, H)
-        rows = torch.cat(
-            [linear(X, *content).unflatten(-1, [-1, D]), across, down], dim=-1
-        )  # (.., N_h, D + W + H)
-        column = torch.eye(width, dtype=X.dtype, device=X.device).expand(
-            len(X), height, -1, -1
-        )  # (B, H, W, W)
-        row = torch.eye(height, dtype=X.dtype, device=X.device)[:, None].expand(
-            len(X), -1, width, -1
-        )  # (B, H, W, H)
+        by_content = linear(X, *content).unflatten(-1, [-1, D])
+        rows = torch.cat([by_content, across, down], dim=-1)  # (.., N_h, D + W + H)
+        column = torch.eye(width, dtype=X.dtype, device=X.device)
+        row = torch.eye(height, dtype=X.dtype, device=X.device)[:, None]
+        column = column.expand(len(X), height, -1, -1)  # (B, H, W, W)
+        row = row.expand(len(X), -1, width, -1)  # (B, H, W, H)
         return products_with_pixels(rows, torch.cat([X, column, row], dim=-1))
 
     return scores
@@ -143,14 +136,14 @@ def relative_scores(
 def products_with_pixels(rows: Tensor, X: Tensor) -> Tensor:
     """rows_q . X_k of every head, for all pairs of pixels: (B, H, W, N_h, D), (B, H, W, D) -> (B, T, N_h, T)"""
     rows = rows.flatten(1, 2)  # (B, T, N_h, D)
-    return (rows.flatten(1, 2) @ X.flatten(1, 2).transpose(1, 2)).unflatten(1, rows.shape[1:3])
+    scores = rows.flatten(1, 2) @ X.flatten(1, 2).mT
+    return scores.unflatten(1, rows.shape[1:3])
 
 
 def keys_of_axis(scores: Tensor) -> Tensor:
     """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
-    scores = scores.unflatten(
-        -1, [2 * scores.shape[-2] - 1]
-    )  # raises RuntimeError for tables of another size
-    position = torch.arange(scores.shape[-2], device=scores.device)
-    index = position[None, :] - position[:, None] + (scores.shape[-2] - 1)
+    size = scores.shape[-2]
+    scores = scores.unflatten(-1, [2 * size - 1])  # raises RuntimeError for tables of another size
+    position = torch.arange(size, device=scores.device)
+    index = position[None, :] - position[:, None] + (size - 1)
     return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))

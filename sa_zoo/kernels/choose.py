@@ -1,104 +1,123 @@
 """Which evaluation of attention is used when, and why.
 
-Importing models/ gives the definition; `install` puts the routes of this folder behind its hook. All of them compute
-the same numbers up to rounding. docs/benchmarks.md has what each gains.
+Importing models/ gives the definition; `install` puts the routes of this folder behind its hooks. All of them compute
+the same numbers up to rounding. docs/benchmarks.md has the measurements.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sa_zoo.kernels.absorbed import absorbed, can_absorb, is_positional
+from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
-from sa_zoo.kernels.portions import in_portions, is_ordinary, is_recomputed, portions
-from sa_zoo.kernels.remembered import remembered
+from sa_zoo.kernels.portions import can_divide, factorizes, in_portions, portions
+from sa_zoo.kernels.situation import Situation, situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
 
-ROUTES: dict[str, Callable[[Attention, Tensor], Tensor]] = {
-    "definition": Attention.definition,
-    "by axes": Attention.by_axes,
+Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
+
+ROUTES: dict[str, Route] = {
+    "definition": lambda layer, X, now: layer.definition(X),
+    "by axes": lambda layer, X, now: layer.by_axes(X),
+    "as published": lambda layer, X, now: layer.cheaper(X),
     "fused": fused,
     "absorbed": absorbed,
     "portions": portions,
-    "remembered": remembered,
 }
-# Up to 16x16 pixels, training on a CPU by P itself is no slower than by its factors and takes less memory. On GPUs
-# this is an estimate, not measured yet. P is also small enough to be remembered.
-SMALL = 256
+# Above so many pixels (16x16), training by the factors of P by axis takes less time and memory than by P itself. On
+# GPUs this is an estimate for training and inference, not measured yet.
+TRAINING_AXES_FROM = 256
+
+
+class Row(NamedTuple):
+    """A route, when it is taken, and why."""
+
+    route: str
+    condition: Callable[[Attention, Tensor, Situation], bool]
+    reason: str
+
+
+def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
+    return factorizes(layer) and X.shape[1] * X.shape[2] > TRAINING_AXES_FROM
+
+
+# The first row whose condition holds is taken.
+ROWS = (
+    Row(
+        "definition",
+        lambda layer, X, now: now.watched,
+        "calls every module, once and with the whole batch",
+    ),
+    Row(
+        "as published",
+        lambda layer, X, now: now.fixed_graph,
+        "asks nothing about the batch, any of which the graph has to take",
+    ),
+    Row(
+        "absorbed",
+        can_absorb,
+        "builds neither queries nor keys",
+    ),
+    Row(
+        "fused",
+        can_fuse,
+        "never builds the tensor of all heads",
+    ),
+    Row(
+        "portions",
+        can_divide,
+        "keeps what lies between products in caches; in training, keeps only inputs and outputs",
+    ),
+    Row(
+        "by axes",
+        is_large,
+        "costs O(T (H + W)) instead of O(T^2)",
+    ),
+    Row(
+        "definition",
+        lambda layer, X, now: True,
+        "is as fast for small images",
+    ),
+)
 
 _only: list[str] = []
 
 
-def choose(attention: Attention, X: Tensor) -> str:
+def choose(layer: Attention, X: Tensor) -> str:
     """Name of the route for X (B, H, W, D)."""
-    factorizes, large = (
-        attention.separable and not attention.drops(),
-        X.shape[1] * X.shape[2] > SMALL,
-    )
-    trains = torch.is_grad_enabled()
+    return _chosen(layer, X, _situation(layer, X))
+
+
+def _situation(layer: Attention, X: Tensor) -> Situation:
+    return situation(layer.children(), X, *layer.parameters())
+
+
+def _chosen(layer: Attention, X: Tensor, now: Situation) -> str:
     if _only:
         return _only[-1]
-    # in torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag
-    if torch.jit.is_tracing() or torch.compiler._is_exporting_flag:
-        return (
-            "by axes" if attention.large and factorizes else "definition"
-        )  # a graph has to take any batch
-    if is_watched(attention.children()):
-        return "definition"  # it calls every module, once and with the whole batch
-    axes_or_definition = "by axes" if large and factorizes else "definition"
-    if not (torch.compiler.is_compiling() or is_ordinary(X, *attention.parameters())):
-        return axes_or_definition  # nothing is remembered, or computed in memory of ours
-    if not all(is_positional(term) for term in attention.terms):
-        return (
-            "absorbed" if can_absorb(attention) else "definition"
-        )  # adapters expect queries and keys
-    plain = type(attention.W_val) is nn.Linear and not torch.is_autocast_enabled("cpu")
-    if factorizes and not trains and plain and can_fuse(X, attention.W_val.weight):
-        return "fused"  # the tensor of all heads is never built
-    if torch.compiler.is_compiling() or not X.is_cpu:
-        return axes_or_definition  # compilers and accelerators schedule by themselves
-    if trains and is_recomputed(X):
-        return "portions"  # saves most of the memory and costs some time
-    if trains:
-        return axes_or_definition
-    if not large and not (attention.large and factorizes) and not attention.drops():
-        return "remembered"  # building P is a good part of the work for one image
-    return "portions"
-
-
-def is_watched(modules: Iterable[nn.Module]) -> bool:
-    """Whether somebody expects modules, or modules in them, to be called: by hooks, or by replacing `forward`."""
-    return any(
-        m._forward_pre_hooks
-        or m._forward_hooks
-        or m._backward_pre_hooks
-        or m._backward_hooks
-        or "forward" in vars(m)
-        for module in modules
-        for m in module.modules()
-    )
+    return next(row.route for row in ROWS if row.condition(layer, X, now))
 
 
 # `self` has no type in these two: TorchScript would compile its class instead of the module.
-def evaluate(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """`Attention.evaluate` by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
+def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    """Eq. 10 by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
     if torch.jit.is_scripting():
-        if self.separable and self.large and not self.drops():
-            return self.by_axes(X)
-        return self.definition(X)
+        return self.cheaper(X)
     return _routed(self, X)
 
 
 @torch.jit.ignore
-def _routed(attention: Attention, X: Tensor) -> Tensor:
-    return ROUTES[choose(attention, X)](attention, X)
+def _routed(layer: Attention, X: Tensor) -> Tensor:
+    now = _situation(layer, X)
+    return ROUTES[_chosen(layer, X, now)](layer, X, now)
 
 
 def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """`Block.after_attention`, for as many images at a time as its attention: (B, H, W, D), twice -> (B, H, W, D)"""
+    """`Block.rest` for as many images at a time as attention takes: (B, H, W, D), twice -> (B, H, W, D)"""
     if torch.jit.is_scripting():
         return self.rest(x, attended)
     return _rest(self, x, attended)
@@ -106,14 +125,10 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignor
 
 @torch.jit.ignore
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    whole = (
-        torch.jit.is_tracing()
-        or bool(_only)
-        or is_watched(m for m in block.children() if m is not block.attn)
-    )
-    if whole or not (torch.compiler.is_compiling() or is_ordinary(x, attended)):
+    if _only:
         return block.rest(x, attended)
-    return in_portions(block.rest, x, attended)
+    others = [module for module in block.children() if module is not block.attn]
+    return in_portions(block.rest, situation(others, x, attended), x, attended)
 
 
 @contextmanager
@@ -130,5 +145,5 @@ def only(route: str) -> Iterator[None]:
 
 def install() -> None:
     """Let the networks of models/ be evaluated by `choose`."""
-    Attention.evaluate, Attention.route = evaluate, torch.jit.ignore(choose)  # type: ignore[method-assign]
-    Block.after_attention = after_attention  # type: ignore[method-assign]
+    Attention.evaluator = evaluator
+    Block.after_attention = after_attention

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from sa_zoo.kernels.portions import WORKSPACE
-from sa_zoo.kernels.remembered import recall
+from sa_zoo.kernels.portions import WORKSPACE, factorizes
+from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 
 # fused.cpp takes numbers of channels that are multiples of this.
@@ -33,7 +33,8 @@ def _loaded() -> ctypes.CDLL | None:
     except OSError as error:  # it uses torch's OpenMP, which some builds of torch do not have
         warnings.warn(f"attention is evaluated without compiled code: {error}", stacklevel=2)
         return None
-    library.sa_zoo_room.argtypes, library.sa_zoo_room.restype = [ctypes.c_int] * 3, ctypes.c_ssize_t
+    library.sa_zoo_room.argtypes = [ctypes.c_int] * 3
+    library.sa_zoo_room.restype = ctypes.c_ssize_t
     library.sa_zoo_fused_values.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int] * 8
     library.sa_zoo_fused_values.restype = None
     return library
@@ -42,17 +43,24 @@ def _loaded() -> ctypes.CDLL | None:
 LIBRARY = _loaded()
 
 
-def can_fuse(X: Tensor, W_val: Tensor) -> bool:
+def takes(X: Tensor, W_val: Tensor) -> bool:
     """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D)."""
     is_float32 = X.dtype == W_val.dtype == torch.float32
     fills_lanes = X.shape[-1] % LANES == 0 and W_val.shape[0] % LANES == 0
     return LIBRARY is not None and X.is_cpu and W_val.is_cpu and is_float32 and fills_lanes
 
 
-def fused(attention: Attention, X: Tensor) -> Tensor:
+def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
+    """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
+    plain = type(layer.W_val) is nn.Linear and not now.autocast
+    numbers = now.ordinary and not now.trains and not now.fixed_graph
+    return plain and numbers and factorizes(layer) and takes(X, layer.W_val.weight)
+
+
+def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
-    factors = recall(attention, "axis_probabilities", X)
-    return fused_values(X, *factors, attention.W_val.weight, attention.W_val.bias)
+    factors = layer.axis_probabilities(X)
+    return fused_values(X, *factors, layer.W_val.weight, layer.W_val.bias)
 
 
 def tile_height(X: Tensor, threads: int) -> int:
@@ -72,29 +80,40 @@ def fused_values(
     The result for an image is the same, bit for bit, in any batch and on any number of threads. Raises ValueError for
     other shapes or types, or if `can_fuse` is false.
     """
-    (B, H, W, D), N_h, N = X.shape, P_down.shape[0], W_val.shape[0]
-    expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), *([] if b_val is None else [(N,)])]
-    given = [P_down, P_across, W_val, *([] if b_val is None else [b_val])]
-    if LIBRARY is None or not can_fuse(X, W_val):
-        raise ValueError(
-            f"expected an AVX-512 processor, float32 and channels in multiples of {LANES}, "
-            f"got {X.dtype} {tuple(X.shape)} and {W_val.dtype} {tuple(W_val.shape)}"
-        )
-    if [tuple(tensor.shape) for tensor in given] != expected or any(
-        t.dtype != X.dtype or not t.is_cpu for t in given
-    ):
-        shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in given)
-        raise ValueError(f"expected float32 {expected} for X of {tuple(X.shape)}, got {shapes}")
-    given = [tensor.contiguous() for tensor in (X, *given)]
+    B, H, W, D = X.shape
+    N_h = len(P_down)
+    N = len(W_val)
+    given = [P_down, P_across, W_val]
+    expected: list[tuple[int, ...]] = [(N_h, H, H), (N_h, W, W), (N, N_h * D)]
+    if b_val is not None:
+        given.append(b_val)
+        expected.append((N,))
+    _check(X, given, expected)
+    assert LIBRARY is not None
+    inputs = [tensor.contiguous() for tensor in (X, *given)]
     threads = torch.get_num_threads()
     height = tile_height(X, threads)
     out = X.new_empty(B, H, W, N)
     packed = WORKSPACE.empty("packed", X.dtype, W_val.numel())
     rooms = WORKSPACE.empty("rooms", X.dtype, threads * LIBRARY.sa_zoo_room(height, W, D))
-    places = [tensor.data_ptr() for tensor in given] + ([None] if b_val is None else [])
+    places: list[int | None] = [tensor.data_ptr() for tensor in inputs]
+    if b_val is None:
+        places.append(None)
     places += [tensor.data_ptr() for tensor in (out, packed, rooms)]
     LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
     return out
+
+
+def _check(X: Tensor, given: list[Tensor], expected: list[tuple[int, ...]]) -> None:
+    """Raise ValueError for tensors that the compiled code does not take; W_val is the third of `given`."""
+    fits = [tuple(tensor.shape) for tensor in given] == expected
+    right = all(tensor.dtype == X.dtype and tensor.is_cpu for tensor in given)
+    if not takes(X, given[2]) or not fits or not right:
+        got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
+        raise ValueError(
+            f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "
+            f"and after X {expected}"
+        )
 
 
 @fused_values.register_fake

@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.forward_ad import unpack_dual
 from torch.utils.checkpoint import checkpoint
 
-from sa_zoo.models.attention import Attention, attend_by_axes
+from sa_zoo.kernels.situation import Situation
+from sa_zoo.models.attention import AXES_FROM, Attention, attend_by_axes
 
 # Numbers in the images that a layer evaluates together: four of 16x16 pixels and 400 channels.
 PORTION = 4 * 16 * 16 * 400
@@ -31,11 +31,11 @@ class Workspace(threading.local):
 
     def empty(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A tensor of this shape, in the place of the last one of that name."""
-        size, key = math.prod(shape), (name, dtype)
+        size = math.prod(shape)
+        key = (name, dtype)
         if key not in self.held or self.held[key].numel() < size:
-            with torch.inference_mode(
-                False
-            ):  # a tensor made in this mode cannot be written to outside of it
+            # A tensor made in inference mode cannot be written to outside of it.
+            with torch.inference_mode(False):
                 self.held[key] = torch.empty(size, dtype=dtype, device="cpu")
         return self.held[key][:size].view(shape)
 
@@ -48,27 +48,25 @@ def images_in(numbers: float, X: Tensor) -> int:
     return max(1, int(numbers) // max(1, X[:1].numel()))
 
 
-def is_recomputed(X: Tensor) -> bool:
+def is_recomputed(X: Tensor, now: Situation) -> bool:
     """Whether training evaluates a batch X on a CPU again in the backward pass, rather than keeping all of it.
 
     Not in half precision, where products are so fast that recomputing costs more time than it is worth.
     """
-    half = X.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled("cpu")
-    return X.numel() > KEPT * PORTION and not half
+    return X.numel() > KEPT * PORTION and not now.half
 
 
 def in_portions(
-    function: Callable[..., Tensor], X: Tensor, *more: Tensor, factor: float = 1.0
+    function: Callable[..., Tensor], now: Situation, X: Tensor, *more: Tensor, factor: float = 1.0
 ) -> Tensor:
-    """function(X, *more), on a CPU for a few images at a time if X holds more than `factor` portions."""
+    """function(X, *more), by hand for a few images at a time if X holds more than `factor` portions."""
+    if not now.by_hand or (now.trains and not is_recomputed(X, now)):
+        return function(X, *more)
     images = images_in(factor * PORTION, X)
-    one_call = (
-        torch.compiler.is_compiling() or not X.is_cpu
-    )  # compilers and accelerators make their own portions
-    if one_call or images >= len(X) or (torch.is_grad_enabled() and not is_recomputed(X)):
+    if images >= len(X):
         return function(X, *more)
     portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
-    if torch.is_grad_enabled():
+    if now.trains:
         recomputed = partial(checkpoint, function, use_reentrant=False)
         return torch.cat([recomputed(*portion) for portion in portions])
     return _filled(len(X), (function(*portion) for portion in portions))
@@ -76,32 +74,56 @@ def in_portions(
 
 def _filled(images: int, parts: Iterable[Tensor]) -> Tensor:
     """torch.cat(parts), each part put in its place before the next one is computed."""
-    whole, start = torch.empty(0), 0
+    whole = torch.empty(0)
+    start = 0
     for part in parts:
-        whole = whole if start else part.new_empty(images, *part.shape[1:])
+        if start == 0:
+            whole = part.new_empty(images, *part.shape[1:])
         whole[start : start + len(part)] = part
         start += len(part)
     return whole
 
 
-def portions(attention: Attention, X: Tensor) -> Tensor:
+def factorizes(layer: Attention) -> bool:
+    """Whether softmax(A) is a product of one factor per axis."""
+    return layer.separable and not layer.drops()
+
+
+def can_divide(layer: Attention, X: Tensor, now: Situation) -> bool:
+    """Whether P or its factors can be computed once, for all portions of X (B, H, W, D)."""
+    positional = all(term.positional for term in layer.terms)
+    return positional and now.by_hand and (not now.trains or is_recomputed(X, now))
+
+
+def portions(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms that depend on positions only: P or its factors once, then a few images at a time."""
-    if not attention.separable or attention.drops():
-        P = attention.attn_drop(attention.probabilities(X))
-        return in_portions(partial(attention.values, P), X)
-    factors = attention.axis_probabilities(X)
-    if torch.is_grad_enabled() or not is_ordinary(X) or torch.is_autocast_enabled("cpu"):
-        return in_portions(lambda some: attention.W_val(attend_by_axes(factors, some)), X)
+    if not factorizes(layer) or X.shape[1] * X.shape[2] <= AXES_FROM:
+        P = layer.attn_drop(layer.probabilities(X))
+        return in_portions(partial(layer.values, P), now, X)
+    factors = layer.axis_probabilities(X)
+    # Another projection than a plain one could return what it is given, which the next call overwrites.
+    plain = type(layer.W_val) is nn.Linear and not now.autocast
+    if now.trains or not plain or not now.by_hand:
+        return in_portions(lambda some: layer.W_val(attend_by_axes(factors, some)), now, X)
     down, across = (P.to(X.dtype) for P in factors)
+
+    def in_workspace(some: Tensor) -> Tensor:
+        heads = attend_in_workspace(down, across, some)
+        values: Tensor = layer.W_val(heads)
+        # What returns a view of its input, as nn.Identity does, would hand out memory that the next call overwrites.
+        if values.untyped_storage().data_ptr() == heads.untyped_storage().data_ptr():
+            return values.clone()
+        return values
+
     # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
-    return in_portions(
-        lambda some: attention.W_val(attend_in_workspace(down, across, some)), X, factor=1.75
-    )
+    return in_portions(in_workspace, now, X, factor=1.75)
 
 
 def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
     """`attend_by_axes` in two dimensions, without gradients, in memory that the next call overwrites."""
-    (B, H, W, D), N_h, images = X.shape, len(P_down), images_in(PORTION / 2, X)
+    B, H, W, D = X.shape
+    N_h = len(P_down)
+    images = images_in(PORTION / 2, X)
     heads = WORKSPACE.empty("heads", X.dtype, B, H, W, N_h, D)
     for some, place in zip(X.split(images), heads.split(images), strict=True):
         mixed = WORKSPACE.empty("mixed", X.dtype, len(some), H * N_h, W * D)
@@ -110,16 +132,3 @@ def attend_in_workspace(P_down: Tensor, P_across: Tensor, X: Tensor) -> Tensor:
         torch.matmul(P_across, mixed.view(across.shape), out=across)
         place.copy_(across.transpose(2, 3))
     return heads.flatten(3)
-
-
-def is_ordinary(*tensors: Tensor) -> bool:
-    """Whether tensors are numbers in memory: no stand-ins of torch.func's transforms, subclasses or tangents."""
-    try:
-        for tensor in tensors:
-            tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return False
-    return all(
-        type(tensor) in (Tensor, nn.Parameter) and unpack_dual(tensor).tangent is None
-        for tensor in tensors
-    )

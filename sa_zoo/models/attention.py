@@ -25,27 +25,27 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import threshold
+from torch.nn.functional import hardshrink
 
 from .positions import at_least_float32
+from .terms import Term
 
-DENSE_PIXELS = 128  # up to so many (8x8, but not 16x16) P itself is faster than its factors by axis
+# Above so many pixels (8x8 is below, 16x16 above) the factors of P by axis are faster than P itself.
+AXES_FROM = 128
 
 
 def probabilities_from(scores: Tensor) -> Tensor:
     """softmax over the last axis (Eq. 1), in at least float32, without negligible ones: denormals slow a CPU down."""
     P = torch.softmax(at_least_float32(scores), dim=-1)
-    return threshold(
-        P, 1e-20 if P.dtype == torch.float64 else 1e-11, 0.0
-    )  # 1e-4 of the type's rounding error
+    negligible = 1e-20 if P.dtype == torch.float64 else 1e-11  # 1e-4 of the type's rounding error
+    return hardshrink(P, negligible)
 
 
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X]: (N_h, Q, N) or (B, N_h, Q, N), and (B, N, D) -> (B, Q, N_h D)"""
     P = P.to(X.dtype).transpose(-3, -2)  # (.., Q, N_h, N)
-    heads = (
-        P.flatten(-3, -2).expand(X.shape[0], -1, -1) @ X
-    )  # (B, Q N_h, D); unexpanded, training would copy it
+    rows = P.flatten(-3, -2).expand(X.shape[0], -1, -1)  # unexpanded, training would copy X
+    heads = rows @ X  # (B, Q N_h, D)
     return heads.unflatten(1, [P.shape[-3], P.shape[-2]]).flatten(2)  # (B, Q, N_h D)
 
 
@@ -55,9 +55,8 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
     Exact, and O(T (H + W)) in two dimensions, where `attend` is O(T^2).
     """
     first = factors[0].to(X.dtype).transpose(0, 1)  # (Q, N_h, N)
-    heads = first.flatten(0, 1).expand(X.shape[0], -1, -1) @ X.flatten(
-        2
-    )  # (B, Q N_h, the other axes and D)
+    rows = first.flatten(0, 1).expand(X.shape[0], -1, -1)
+    heads = rows @ X.flatten(2)  # (B, Q N_h, the other axes and D)
     heads = heads.unflatten(1, [first.shape[0], first.shape[1]])  # (B, Q, N_h, ..)
     for P in factors[1:]:
         keys = heads.unflatten(-1, [P.shape[2], -1])  # (B, *Q so far, N_h, N, ..)
@@ -69,34 +68,31 @@ class Attention(nn.Module):
     """MHSA (Eq. 10) with A a sum of `terms`, followed by W_out.
 
     Args:
-        terms: classes of score terms, each called as term(dim, num_heads, grid).
+        terms: classes of score terms (terms.py).
         grid: (H, W) of the expected images. Learned encodings fit this size only; other terms take any size.
         attn_drop: dropout on probabilities; where they depend on positions only, the batch shares them and their
             dropout, as in the paper's code.
     """
 
     separable: Final[bool]
-    large: Final[bool]
+    axes_pay: Final[bool]
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
-        terms: tuple[type[nn.Module], ...],
+        terms: tuple[type[Term], ...],
         grid: tuple[int, int],
         attn_drop: float = 0.0,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
+        **dd: Any,
     ) -> None:
         super().__init__()
-        self.terms: Any = nn.ModuleList(
-            term(dim, num_heads, grid, device=device, dtype=dtype) for term in terms
-        )
-        self.separable = all(hasattr(term, "axis_scores") for term in self.terms)
-        self.large = grid[0] * grid[1] > DENSE_PIXELS
+        self.terms: Any = nn.ModuleList(term(dim, num_heads, grid, **dd) for term in terms)
+        self.separable = all(term.separable for term in self.terms)
+        self.axes_pay = self.separable and grid[0] * grid[1] > AXES_FROM
         self.attn_drop = nn.Dropout(attn_drop)
-        self.W_val = nn.Linear(num_heads * dim, dim, device=device, dtype=dtype)
-        self.W_out: nn.Linear | nn.Identity = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.W_val = nn.Linear(num_heads * dim, dim, **dd)
+        self.W_out: nn.Linear | nn.Identity = nn.Linear(dim, dim, **dd)
 
     def probabilities(self, X: Tensor) -> Tensor:
         """softmax(A): (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); at least float32."""
@@ -109,8 +105,9 @@ class Attention(nn.Module):
         """The factors of `probabilities`, (N_h, H, H) and (N_h, W, W), if all terms are separable."""
         down, across = self.terms[0].axis_scores(X.shape[1], X.shape[2])
         for term in self.terms[1:]:
-            more = term.axis_scores(X.shape[1], X.shape[2])
-            down, across = down + more[0], across + more[1]
+            more_down, more_across = term.axis_scores(X.shape[1], X.shape[2])
+            down = down + more_down
+            across = across + more_across
         return [probabilities_from(down), probabilities_from(across)]
 
     def drops(self) -> bool:
@@ -130,22 +127,19 @@ class Attention(nn.Module):
         """Eq. 10 for separable terms, where softmax(A) = P_down (x) P_across: (B, H, W, D) -> (B, H, W, D)"""
         return self.W_val(attend_by_axes(self.axis_probabilities(X), X))
 
-    def evaluate(self, X: Tensor) -> Tensor:
-        """Eq. 10 in the cheaper of the two forms. The hook: kernels/ replaces it, and `route`, to choose among more."""
-        if self.separable and self.large and not self.drops():
+    def cheaper(self, X: Tensor) -> Tensor:
+        """Eq. 10 in the cheaper of the two forms: (B, H, W, D) -> (B, H, W, D)"""
+        if self.axes_pay and not self.drops():
             return self.by_axes(X)
         return self.definition(X)
 
-    @torch.jit.ignore
-    def route(self, X: Tensor) -> str:
-        """Name of the form in which `evaluate` computes its result for X (B, H, W, D)."""
-        return "by axes" if self.separable and self.large and not self.drops() else "definition"
+    # What evaluates Eq. 10. A hook: where the whole package is installed, kernels/choose.py sets one with more forms.
+    evaluator = cheaper
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        return self.W_out(self.evaluate(X))
+        return self.W_out(self.evaluator(X))
 
-    @torch.jit.ignore
     def reparameterize(self) -> None:
         """Fold W_out into W_val, as nothing lies between them; called by timm.utils.reparameterize_model."""
         inner, outer = self.W_val, self.W_out

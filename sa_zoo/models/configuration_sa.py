@@ -4,11 +4,16 @@ The keys of timm are derived from the fields when a configuration is written and
 cannot contradict each other. This file is also published together with weights, as remote code.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
+
+# transformers before 5.10 copies only the remote code that this file itself imports.
+from .positions import pixels  # noqa: F401
+from .terms import Term  # noqa: F401
+from .variants import TERMS, takes_any_grid
 
 # Where transformers finds the classes in a folder that contains copies of these files.
 AUTO_MAP = {
@@ -33,9 +38,9 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); by default SA-quadratic with two classes.
 
     Args:
-        attention_type: the score terms (TERMS in terms.py); the part of a timm name between `sa_` and `_cifar`.
+        attention_type: the score terms (TERMS in variants.py); the part of a timm name between `sa_` and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
-            feed-forward layers. Every head sees all D channels; N_h is one number, or one per block.
+            feed-forward layers. Every head sees all D channels.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
@@ -44,25 +49,18 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         pretrained_cfg: timm's description of the weights: mean, std, interpolation, crop_pct, license, paper. Entries
             that follow from other fields are replaced when it is written.
         image_processor_type: the class that reads preprocessor_config.json.
+        reshape_hidden_states: whether a backbone's features are maps (B, D, H, W). If not, they are (B, 1 + T, D): the
+            mean over pixels, in the place of a class token, and the tokens, as DPT and Depth Anything expect.
         out_features, out_indices: stages that a backbone returns. "stem" and index 0 are the embedding, "stageN" and
             index N the output of the Nth block.
     """
 
     model_type = "sa_net"
 
-    attention_type: Literal[
-        "quadratic",
-        "quadratic_gen",
-        "quadratic_kernel",
-        "learned",
-        "content",
-        "eq8",
-        "absolute",
-        "mixed",
-    ] = "quadratic"
+    attention_type: str = "quadratic"
     hidden_size: int = 400
     num_hidden_layers: int = 6
-    num_attention_heads: int | list[int] = 9
+    num_attention_heads: int = 9
     intermediate_size: int = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
@@ -74,10 +72,14 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     architecture: str | None = None
     pretrained_cfg: dict[str, Any] | None = None
     image_processor_type: str = "CLIPImageProcessor"
+    reshape_hidden_states: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if self.attention_type not in TERMS:
+            got = f"attention_type: got {self.attention_type!r}"
+            raise ValueError(f"{got}, expected one of {', '.join(TERMS)}")
         kwargs = {key: value for key, value in kwargs.items() if key not in DERIVED}
         if self.architecture is None:
             self.architecture = f"sa_{self.attention_type}_cifar"
@@ -94,9 +96,9 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def height_and_width(self) -> tuple[int, int]:
         """`image_size` as (height, width), in pixels."""
-        height, width = (
-            (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
-        )
+        if isinstance(self.image_size, int):
+            return self.image_size, self.image_size
+        height, width = self.image_size
         return height, width
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,8 +125,8 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 **(self.pretrained_cfg or {}),
                 "num_classes": self.num_labels,
                 "input_size": [self.num_channels, *self.height_and_width],
-                "pool_size": [side // self.patch_size for side in self.height_and_width],
-                "fixed_input_size": not self.attention_type.startswith("quadratic"),
+                "pool_size": None,
+                "fixed_input_size": not takes_any_grid(TERMS[self.attention_type]),
             },
         }
         return super().to_dict() | derived | {"auto_map": dict(AUTO_MAP)}

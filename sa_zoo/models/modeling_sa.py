@@ -5,7 +5,7 @@ Hidden states are (B, T, D), as is usual in transformers. This file is also publ
 code.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,19 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, checked_size, heads_per_block, new_head, set_grid, terms_of_block
-from .positions import pixels  # noqa: F401  transformers before 5.10 copies remote code that this file imports itself
-from .terms import TERMS
+from .network import (
+    Block,
+    checked_size,
+    new_head,
+    set_grid,
+    terms_in,
+    terms_of_block,
+)
+
+# transformers before 5.10 copies only the remote code that this file itself imports.
+from .positions import pixels  # noqa: F401
+from .terms import Term  # noqa: F401
+from .variants import TERMS
 
 
 class SAAttention(Attention):
@@ -51,7 +61,7 @@ class SABlock(GradientCheckpointingLayer, Block):
         height, width = checked_size(config.height_and_width, config.patch_size)
         super().__init__(
             config.hidden_size,
-            heads_per_block(config.num_attention_heads, config.num_hidden_layers)[index],
+            config.num_attention_heads,
             config.intermediate_size,
             terms_of_block(TERMS[config.attention_type], index, config.num_hidden_layers),
             (height // config.patch_size, width // config.patch_size),
@@ -81,7 +91,7 @@ class SAPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {  # noqa: RUF012
         "hidden_states": SABlock,
         "attentions": OutputRecorder(SAAttention, index=1),
     }
@@ -94,7 +104,7 @@ class SAPreTrainedModel(PreTrainedModel):
         self.blocks = nn.ModuleList(
             SABlock(config, index) for index in range(config.num_hidden_layers)
         )
-        self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
+        self.fixed_img_size = not all(term.any_grid for term in terms_in(self.blocks))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -107,6 +117,15 @@ class SAPreTrainedModel(PreTrainedModel):
         reset()
         for parameter, value in loaded:
             parameter.copy_(value)
+
+    def get_correct_attn_implementation(
+        self, requested_attention: str | None, is_init_check: bool = False
+    ) -> str:
+        """transformers' choice of attention. These models have their own, which takes the fastest exact form."""
+        if requested_attention not in (None, "eager"):
+            got = f"attn_implementation: got {requested_attention!r}"
+            raise ValueError(f"{got}, expected 'eager' or none: these models choose by themselves")
+        return "eager"
 
     def grid(self, pixel_values: Tensor) -> tuple[int, int]:
         """(H, W), in tokens, of images (B, C, P H, P W)."""
@@ -207,17 +226,18 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
     @can_return_tuple
     @filter_output_hidden_states
     def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
-        """Images (B, C, P H, P W) -> one map (B, D, H, W) per chosen stage."""
+        """Images (B, C, P H, P W) -> one map (B, D, H, W) per chosen stage, or tokens: see SAConfig."""
         kwargs["output_hidden_states"] = True  # transformers 5.4 leaves this to us
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
-        grid = self.grid(pixel_values)
-        feature_maps = tuple(
-            hidden_states.transpose(1, 2).unflatten(2, grid)
-            for stage, hidden_states in zip(self.stage_names, outputs.hidden_states, strict=True)
-            if stage in self.out_features
-        )
+        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
+        chosen = [tokens for stage, tokens in stages if stage in self.out_features]
+        if self.config.reshape_hidden_states:
+            grid = self.grid(pixel_values)
+            feature_maps = [tokens.transpose(1, 2).unflatten(2, grid) for tokens in chosen]
+        else:
+            feature_maps = [torch.cat([x.mean(1, keepdim=True), x], dim=1) for x in chosen]
         return BackboneOutput(
-            feature_maps=feature_maps,
+            feature_maps=tuple(feature_maps),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

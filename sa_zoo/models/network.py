@@ -10,13 +10,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 from torch.types import Device
-from torchvision.ops import StochasticDepth
 
 from .attention import Attention
+from .terms import Term
 
 _logger = logging.getLogger(__name__)
-Terms = tuple[type[nn.Module], ...]  # classes of score terms that are added up
+Terms = tuple[type[Term], ...]  # classes of score terms that are added up
+
+
+class DropPath(nn.Dropout):
+    """Drops the residual branches of whole images in training: (B, H, W, D) -> (B, H, W, D)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        return x * dropout(x.new_ones(x.shape[0], 1, 1, 1), self.p)
 
 
 class Block(nn.Module):
@@ -34,11 +44,9 @@ class Block(nn.Module):
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **dd: Any,
     ) -> None:
         super().__init__()
-        dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.fc1 = nn.Linear(dim, hidden_dim, **dd)
@@ -46,21 +54,20 @@ class Block(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, dim, **dd)
         self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
-        self.drop_path = StochasticDepth(drop_path, mode="row")
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
         return self.after_attention(x, self.attn(x))
-
-    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """`rest`; like `Attention.evaluate` a hook, as some evaluations take a few images of the batch at a time."""
-        return self.rest(x, attended)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """From the input and what attention made of it to the output: (B, H, W, D), twice -> (B, H, W, D)"""
         x = self.norm1(x + self.drop_path(self.drop(attended)))
         fed = self.fc2(self.act(self.fc1(x)))
         return self.norm2(x + self.drop_path(self.drop(fed)))
+
+    # What evaluates `rest`: a hook as Attention.evaluator, because a few images at a time can be faster.
+    after_attention = rest
 
 
 class SANet(nn.Module):
@@ -69,8 +76,8 @@ class SANet(nn.Module):
     Args:
         terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
-        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h (one number, or one per block, as pruning
-            leaves them), width of the feed-forward layers.
+        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
+            layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -79,6 +86,8 @@ class SANet(nn.Module):
         ValueError: for a size below 1, `terms` that are no classes, an unknown `global_pool`, an `img_size` that
             `patch_size` does not divide, or a list of heads that does not fit the blocks.
     """
+
+    block_class: type[Block] = Block
 
     def __init__(
         self,
@@ -90,7 +99,7 @@ class SANet(nn.Module):
         patch_size: int = 2,
         embed_dim: int = 400,
         depth: int = 6,
-        num_heads: int | list[int] = 9,
+        num_heads: int = 9,
         hidden_dim: int = 512,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -101,68 +110,58 @@ class SANet(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        if min(given := (in_chans, patch_size, embed_dim, depth, hidden_dim)) < 1:
-            raise ValueError(
-                f"in_chans, patch_size, embed_dim, depth, hidden_dim: got {given}, expected positive ones"
-            )
-        groups = (
-            [group if isinstance(group, tuple) else () for group in terms]
-            if isinstance(terms, tuple)
-            else []
-        )
-        if not groups or not all(
-            group and all(isinstance(term, type) for term in group) for group in groups
-        ):
-            raise ValueError(
-                f"terms: got {terms}, expected tuples of classes, such as models.terms.TERMS['quadratic']"
-            )
-        self.in_chans, self.num_classes, self.patch_size = in_chans, num_classes, patch_size
+        sizes = (in_chans, patch_size, embed_dim, depth, num_heads, hidden_dim)
+        check_sizes("in_chans, patch_size, embed_dim, depth, num_heads, hidden_dim", sizes)
+        check_terms(terms)
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.patch_size = patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.img_size = checked_size(img_size, patch_size)
         self.global_pool = checked_pool(global_pool)
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
         self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
-        grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
-        blocks = []
-        for index, heads in enumerate(heads_per_block(num_heads, depth)):
-            sizes, drop_path = (
-                (embed_dim, heads, hidden_dim),
+        blocks = [
+            self.block_class(
+                embed_dim,
+                num_heads,
+                hidden_dim,
+                terms_of_block(terms, index, depth),
+                self.expected_grid(),
+                proj_drop_rate,
+                attn_drop_rate,
                 drop_path_rate * index / max(depth - 1, 1),
+                **dd,
             )
-            of_block = terms_of_block(terms, index, depth)
-            blocks.append(
-                Block(*sizes, of_block, grid, proj_drop_rate, attn_drop_rate, drop_path, **dd)
-            )
+            for index in range(depth)
+        ]
         self.blocks = nn.Sequential(*blocks)
-        self.fixed_img_size = any(hasattr(module, "set_grid") for module in self.blocks.modules())
+        self.fixed_img_size = not all(term.any_grid for term in terms_in(self.blocks))
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_head(embed_dim, num_classes, **dd)
+
+    def expected_grid(self) -> tuple[int, int]:
+        """(H, W), in tokens, of the images that the network expects."""
+        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
         # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
         torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
+        height = x.shape[2]
+        width = x.shape[3]
         if self.fixed_img_size:
+            expected = self.img_size
             torch._assert(
-                x.shape[2] == self.img_size[0],
-                "image height: expected the model's; call set_input_size",
+                height == expected[0], "image height: not the model's; call set_input_size"
             )
-            torch._assert(
-                x.shape[3] == self.img_size[1],
-                "image width: expected the model's; call set_input_size",
-            )
+            torch._assert(width == expected[1], "image width: not the model's; call set_input_size")
         else:
-            torch._assert(
-                x.shape[2] % self.patch_size == 0,
-                "image height: expected a multiple of the patch size",
-            )
-            torch._assert(
-                x.shape[3] % self.patch_size == 0,
-                "image width: expected a multiple of the patch size",
-            )
-        return (
-            self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
-        )  # otherwise every product copies it
+            P = self.patch_size
+            torch._assert(height % P == 0, "image height: expected a multiple of the patch size")
+            torch._assert(width % P == 0, "image width: expected a multiple of the patch size")
+        # Without `contiguous`, every product would copy it.
+        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -186,7 +185,8 @@ class SANet(nn.Module):
         (N_h, T, T) where attention depends on positions only, else (B, N_h, T, T), indexed [..., q, k] with pixels in
         row-major order.
         """
-        x, maps = self.embed(x), []
+        x = self.embed(x)
+        maps = []
         for block in cast(Iterable[Block], self.blocks):
             maps.append(block.attn.probabilities(x))
             x = block(x)
@@ -195,22 +195,34 @@ class SANet(nn.Module):
     @torch.jit.ignore
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
-        old, self.img_size = self.img_size, checked_size(img_size, self.patch_size)
+        old = self.img_size
+        self.img_size = checked_size(img_size, self.patch_size)
         if self.fixed_img_size and old != self.img_size:
-            _logger.warning(
-                "learned encodings: interpolated from images of %s to %s", old, self.img_size
-            )
-            set_grid(
-                self.blocks,
-                (self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size),
-            )
+            new = self.img_size
+            _logger.warning("learned encodings: interpolated from images of %s to %s", old, new)
+            set_grid(self.blocks, self.expected_grid())
 
     @torch.jit.ignore
     def init_weights(self) -> None:
         """Initialize all parameters again: those of score terms as the terms say, all others as PyTorch does."""
         for module in self.modules():
-            if reset := getattr(module, "reset_parameters", None):
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
                 reset()
+
+
+def check_sizes(names: str, sizes: tuple[int, ...]) -> None:
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ValueError(f"{names}: got {sizes}, expected positive whole numbers")
+
+
+def check_terms(terms: object) -> None:
+    groups = terms if isinstance(terms, tuple) else ()
+    for group in groups or [()]:
+        classes = group if isinstance(group, tuple) else ()
+        if not classes or not all(isinstance(t, type) and issubclass(t, Term) for t in classes):
+            expected = "tuples of classes of score terms, such as ((Quadratic,),)"
+            raise ValueError(f"terms: got {terms}, expected {expected}")
 
 
 def terms_of_block(terms: tuple[Terms, ...], index: int, depth: int) -> Terms:
@@ -218,26 +230,21 @@ def terms_of_block(terms: tuple[Terms, ...], index: int, depth: int) -> Terms:
     return terms[index * len(terms) // depth]
 
 
-def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
-    """The linear map from features to logits; none for 0 classes."""
-    return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
+def terms_in(network: nn.Module) -> list[Term]:
+    """All score terms of a network."""
+    return [module for module in network.modules() if isinstance(module, Term)]
 
 
 def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:
     """Interpolate the learned encodings in `blocks` to a grid of (H, W) pixels."""
-    for module in blocks.modules():
-        if resize := getattr(module, "set_grid", None):
-            resize(grid)
+    for term in terms_in(blocks):
+        if not term.any_grid:
+            term.set_grid(grid)
 
 
-def heads_per_block(num_heads: int | list[int], depth: int) -> list[int]:
-    """N_h of each of `depth` blocks."""
-    heads = [num_heads] * depth if isinstance(num_heads, int) else list(num_heads)
-    if len(heads) != depth or min(heads, default=1) < 1:
-        raise ValueError(
-            f"num_heads: got {num_heads}, expected a positive number, or one for each of {depth} blocks"
-        )
-    return heads
+def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
+    """The linear map from features to logits; none for 0 classes."""
+    return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
 
 
 def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:

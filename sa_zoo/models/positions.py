@@ -47,9 +47,8 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
     """
     delta = keys[None, :] - queries[:, None]
     distance = delta - at_least_float32(Delta)[:, None, None]
-    finite = at_least_float32(alpha).clamp(
-        max=1e30
-    )  # exp(-1e30) is 0 too, but 0 * inf has no value
+    # exp(-1e30) is 0 as well, but 0 * inf has no value
+    finite = at_least_float32(alpha).clamp(max=1e30)
     return -finite[:, None, None] * distance.square()
 
 
@@ -59,21 +58,14 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
     Delta (N_h, 2), in pixels, spread S (N_h, 2, 2), in 1 / pixels -> (N_h, T, T), [h, q, k], pixels in row-major order.
     Written without a matrix product, so that autocast leaves it in float32.
     """
-    Delta, S = (
-        at_least_float32(Delta)[:, :, None, None],
-        at_least_float32(spread)[:, :, :, None, None, None, None],
-    )
-    dy = (displacements(height, Delta.device) - Delta[:, 0])[
-        :, :, None, :, None
-    ]  # (N_h, H, 1, H, 1)
-    dx = (displacements(width, Delta.device) - Delta[:, 1])[
-        :, None, :, None, :
-    ]  # (N_h, 1, W, 1, W)
-    first = (
-        S[:, 0, 0] * dy + S[:, 1, 0] * dx
-    )  # (N_h, H, W, H, W), first component of S^T (delta - Delta)
-    second = S[:, 0, 1] * dy + S[:, 1, 1] * dx
-    return (-0.5 * (first.square() + second.square())).flatten(3, 4).flatten(1, 2)
+    Delta = at_least_float32(Delta)[:, :, None, None]
+    S = at_least_float32(spread)[:, :, :, None, None]
+    dy = displacements(height, Delta.device) - Delta[:, 0]  # (N_h, H, H)
+    dx = displacements(width, Delta.device) - Delta[:, 1]  # (N_h, W, W)
+    # The two components of S^T (delta - Delta): (N_h, T, T)
+    first = outer_sum(S[:, 0, 0] * dy, S[:, 1, 0] * dx)
+    second = outer_sum(S[:, 0, 1] * dy, S[:, 1, 1] * dx)
+    return -0.5 * (first.square() + second.square())
 
 
 def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
@@ -95,9 +87,8 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
     (B, N_h, H, W, D_row), (B, N_h, H, W, D_col), row (2 W - 1, N_h or 1, D_row) for dx, col (2 H - 1, N_h or 1, D_col)
     for dy -> (B, N_h, T, T). Costs O(T (H + W)) products, where r_delta of every pair of pixels would cost O(T^2).
     """
-    height, width = query_x.shape[2], query_x.shape[3]
-    across = torch.einsum("bhijd,jlhd->bhijl", query_x, table_rows(row, width))
-    down = torch.einsum("bhijd,ikhd->bhijk", query_y, table_rows(col, height))
+    across = torch.einsum("bhijd,jlhd->bhijl", query_x, table_rows(row, query_x.shape[3]))
+    down = torch.einsum("bhijd,ikhd->bhijk", query_y, table_rows(col, query_y.shape[2]))
     scores = down[..., :, None] + across[..., None, :]  # (B, N_h, H, W, H, W)
     return scores.flatten(4, 5).flatten(2, 3)
 

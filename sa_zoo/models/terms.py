@@ -1,18 +1,10 @@
-"""The terms that attention scores are a sum of (Eqs. 7 to 9 of the paper). Legend: attention.py.
-
-A term is a module built by term(dim, num_heads, grid). Its forward is its definition, from X (B, H, W, D) to scores
-(N_h, T, T), or (B, N_h, T, T) if it looks at the content of X. In addition, a term has
-
-* `positional = True` if it depends on the height and width of X only;
-* `axis_scores(height, width)` if it is also a sum of one score per axis;
-* `set_grid` if it holds learned encodings for one grid of (H, W) pixels, to interpolate them to another.
-"""
+"""The terms that attention scores are a sum of (Eqs. 7 to 9 of the paper). Legend: attention.py."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.types import Device
 
 from .positions import (
     at_least_float32,
@@ -27,35 +19,43 @@ from .positions import (
 )
 
 Grid = tuple[int, int]
-Dtype = torch.dtype | None
 
 
-class Quadratic(nn.Module):
-    """-1/2 s_h^2 |delta - Delta_h|^2: quadratic encoding (Eq. 9, Section 4.2). Delta: (N_h, 2), spread s: (N_h,)."""
+class Term(nn.Module):
+    """A score term, built by term(dim, num_heads, grid, **dd), where dd may hold the parameters' device and dtype.
+
+    Its forward is its definition: X (B, H, W, D) -> scores (N_h, T, T), or (B, N_h, T, T) if it looks at the content of
+    X. Everything else that the package asks of a term is declared here.
+    """
+
+    positional = False  # whether scores depend on the height and width of X only
+    separable = False  # whether they are also a sum of one score per axis: see Separable
+    any_grid = (
+        True  # False if it holds learned encodings for one grid of (H, W) pixels: see `resized`
+    )
+    drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
+    not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
+
+    def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
+        """A value of the parameter `name`, interpolated to a grid of (H, W) pixels if it is an encoding of another."""
+        return value
+
+    def set_grid(self, grid: Grid) -> None:
+        """Replace learned encodings by those for a grid of (H, W) pixels."""
+        for name, old in list(self.named_parameters(recurse=False)):
+            new = self.resized(name, old.detach(), grid)
+            setattr(self, name, nn.Parameter(new, old.requires_grad))
+
+
+class Separable(Term):
+    """A positional term that is a sum of one score per axis, so that its softmax factorizes."""
 
     positional = True
-
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
-        super().__init__()
-        self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
-        self.spread = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(
-            self.Delta, std=2.0
-        )  # as the paper's code; its text says N(0, 2 I), a variance of 2
-        nn.init.normal_(self.spread, mean=1.0, std=0.01)
+    separable = True
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Scores (N_h, H, H) down the rows and (N_h, W, W) across the columns."""
-        alpha = 0.5 * at_least_float32(self.spread).square()
-        y, x = pixels(height, alpha.device), pixels(width, alpha.device)
-        return quadratic_scores(self.Delta[:, 0], alpha, y, y), quadratic_scores(
-            self.Delta[:, 1], alpha, x, x
-        )
+        raise NotImplementedError
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
@@ -63,81 +63,103 @@ class Quadratic(nn.Module):
         return outer_sum(down, across)
 
 
+class Quadratic(Separable):
+    """-1/2 s_h^2 |delta - Delta_h|^2: quadratic encoding (Eq. 9, Section 4.2). Delta: (N_h, 2), spread s: (N_h,)."""
+
+    drawn = "quadratic"
+    not_decayed = ("Delta", "spread")  # decay pulls heads to the query pixel and makes them blur
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__()
+        self.Delta = nn.Parameter(torch.empty(num_heads, 2, **dd))
+        self.spread = nn.Parameter(torch.empty(num_heads, **dd))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # As in the paper's code; its text says N(0, 2 I), a variance of 2.
+        nn.init.normal_(self.Delta, std=2.0)
+        nn.init.normal_(self.spread, mean=1.0, std=0.01)
+
+    def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        alpha = 0.5 * at_least_float32(self.spread).square()
+        y = pixels(height, alpha.device)
+        x = pixels(width, alpha.device)
+        down = quadratic_scores(self.Delta[:, 0], alpha, y, y)
+        across = quadratic_scores(self.Delta[:, 1], alpha, x, x)
+        return down, across
+
+
 class QuadraticKernel(Quadratic):
     """Quadratic whose heads start near a convolution (Theorem 1): at the N_h pixels closest to a kernel's center."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
-        half = (
-            math.isqrt(len(self.Delta) - 1) + 1
-        ) // 2  # of the smallest centered kernel with N_h pixels
-        offsets = torch.cartesian_prod(
-            *[torch.arange(-half, half + 1, device=self.Delta.device)] * 2
-        )
-        nearest = offsets.square().sum(1).argsort(stable=True)[: len(self.Delta)].sort().values
+        heads = len(self.Delta)
+        half = (math.isqrt(heads - 1) + 1) // 2  # of the smallest centered kernel with N_h pixels
+        side = torch.arange(-half, half + 1, device=self.Delta.device)
+        offsets = torch.cartesian_prod(side, side)
+        nearest = offsets.square().sum(1).argsort(stable=True)[:heads].sort().values
         self.Delta.data.copy_(offsets[nearest])
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
-class GeneralizedQuadratic(nn.Module):
+class GeneralizedQuadratic(Term):
     """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h): any covariance (appendix). spread S: (N_h, 2, 2)."""
 
     positional = True
+    drawn = "generalized"
+    not_decayed = ("Delta", "spread")
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__()
-        self.Delta = nn.Parameter(torch.empty(num_heads, 2, device=device, dtype=dtype))
-        self.spread = nn.Parameter(torch.empty(num_heads, 2, 2, device=device, dtype=dtype))
+        self.Delta = nn.Parameter(torch.empty(num_heads, 2, **dd))
+        self.spread = nn.Parameter(torch.empty(num_heads, 2, 2, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.Delta, std=2.0)
         nn.init.normal_(self.spread, std=0.01)
-        with torch.no_grad():
-            self.spread.add_(torch.eye(2, device=self.spread.device, dtype=self.spread.dtype))
+        self.spread.data.diagonal(dim1=1, dim2=2).add_(1.0)
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
         return generalized_quadratic_scores(self.Delta, self.spread, X.shape[1], X.shape[2])
 
 
-class RelativeTables(nn.Module):
+class RelativeTables(Term):
     """Learned encodings of the displacements along each axis. row: (2 W - 1, D_row), col: (2 H - 1, D_col).
 
     Every layer and axis has its own table, as in the paper's code; in the paper's text layers share one r_delta.
     """
 
-    def __init__(
-        self, dim_row: int, dim_col: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
+    any_grid = False
+
+    def __init__(self, dim_row: int, dim_col: int, grid: Grid, **dd: Any) -> None:
         super().__init__()
-        self.row = nn.Parameter(torch.empty(2 * grid[1] - 1, dim_row, device=device, dtype=dtype))
-        self.col = nn.Parameter(torch.empty(2 * grid[0] - 1, dim_col, device=device, dtype=dtype))
+        self.row = nn.Parameter(torch.empty(2 * grid[1] - 1, dim_row, **dd))
+        self.col = nn.Parameter(torch.empty(2 * grid[0] - 1, dim_col, **dd))
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.row)
         nn.init.normal_(self.col)
 
-    @torch.jit.ignore
-    def set_grid(self, grid: Grid) -> None:
-        """Interpolate the tables to a grid of (H, W) pixels."""
-        self.row = nn.Parameter(resized_table(self.row.detach(), grid[1]), self.row.requires_grad)
-        self.col = nn.Parameter(resized_table(self.col.detach(), grid[0]), self.col.requires_grad)
+    def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
+        if name == "row":
+            return resized_table(value, grid[1])
+        if name == "col":
+            return resized_table(value, grid[0])
+        return value
 
 
-class Learned(RelativeTables):
+class Learned(Separable, RelativeTables):
     """row[dx] . w_h + col[dy] . v_h (Section 4.3), Eq. 8's last term by axis. D_row = D_col = D; w and v: (N_h, D)."""
 
-    positional = True
+    drawn = "learned"
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
-        super().__init__(dim, dim, grid, device=device, dtype=dtype)
-        self.w = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
-        self.v = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__(dim, dim, grid, **dd)
+        self.w = nn.Parameter(torch.empty(num_heads, dim, **dd))
+        self.v = nn.Parameter(torch.empty(num_heads, dim, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -147,15 +169,9 @@ class Learned(RelativeTables):
         nn.init.uniform_(self.v, -bound, bound)
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Scores (N_h, H, H) down the rows and (N_h, W, W) across the columns."""
         down = learned_axis_scores(self.col, self.v, height)
         across = learned_axis_scores(self.row, self.w, width)
         return down, across
-
-    def forward(self, X: Tensor) -> Tensor:
-        """(N_h, T, T)"""
-        down, across = self.axis_scores(X.shape[1], X.shape[2])
-        return outer_sum(down, across)
 
 
 class Content(RelativeTables):
@@ -164,13 +180,11 @@ class Content(RelativeTables):
     r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
     """
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
-        super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__(dim // 2, dim - dim // 2, grid, **dd)
         self.num_heads = num_heads
-        self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
-        self.W_key = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
+        self.W_qry = nn.Linear(dim, num_heads * dim, **dd)
+        self.W_key = nn.Linear(dim, num_heads * dim, **dd)
         self.reset_parameters()
 
     def forward(self, X: Tensor) -> Tensor:
@@ -188,17 +202,15 @@ class Relative(RelativeTables):
     W_qry, W_key and W_key_pos (the paper's What_key): (N_h D, D); u, v: (N_h, D).
     """
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
-        super().__init__(dim // 2, dim - dim // 2, grid, device=device, dtype=dtype)
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__(dim // 2, dim - dim // 2, grid, **dd)
         self.num_heads = num_heads
         # No biases: u is the query's, and the key's would add one score to all keys, which no softmax sees.
-        self.W_qry = nn.Linear(dim, num_heads * dim, bias=False, device=device, dtype=dtype)
-        self.W_key = nn.Linear(dim, num_heads * dim, bias=False, device=device, dtype=dtype)
-        self.W_key_pos = nn.Linear(dim, num_heads * dim, bias=False, device=device, dtype=dtype)
-        self.u = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
-        self.v = nn.Parameter(torch.empty(num_heads, dim, device=device, dtype=dtype))
+        self.W_qry = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.W_key = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.W_key_pos = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.u = nn.Parameter(torch.empty(num_heads, dim, **dd))
+        self.v = nn.Parameter(torch.empty(num_heads, dim, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -209,14 +221,11 @@ class Relative(RelativeTables):
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""
-        query, key = (
-            split_heads(self.W_qry(X), self.num_heads),
-            split_heads(self.W_key(X), self.num_heads),
-        )
+        query = split_heads(self.W_qry(X), self.num_heads)
+        key = split_heads(self.W_key(X), self.num_heads)
         # What_key r_delta = What_row row[dx] + What_col col[dy], each (2 S - 1, N_h, D_h).
-        What_row, What_col = self.W_key_pos.weight.split(
-            [self.row.shape[1], self.col.shape[1]], dim=1
-        )
+        sizes = [self.row.shape[1], self.col.shape[1]]
+        What_row, What_col = self.W_key_pos.weight.split(sizes, dim=1)
         row = (self.row @ What_row.T).unflatten(1, [self.num_heads, -1])
         col = (self.col @ What_col.T).unflatten(1, [self.num_heads, -1])
         # (q + u) . k and (q + v) . What_key r_delta: the four terms, in two pairs.
@@ -226,26 +235,24 @@ class Relative(RelativeTables):
         return dot_scores(to_content, key) + displacement_scores(to_position, to_position, row, col)
 
 
-class Absolute(nn.Module):
+class Absolute(Term):
     """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, device: Device = None, dtype: Dtype = None
-    ) -> None:
+    any_grid = False
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.W_qry = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
-        self.W_key = nn.Linear(dim, num_heads * dim, device=device, dtype=dtype)
-        self.P = nn.Parameter(torch.empty(*grid, dim, device=device, dtype=dtype))
+        self.W_qry = nn.Linear(dim, num_heads * dim, **dd)
+        self.W_key = nn.Linear(dim, num_heads * dim, **dd)
+        self.P = nn.Parameter(torch.empty(*grid, dim, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.P)
 
-    @torch.jit.ignore
-    def set_grid(self, grid: Grid) -> None:
-        """Interpolate the encoding to a grid of (H, W) pixels."""
-        self.P = nn.Parameter(resized_grid(self.P.detach(), *grid), self.P.requires_grad)
+    def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
+        return resized_grid(value, *grid)
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""
@@ -262,16 +269,3 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def dot_scores(query: Tensor, key: Tensor) -> Tensor:
     """q . k for all pairs of pixels: (B, N_h, H, W, D_h), twice -> (B, N_h, T, T)"""
     return query.flatten(2, 3) @ key.flatten(2, 3).transpose(-1, -2)
-
-
-# Score terms by the middle part of a timm name, sa_NAME_cifar: one group for each equal part of the blocks, in order.
-TERMS: dict[str, tuple[tuple[type[nn.Module], ...], ...]] = {
-    "quadratic": ((Quadratic,),),
-    "quadratic_gen": ((GeneralizedQuadratic,),),
-    "quadratic_kernel": ((QuadraticKernel,), (Quadratic,)),
-    "learned": ((Learned,),),
-    "content": ((Content,),),
-    "eq8": ((Relative,),),
-    "absolute": ((Absolute,),),
-    "mixed": ((Quadratic,), (Content,)),
-}

@@ -4,26 +4,37 @@ import logging
 from typing import Any
 
 import torch
-from timm.models import checkpoint, checkpoint_seq, register_notrace_module
+from timm.models import checkpoint, checkpoint_seq
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.types import Device
 
 from .network import Block, SANet, Terms, checked_pool, new_head
-from .positions import resized_grid, resized_table
+from .terms import Term
 
 _logger = logging.getLogger(__name__)
 
-# How a block is evaluated can depend on what torch.fx does not know: fx has to call it, not trace into it.
-register_notrace_module(Block)
+
+class TimmBlock(Block):
+    """A block that is one node of torch.fx's graphs, as its evaluation depends on what fx does not know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
+            if isinstance(x, Proxy):
+                path = x.tracer.path_of_module(self)
+                return x.tracer.create_proxy("call_module", path, (x,), {})
+        return self.after_attention(x, self.attn(x))
 
 
 class TimmSANet(SANet):
     """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per block."""
 
     output_fmt = "NHWC"
+    block_class = TimmBlock
 
     def __init__(self, terms: tuple[Terms, ...], **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
@@ -42,8 +53,7 @@ class TimmSANet(SANet):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Decay would pull heads to the query pixel (Delta) and make them blur (spread)."""
-        return {name for name, _ in self.named_parameters() if name.endswith((".Delta", ".spread"))}
+        return {f"{path}.{name}" for path, term in named_terms(self) for name in term.not_decayed}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -67,7 +77,8 @@ class TimmSANet(SANet):
         """Replace the head by one for `num_classes` (0: none), and the pooling unless `global_pool` is None."""
         if global_pool is not None:
             self.global_pool = checked_pool(global_pool)
-        self.num_classes, like = num_classes, self.patch_embed.weight
+        self.num_classes = num_classes
+        like = self.patch_embed.weight
         self.head = new_head(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
 
     def forward_intermediates(
@@ -86,8 +97,10 @@ class TimmSANet(SANet):
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt: got {output_fmt!r}, expected 'NCHW' or 'NHWC'")
         chosen, last = feature_take_indices(len(self.blocks), indices)
-        x, intermediates = self.embed(x), []
-        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+        x = self.embed(x)
+        intermediates = []
+        blocks = self.blocks[: last + 1] if stop_early else self.blocks
+        for index, block in enumerate(blocks):
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
             if index in chosen:
                 intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == "NCHW" else x)
@@ -102,6 +115,12 @@ class TimmSANet(SANet):
         if prune_head:
             self.reset_classifier(0, "")
         return chosen
+
+
+def named_terms(network: nn.Module) -> list[tuple[str, Term]]:
+    """All score terms of a network, and their paths."""
+    modules = network.named_modules()
+    return [(path, module) for path, module in modules if isinstance(module, Term)]
 
 
 class CifarResNet(ResNet):
@@ -123,20 +142,17 @@ class CifarResNet(ResNet):
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dict[str, Tensor]:
     """Interpolate learned encodings of a checkpoint that was trained on another image size."""
     fitted = dict(state_dict)
-    for name, target in model.state_dict().items():
-        given = state_dict.get(name)
-        if given is None or given.shape == target.shape:
-            continue
-        if name.endswith((".row", ".col")) and given.shape[1] == target.shape[1]:
-            fitted[name] = resized_table(given, (target.shape[0] + 1) // 2)
-        elif name.endswith(".P") and given.shape[2] == target.shape[2]:
-            fitted[name] = resized_grid(given, target.shape[0], target.shape[1])
-        else:
-            continue  # load_state_dict reports both shapes
-        _logger.warning(
-            "%s: interpolated from %s to %s", name, tuple(given.shape), tuple(target.shape)
-        )
+    for path, term in named_terms(model):
+        for name, target in term.named_parameters(recurse=False):
+            key = f"{path}.{name}"
+            given = fitted.get(key)
+            # Any other difference than that of the grid is left to load_state_dict, which reports both shapes.
+            if given is None or given.shape == target.shape or given.shape[-1] != target.shape[-1]:
+                continue
+            fitted[key] = term.resized(name, given, model.expected_grid())
+            shapes = (tuple(given.shape), tuple(fitted[key].shape))
+            _logger.warning("%s: interpolated from %s to %s", key, *shapes)
     return fitted

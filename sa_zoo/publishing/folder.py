@@ -7,36 +7,28 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from huggingface_hub import get_token
 from huggingface_hub.utils.sha import git_hash
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, deserialize
+from torch import nn
 
-from sa_zoo.folders.write import check_sums, read_json
+from sa_zoo.folders.opened import Opened
 
-REQUIRED = ("config.json", "metrics.json", "model.safetensors")
-OPTIONAL = ("README.md", "LICENSE", "report.md", "preprocessor_config.json", "*.py")
-RECORDS = (
-    "train.toml",
-    "history.jsonl",
-    "heads.safetensors",
-    "attention.safetensors",
-    "check.json",
-    "results/*.json",
+# Everything that is not here (optimizer state, logs, pickles) stays on this machine.
+PATTERNS = (
+    *("config.json", "metrics.json", "model.safetensors"),
+    *("README.md", "LICENSE", "report.md", "preprocessor_config.json", "*.py"),
+    *("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors"),
+    *("check.json", "results/*.json", "figures/*.png", "explorer.html"),
 )
-# Everything else in a run folder (optimizer state, logs, pickles) stays on this machine.
-SHOWN = ("figures/*.png", "explorer.html")
-PATTERNS = REQUIRED + OPTIONAL + RECORDS + SHOWN
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
-    rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
-    rb"|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}"
+    rb"|github_pat_\w{30,}|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b"
+    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-CODE = (
-    Path(__file__).parents[1] / "models"
-)  # the folders in model_cards/ link to these files of a checkout
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
@@ -64,71 +56,63 @@ def published_files(content: bytes) -> dict[str, dict[str, str]] | None:
         return None
 
 
-def read_manifest(folder: Path, card: str | None = None) -> Manifest:
-    """The files to publish, sorted by path; `card` replaces README.md."""
+def read_manifest(folder: Path) -> Manifest:
+    """The files to publish, sorted by path. Raises ValueError for a link that leads out of the folder."""
     paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
     for path in paths:
-        target, own = path.resolve(), CODE / path.name
-        known = own.is_file() and own.read_bytes() == path.read_bytes()
-        if not target.is_relative_to(folder.resolve()) and not known:
+        target = path.resolve()
+        if not target.is_relative_to(folder.resolve()):
             raise ValueError(f"got {path}, a link to {target}, expected files inside of the folder")
-    manifest = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    if card is not None:
-        manifest["README.md"] = card.encode()
-    return dict(sorted(manifest.items()))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}
 
 
-def check_complete(folder: Path) -> None:
-    """Raise ValueError if the folder is damaged, or lacks a file that only training or conversion can write."""
-    if not folder.is_dir():
-        raise ValueError(
-            f"got {folder}, which is not a folder, expected the folder of a finished run"
-        )
-    if missing := [name for name in REQUIRED if not (folder / name).is_file()]:
-        measure = f"`sa-zoo evaluate {folder} --data NAME --json {folder}/metrics.json` measures a converted model"
-        raise ValueError(
-            f"got {folder} without {', '.join(missing)}, expected the folder of a finished run; {measure}"
-        )
-    check_sums(folder)
-
-
-def check_folder(folder: Path, manifest: Manifest) -> torch.Tensor:
+def check_folder(opened: Opened, manifest: Manifest) -> torch.Tensor:
     """Check a complete folder and return the logits of `check_loads`. Raises ValueError that says what to do."""
-    token = re.escape((get_token() or "").encode())
+    if "metrics.json" not in manifest:
+        raise ValueError(
+            f"got {opened.folder} without metrics.json, expected the folder of a finished run; "
+            f"`sa-zoo finish {opened.folder} --out NEW` makes one of a folder of another trainer"
+        )
     for name, content in manifest.items():
-        is_tensors = False  # they begin with the size of their header, which may look like a pickle's first bytes
-        with suppress(SafetensorError):
-            is_tensors = name.endswith(".safetensors") and bool(deserialize(content))
-        if PICKLE.match(content) and not is_tensors:
-            raise ValueError(
-                f"got a pickle or an archive in {name}, expected none: weights are safetensors only"
-            )
-        if found := SECRET.search(content) or (token and re.search(token, content)):
-            raise ValueError(
-                f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it"
-            )
-    if "num_classes" in read_json(folder / "config.json").get("model_args", {}):
+        _check_content(name, content)
+    if "num_classes" in opened.config.get("model_args", {}):
         raise ValueError(
             "got num_classes in config.json's model_args, expected it outside: transformers refuses it"
         )
-    return check_loads(f"local-dir:{folder}", folder)
+    return check_loads(opened.network, opened.local_folder)
 
 
-def check_loads(timm_name: str, transformers_name: str | Path, **where: Any) -> torch.Tensor:
-    """Logits (2, classes) of a model by timm and transformers. Raises ValueError if they differ beyond rounding."""
+def _check_content(name: str, content: bytes) -> None:
+    """Raise ValueError for a file that must not be published."""
+    # Tensors begin with the size of their header, which may look like the first bytes of a pickle.
+    is_tensors = False
+    if name.endswith(".safetensors"):
+        with suppress(SafetensorError):
+            is_tensors = bool(deserialize(content))
+    if PICKLE.match(content) and not is_tensors:
+        raise ValueError(
+            f"got a pickle or an archive in {name}, expected none: weights are safetensors only"
+        )
+    token = (get_token() or "").encode()
+    found = SECRET.search(content) or (token and re.search(re.escape(token), content))
+    if found:
+        raise ValueError(
+            f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it"
+        )
+
+
+def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any) -> torch.Tensor:
+    """Logits (2, classes) of a network that timm loaded. Raises ValueError if those by transformers differ."""
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
-    by_timm: Any = timm.create_model(
-        timm_name, pretrained=True, cache_dir=where.get("cache_dir")
-    ).eval()
     by_transformers = AutoModelForImageClassification.from_pretrained(
         transformers_name, trust_remote_code=False, use_safetensors=True, **where
     ).eval()
-    images = torch.randn(
-        2, *by_timm.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0)
-    )
+    input_size = network.pretrained_cfg["input_size"]  # type: ignore[index]
+    images = torch.randn(2, *input_size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        logits, others = by_timm(images), by_transformers(pixel_values=images).logits
+        logits: torch.Tensor = network(images)
+        others = by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):
         got = f"got different logits from timm and transformers for {transformers_name}"
         raise ValueError(f"{got}: {logits[0]} and {others[0]}")

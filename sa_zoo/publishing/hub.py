@@ -4,16 +4,17 @@ import hashlib
 import os
 import re
 import tempfile
-from pathlib import Path
 
+import timm
 import torch
 from huggingface_hub.utils import validate_repo_id
 
 from sa_zoo.folders.check import checked
+from sa_zoo.folders.opened import Opened
+from sa_zoo.interchange.transformers_export import remote_code
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
     Manifest,
-    check_complete,
     check_folder,
     check_loads,
     read_manifest,
@@ -23,14 +24,14 @@ from sa_zoo.publishing.remote import Refused, Remote
 
 
 def publish(
-    folder: Path,
+    opened: Opened,
     repo_id: str,
     private: bool = False,
     tag: str | None = None,
     dry_run: bool = False,
     merge: bool = False,
 ) -> str | None:
-    """Publish `folder` as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
+    """Publish a folder as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
 
     The Hub is that of HF_ENDPOINT, the token that of HF_TOKEN or the client's login. The tag comes last, on a commit
     that was downloaded, compared and loaded. A repository with other work is refused unless `merge` is on; files that
@@ -38,6 +39,37 @@ def publish(
     the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused for the Hub, each with
     what to do.
     """
+    _check_names(repo_id, tag)
+    manifest, logits = _checked(opened, repo_id)
+    remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
+    with_tag = f", tag {tag}" if tag else ""
+    print(f"{opened.folder} -> {remote.url}{' (private)' * private}{with_tag}")
+    for name, content in manifest.items():
+        print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
+    sent = {name.split("/")[0] for name in manifest}
+    others = {path.name for path in opened.local_folder.iterdir()} - sent
+    if others:
+        print(f"  not published: {', '.join(sorted(others))}")
+    if dry_run:
+        print("the local checks pass; nothing was sent")
+        return None
+
+    remote.create(private)
+    tagged = remote.tags().get(tag or "")
+    if tagged:
+        _check_same(remote, tagged, manifest, str(tag))
+        print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
+        return tagged
+    commit = _commit(remote, manifest, merge)
+    _check_download(remote, commit, manifest, logits)
+    if tag:
+        _tag(remote, tag, commit)
+    print(f"published {remote.url} at {commit}{with_tag}")
+    return commit
+
+
+def _check_names(repo_id: str, tag: str | None) -> None:
+    """Raise ValueError for names that no Hub takes."""
     validate_repo_id(repo_id)
     if "/" not in repo_id:
         raise ValueError(
@@ -45,45 +77,41 @@ def publish(
         )
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
-    check_complete(folder)
-    with checked(f"local-dir:{folder}"):
-        manifest = with_list(read_manifest(folder, published_card(folder, repo_id)))
-        logits = check_folder(folder, manifest)
-    remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
-    print(
-        f"{folder} -> {remote.url}"
-        + (" (private)" if private else "")
-        + (f", tag {tag}" if tag else "")
-    )
-    for name, content in manifest.items():
-        print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
-    if others := {path.name for path in folder.iterdir()} - {
-        name.split("/")[0] for name in manifest
-    }:
-        print(f"  not published: {', '.join(sorted(others))}")
-    if dry_run:
-        print("the local checks pass; nothing was sent")
-        return None
 
-    remote.create(private)
-    if tag and (tagged := remote.tags().get(tag)):
-        if differences := remote.differences(tagged, manifest, remote.others(tagged)[1]):
-            there = f"{remote.url} has at {tagged} with other contents ({'; '.join(differences)})"
-            raise ValueError(
-                f"got tag {tag}, which {there}, expected a new one: published tags do not move"
-            )
-        print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
-        return tagged
-    commit = _commit(remote, manifest, merge)
-    _check_download(remote, commit, manifest, logits)
-    if tag:
-        remote.tag(tag, commit)
-        if (tagged := remote.tags().get(tag)) != commit:
-            raise Refused(
-                f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: choose a new tag"
-            )
-    print(f"published {remote.url} at {commit}" + (f", tagged {tag}" if tag else ""))
-    return commit
+
+def _checked(opened: Opened, repo_id: str) -> tuple[Manifest, torch.Tensor]:
+    """All files to publish, and the logits of the network, after the checks that need no Hub.
+
+    Code that config.json promises and the folder does not have is this package's.
+    """
+    with checked(opened.source):  # what transformers builds is bounded, too
+        manifest = read_manifest(opened.local_folder)
+        if "auto_map" in opened.config:
+            manifest = remote_code() | manifest
+        manifest["README.md"] = published_card(opened, repo_id).encode()
+        manifest = with_list(dict(sorted(manifest.items())))
+        return manifest, check_folder(opened, manifest)
+
+
+def _check_same(remote: Remote, commit: str, manifest: Manifest, tag: str) -> None:
+    """Raise ValueError if what has the tag is not the manifest."""
+    differences = remote.differences(commit, manifest, remote.others(commit)[1])
+    if differences:
+        there = f"{remote.url} has at {commit} with other contents ({'; '.join(differences)})"
+        raise ValueError(
+            f"got tag {tag}, which {there}, expected a new one: published tags do not move"
+        )
+
+
+def _tag(remote: Remote, tag: str, commit: str) -> None:
+    """Tag a commit. Raises Refused if somebody else has set the tag meanwhile."""
+    remote.tag(tag, commit)
+    tagged = remote.tags().get(tag)
+    if tagged != commit:
+        raise Refused(
+            f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: "
+            "choose a new tag"
+        )
 
 
 def _commit(remote: Remote, manifest: Manifest, merge: bool) -> str:
@@ -94,19 +122,23 @@ def _commit(remote: Remote, manifest: Manifest, merge: bool) -> str:
     commit = remote.head()
     listed, others = remote.others(commit)
     same = sorted(others & manifest.keys())
-    if not merge and (found := same if listed else sorted(others)):
+    in_the_way = same if listed else sorted(others)
+    if in_the_way and not merge:
         raise Refused(
-            f"got {remote.url}, which holds {', '.join(found)}, expected an empty repository or one that sa_zoo "
-            f"published: nothing was changed; choose a new --repo-id, or add --merge, which replaces "
+            f"got {remote.url}, which holds {', '.join(in_the_way)}, "
+            "expected an empty repository or one that sa_zoo published: nothing was changed; "
+            "choose a new --repo-id, or add --merge, which replaces "
             f"{', '.join(same) or 'none of its files'} and keeps all others"
         )
-    if remote.differences(commit, manifest, others):
-        commit = remote.commit(manifest, commit, others)
-        if differences := remote.differences(commit, manifest, others):
-            raise Refused(
-                f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
-                "somebody else may be writing there: look at it, then run this again"
-            )
+    if not remote.differences(commit, manifest, others):
+        return commit
+    commit = remote.commit(manifest, commit, others)
+    differences = remote.differences(commit, manifest, others)
+    if differences:
+        raise Refused(
+            f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
+            "somebody else may be writing there: look at it, then run this again"
+        )
     return commit
 
 
@@ -117,10 +149,14 @@ def _check_download(remote: Remote, commit: str, manifest: Manifest, logits: tor
         for name, content in manifest.items():
             if (snapshot / name).read_bytes() != content:
                 raise Refused(
-                    f"{remote.url} returned {name} with other bytes, nothing was tagged: run this again"
+                    f"{remote.url} returned {name} with other bytes, nothing was tagged: "
+                    "run this again"
                 )
         where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
-        loaded = check_loads(f"hf-hub:{remote.repo_id}@{commit}", remote.repo_id, **where)
+        network = timm.create_model(
+            f"hf-hub:{remote.repo_id}@{commit}", pretrained=True, cache_dir=cache
+        )
+        loaded = check_loads(network.eval(), remote.repo_id, **where)
     if not torch.allclose(loaded, logits, rtol=1e-5, atol=1e-5):
         raise Refused(
             f"{remote.url} at {commit} gives other logits than the folder, nothing was tagged"

@@ -14,9 +14,8 @@ from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_fil
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
-HTTPError: Any = HfHubHTTPError.__bases__[
-    0
-]  # of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does
+# Of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does.
+HTTPError: Any = HfHubHTTPError.__bases__[0]
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -59,9 +58,11 @@ def retried(doing: str) -> Callable[[Method], Method]:
                 try:
                     return method(remote, *arguments)
                 except (OSError, RuntimeError, HTTPError) as error:
-                    if (cause := _hub_error(error)) is None:
+                    cause = _hub_error(error)
+                    if cause is None:
                         raise
-                    if (pause := _pause(cause, wait)) is None:
+                    pause = _pause(cause, wait)
+                    if pause is None:
                         raise _explained(remote, doing, cause) from error
                     time.sleep(pause)
 
@@ -74,7 +75,8 @@ class Remote:
     """A model repository on the Hub at `endpoint` (None: the client's default)."""
 
     def __init__(self, repo_id: str, endpoint: str | None) -> None:
-        self.api, self.repo_id = HfApi(endpoint=endpoint, library_name="sa_zoo"), repo_id
+        self.api = HfApi(endpoint=endpoint, library_name="sa_zoo")
+        self.repo_id = repo_id
         self.url = f"{self.api.endpoint}/{repo_id}"
 
     @retried("create the repository")
@@ -83,9 +85,8 @@ class Remote:
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
-        if not self.api.repo_exists(
-            self.repo_id
-        ):  # exist_ok would hide why a Hub refuses one that exists
+        # exist_ok would hide why a Hub refuses one that exists
+        if not self.api.repo_exists(self.repo_id):
             self.api.create_repo(self.repo_id, private=private)
         if private and not self.api.model_info(self.repo_id).private:
             raise PermissionError(
@@ -105,7 +106,8 @@ class Remote:
     @retried("read the files")
     def others(self, commit: str) -> tuple[bool, set[str]]:
         """Whether a commit has the list of what this package published, and all files that are not as listed there."""
-        tree, files = self._tree(commit), None
+        tree = self._tree(commit)
+        files = None
         if PUBLISHED in tree:
             with TemporaryDirectory() as cache:
                 path = self.api.hf_hub_download(
@@ -114,11 +116,8 @@ class Remote:
                 files = published_files(Path(path).read_bytes())
         if files is None:
             return False, set(tree)
-        return True, {
-            name
-            for name, file in tree.items()
-            if name != PUBLISHED and not _is(file, files.get(name, {}))
-        }
+        others = {name for name, file in tree.items() if not _is(file, files.get(name, {}))}
+        return True, others - {PUBLISHED}
 
     @retried("read the files")
     def differences(self, commit: str, manifest: Manifest, others: set[str]) -> list[str]:
@@ -126,15 +125,10 @@ class Remote:
         tree = self._tree(commit)
         lines = [f"{name}: missing" for name in manifest.keys() - tree.keys()]
         lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys() - others]
-        both = manifest.keys() & tree.keys()
-        return sorted(
-            lines
-            + [
-                f"{name}: other bytes"
-                for name in both
-                if not _is(tree[name], digests(manifest[name]))
-            ]
-        )
+        for name in manifest.keys() & tree.keys():
+            if not _is(tree[name], digests(manifest[name])):
+                lines.append(f"{name}: other bytes")
+        return sorted(lines)
 
     @retried("commit")
     def commit(self, manifest: Manifest, parent: str, others: set[str]) -> str:
@@ -146,16 +140,15 @@ class Remote:
         head = str(self.api.model_info(self.repo_id).sha)
         if head != parent:
             return head
+        left = sorted(self._tree(parent).keys() - manifest.keys() - others)
         added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
-        deleted = [
-            CommitOperationDelete(name)
-            for name in sorted(self._tree(parent).keys() - manifest.keys() - others)
-        ]
-        changes: list[Any] = [*added, *deleted]
-        message = "Publish with sa_zoo"
-        return self.api.create_commit(
-            self.repo_id, changes, commit_message=message, parent_commit=parent
-        ).oid
+        committed = self.api.create_commit(
+            self.repo_id,
+            [*added, *map(CommitOperationDelete, left)],
+            commit_message="Publish with sa_zoo",
+            parent_commit=parent,
+        )
+        return committed.oid
 
     @retried("download what was committed")
     def download(self, commit: str, cache: str) -> Path:
@@ -168,21 +161,16 @@ class Remote:
 
     def _tree(self, commit: str) -> dict[str, RepoFile]:
         listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
-        # the Hub itself writes .gitattributes when it creates a repository
-        return {
-            file.path: file
-            for file in listed
-            if isinstance(file, RepoFile) and file.path != ".gitattributes"
-        }
+        tree = {file.path: file for file in listed if isinstance(file, RepoFile)}
+        tree.pop(".gitattributes", None)  # the Hub itself writes it when it creates a repository
+        return tree
 
 
 def _is(file: RepoFile, expected: dict[str, str]) -> bool:
     """Whether a file of a tree has the content with these `digests`."""
-    return (
-        file.lfs.sha256 == expected.get("sha256")
-        if file.lfs
-        else file.blob_id == expected.get("git")
-    )
+    if file.lfs:
+        return file.lfs.sha256 == expected.get("sha256")
+    return file.blob_id == expected.get("git")
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:
@@ -201,13 +189,13 @@ def _pause(error: Exception, wait: float | None) -> float | None:
         return None
     if not isinstance(error, HfHubHTTPError):
         return wait
-    header = error.response.headers.get("Retry-After", "0")
-    asked = float(header) if header.isdecimal() else 0.0  # it can also be a date, which is ignored
-    return (
-        max(wait, asked)
-        if error.response.status_code in TRANSIENT and asked <= LONGEST_WAIT
-        else None
-    )
+    asked = 0.0
+    header = error.response.headers.get("Retry-After", "")
+    if header.isdecimal():  # it can also be a date, which is ignored
+        asked = float(header)
+    if error.response.status_code not in TRANSIENT or asked > LONGEST_WAIT:
+        return None
+    return max(wait, asked)
 
 
 def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
@@ -215,16 +203,19 @@ def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
     kind: type[Exception] = ConnectionError
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
-        kind, advice = ADVICE.get(status, ADVICE[500 if status >= 500 else 400])
+        kind, advice = ADVICE.get(status, ADVICE[400 if status < 500 else 500])
         reason = error.server_message or error.response.reason_phrase
         why = f"{advice.format(repo_id=remote.repo_id)} (HTTP {status}: {reason})"
     elif isinstance(error, OfflineModeIsEnabled):
         why = "HF_HUB_OFFLINE is set, unset it to publish"
     else:
-        check = "check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage"
+        check = (
+            "check the network, the proxy and HF_ENDPOINT, "
+            "set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage"
+        )
         why = f"no answer from {remote.api.endpoint} ({error}); {check}, then run this again"
     message = f"could not {doing} at {remote.url}: {why}"
-    token = (
-        get_token()
-    )  # a client quotes a header that it cannot send, a server may quote what it got
-    return kind(message.replace(token, "<token>") if token else message)
+    token = get_token()
+    if token:  # a client quotes a header that it cannot send, a server may quote what it got
+        message = message.replace(token, "<token>")
+    return kind(message)

@@ -19,19 +19,18 @@ from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 
 Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
-ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(
-    7
-)  # independent streams of numbers
+# independent streams of numbers
+ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)
 
 
 def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
     """64-bit hash of integers: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained over them."""
-    state = np.zeros(1, np.uint64)
+    state: np.ndarray = np.zeros(1, np.uint64)
     for counter in counters:
-        state = state + np.asarray(counter).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
+        state = state + np.asarray(counter).astype(np.uint64) + 0x9E3779B97F4A7C15
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+        state = state ^ (state >> 31)
     return state
 
 
@@ -45,7 +44,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     shared = int(counter_hash(STEP, seed, step)[0])
     random.seed(shared)
     np.random.seed(shared % 2**32)
-    torch.manual_seed(int(counter_hash(STEP, seed, step, rank)[0] >> np.uint64(1)))
+    torch.manual_seed(int(counter_hash(STEP, seed, step, rank)[0]) >> 1)
 
 
 class Augment:
@@ -63,54 +62,51 @@ class Augment:
         normalize: Normalize,
         device: torch.device,
     ) -> None:
-        self.config, self.seed, self.normalize = config, seed, normalize
+        self.config = config
+        self.seed = seed
+        self.normalize = normalize
         self.erasing = RandomErasing(config.random_erasing, mode="const", device=device)
         self.mixup = None
         if config.mixup or config.cutmix:
+            smoothing = config.label_smoothing
             self.mixup = Mixup(
-                config.mixup,
-                config.cutmix,
-                label_smoothing=config.label_smoothing,
-                num_classes=classes,
+                config.mixup, config.cutmix, label_smoothing=smoothing, num_classes=classes
             )
 
     def __call__(
         self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
+        config = self.config
         counters = indices.cpu().numpy()
-        images = self._crop_and_flip(images, counters, epoch)
-        if epoch < self.config.small_epochs:
-            size = self.config.small_size
-            images = F.interpolate(
-                images.float(), (size, size), mode="bicubic", antialias=True
-            ).clamp_(0, 255)
+        if config.crop_padding or config.flip:
+            images = self._crop_and_flip(images, counters, epoch)
+        if epoch < config.small_epochs:
+            size = (config.small_size, config.small_size)
+            images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
+            images = images.clamp_(0, 255)
         images = self.normalize(images)
-        if self.config.random_erasing:
-            for image, number in zip(
-                images, counter_hash(ERASE, self.seed, epoch, counters), strict=True
-            ):
-                random.seed(int(number))
+        if config.random_erasing:
+            seeds = counter_hash(ERASE, self.seed, epoch, counters).tolist()
+            for image, seed in zip(images, seeds, strict=True):
+                random.seed(seed)
                 self.erasing(image)
         return self.mixup(images, labels) if self.mixup else (images, labels)
 
     def _crop_and_flip(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:
-        padding, (height, width) = self.config.crop_padding, images.shape[-2:]
-        if not padding and not self.config.flip:
-            return images
-        top, left = (
-            (counter_hash(stream, self.seed, epoch, counters) % np.uint64(2 * padding + 1)).astype(
-                np.int64
-            )[:, None]
-            for stream in (CROP_ROWS, CROP_COLUMNS)
-        )
-        y, x = top + np.arange(height), left + np.arange(width)  # (B, H), (B, W)
+        padding = self.config.crop_padding
+        height, width = images.shape[-2:]
+
+        def draw(stream: int) -> np.ndarray:  # (B, 1)
+            return counter_hash(stream, self.seed, epoch, counters)[:, None]
+
+        y = draw(CROP_ROWS) % (2 * padding + 1) + np.arange(height, dtype=np.uint64)  # (B, H)
+        x = draw(CROP_COLUMNS) % (2 * padding + 1) + np.arange(width, dtype=np.uint64)  # (B, W)
         if self.config.flip:
-            flipped = (counter_hash(FLIP, self.seed, epoch, counters) >> np.uint64(63)).astype(bool)
-            x[flipped] = x[flipped, ::-1]
-        rows, columns = (to_device(torch.from_numpy(indices), images.device) for indices in (y, x))
-        batch = torch.arange(len(images), device=images.device)
+            x = np.where(draw(FLIP) >> 63, x[:, ::-1], x)
+        rows = to_device(torch.from_numpy(y.astype(np.int64)), images.device)
+        columns = to_device(torch.from_numpy(x.astype(np.int64)), images.device)
+        batch = torch.arange(len(images), device=images.device)[:, None, None]
         padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
-        # index b, h, w broadcast to (B, H, W); the channel axis between them moves to the end
-        return padded[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(
-            0, 3, 1, 2
-        )
+        # the three indices broadcast to (B, H, W); the channel axis between them moves to the end
+        cropped = padded[batch, :, rows[:, :, None], columns[:, None, :]]
+        return cropped.permute(0, 3, 1, 2)

@@ -7,7 +7,9 @@ the run resumes from the older. No pickle.
 import re
 import shutil
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from sa_zoo.folders.write import (
     SUMS,
@@ -50,24 +53,18 @@ def save_checkpoint(
 
     `counters` holds epoch, step and whatever JSON can hold; `files` are copied along.
     """
-    states, saved = (
-        {name: module.state_dict() for name, module in modules.items()},
-        optimizer.state_dict(),
-    )
+    saved = optimizer.state_dict()
+    states = {name: module.state_dict() for name, module in modules.items()}
     states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
-    values = {
-        f"{name}.{key}": value for name, state in states.items() for key, value in state.items()
-    }
-    tensors = {
-        key: value.detach().cpu().contiguous()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    scalars = {key: value for key, value in values.items() if key not in tensors}
-    groups = [
-        {key: v.item() if isinstance(v, Tensor) else v for key, v in g.items()}
-        for g in saved["param_groups"]
-    ]
+    tensors = {}
+    scalars = {}
+    for name, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+            else:
+                scalars[f"{name}.{key}"] = value
+    groups = tree_map_only(Tensor, Tensor.item, saved["param_groups"])
     final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
     if final in checkpoints(folder):  # a damaged one, which this run did not resume from
         shutil.rmtree(final)
@@ -83,17 +80,15 @@ def save_checkpoint(
             write_file(new / path.name, path.read_bytes())
         write_sums(new, [path.name for path in new.iterdir()])
     # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
-    kept = [path for path in checkpoints(folder) if path <= final and not damage(path, *FILES)][
-        :KEPT
-    ]
+    older = (path for path in checkpoints(folder) if path <= final)
+    kept = islice((path for path in older if not damage(path, *FILES)), KEPT)
     remove_all_but(kept, folder)
 
 
 def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
     """Remove the checkpoints of a folder, complete or not; what somebody else left there stays."""
-    for other in {*checkpoints(folder), *checkpoints(folder, rf"\.{OWN}\.incomplete")}.difference(
-        kept
-    ):
+    incomplete = checkpoints(folder, rf"\.{OWN}\.incomplete")
+    for other in {*checkpoints(folder), *incomplete}.difference(kept):
         shutil.rmtree(other)
 
 
@@ -108,21 +103,12 @@ def load_checkpoint(
     These are {} if there is no checkpoint. Files that were saved along go back to where they were, next to `folder`.
     Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is not of this run.
     """
-    messages = []
-    for checkpoint in checkpoints(folder):
-        if not (found := damage(checkpoint, *FILES)):
-            break
-        messages.append(f"checkpoint: got {checkpoint}, truncated or damaged: {found}")
-    else:
-        if messages:
-            raise ValueError(
-                "\n".join([*messages, "no other checkpoint is left: start again with a new --out"])
-            )
+    checkpoint = _newest(folder)
+    if not checkpoint:
         return read({})
-    for message in messages:
-        warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=2)
     try:
-        tensors, rest = load_file(checkpoint / TENSORS), read_json(checkpoint / COUNTERS)
+        tensors = load_file(checkpoint / TENSORS)
+        rest = read_json(checkpoint / COUNTERS)
         for name, module in modules.items():
             module.load_state_dict(_under(name, tensors))
     except (RuntimeError, SafetensorError) as error:
@@ -130,33 +116,51 @@ def load_checkpoint(
         raise ValueError(
             f"checkpoint: got {checkpoint}, which is of another model: {reason}"
         ) from error
-    state: dict[int, dict[str, Any]] = {}
     try:
-        for key, value in _under("optimizer", tensors | rest["scalars"]).items():
-            number, _, name = key.partition(".")
-            state.setdefault(int(number), {})[name] = value
-        optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+        _load_optimizer(optimizer, _under("optimizer", tensors | rest["scalars"]), rest["groups"])
         counters = read(rest["counters"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(repr(error).split())
         raise ValueError(
             f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}"
         ) from error
-    for parameter, entries in optimizer.state.items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
-                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     for name in read_json(checkpoint / SUMS).keys() - set(FILES):
         if name == Path(name).name:
             write_file(folder.parent / name, (checkpoint / name).read_bytes())
     return counters
 
 
+def _newest(folder: Path) -> Path | None:
+    """The newest undamaged checkpoint, None if there are none at all; damaged ones are an error or a warning."""
+    messages: list[str] = []
+    for checkpoint in checkpoints(folder):
+        found = damage(checkpoint, *FILES)
+        if not found:
+            for message in messages:
+                warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=3)
+            return checkpoint
+        messages.append(f"checkpoint: got {checkpoint}, truncated or damaged: {found}")
+    if messages:
+        messages.append("no other checkpoint is left: start again with a new --out")
+        raise ValueError("\n".join(messages))
+    return None
+
+
+def _load_optimizer(optimizer: Optimizer, entries: dict[str, Any], groups: Any) -> None:
+    """Load entries named NUMBER.NAME, of the parameter of that number."""
+    state: dict[int, dict[str, Any]] = defaultdict(dict)
+    for key, value in entries.items():
+        number, _, name = key.partition(".")
+        state[int(number)][name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, loaded in optimizer.state.items():
+        for name, value in loaded.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
+                loaded[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values whose key starts with "name.", by the rest of that key."""
-    return {
-        key.removeprefix(f"{name}."): value
-        for key, value in values.items()
-        if key.startswith(f"{name}.")
-    }
+    start = f"{name}."
+    return {key.removeprefix(start): values[key] for key in values if key.startswith(start)}

@@ -3,11 +3,12 @@
 Every mistake is a ValueError with one line per key: the dotted key, the value, what was expected, the nearest name.
 """
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -29,59 +30,61 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Pixels = Annotated[int, Field(ge=0, le=LARGEST)]
+Number = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
 class ModelConfig(Section):
-    name: str = Field(min_length=1)  # any timm name
+    name: Text  # any timm name
     args: dict[str, Any] = {}  # passed to timm.create_model
-    init: str = ""  # "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name; empty: random
+    init: str = ""  # initial weights: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
 
 class DataConfig(Section):
-    name: str = Field("uoft-cs/cifar10", min_length=1)  # Hub data set, folder, or "digits"
+    name: Text = "uoft-cs/cifar10"  # Hub data set, folder, or "digits"
     revision: str = ""  # revision of a Hub data set; empty: the newest
     title: str = ""  # what results call the data; empty: its name
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
-    image_size: int = Field(0, ge=0, le=LARGEST)  # side in pixels; 0: the model's own
-    validation: float = Field(0.1, ge=0, lt=1)  # fraction of the training images that is held out
+    image_size: Pixels = 0  # of a side; 0: the model's own
+    validation: Fraction = 0.1  # of the training images, which is held out
 
 
 class AugmentConfig(Section):
-    crop_padding: int = Field(0, ge=0)  # pixels
+    crop_padding: Count = 0  # pixels
     flip: bool = False  # left-right, with probability 1/2
-    small_epochs: int = Field(0, ge=0)  # first epochs, with images shrunk to small_size
+    small_epochs: Count = 0  # first epochs, with images shrunk to small_size
     small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
     random_erasing: float = Field(0.0, ge=0, le=1)  # probability
-    mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution
-    cutmix: float = Field(0.0, ge=0)
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    mixup: Number = 0.0  # alpha of the beta distribution
+    cutmix: Number = 0.0
+    label_smoothing: Fraction = 0.0
 
 
 class OptimConfig(Section):
     name: str = "sgd"  # any timm optimizer
     lr: float = Field(0.1, gt=0, le=1e30)  # maximum of the schedule
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(
-        0.0, ge=0
-    )  # except on biases, norms and the model's no_weight_decay()
+    momentum: Fraction = 0.9
+    weight_decay: Number = 0.0  # except on biases, norms and the model's no_weight_decay()
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
-    warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the run, linear
-    clip: float = Field(0.0, ge=0)  # gradient norm; 0: none
+    warmup: Fraction = 0.05  # of the run, linear
+    clip: Number = 0.0  # gradient norm; 0: none
     args: dict[str, Any] = {}  # further arguments of timm's optimizer
 
 
 class TrainConfig(Section):
-    epochs: int = Field(ge=1)
-    batch_size: int = Field(
-        100, ge=1
-    )  # images per optimizer step, over all processes and accumulation
-    accumulation: int = Field(1, ge=1)  # micro-batches per step of each process
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    epochs: Positive
+    batch_size: Positive = 100  # images per optimizer step, over all processes and accumulation
+    accumulation: Positive = 1  # micro-batches per step of each process
+    precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
-    ema: float = Field(
-        0.0, ge=0, lt=1
-    )  # decay of the weight average, which is then published; 0: none
-    checkpoint_steps: int = Field(0, ge=0)  # also save after this many steps; 0: after epochs only
+    ema: Fraction = 0.0  # decay of the weight average, which is then published; 0: none
+    checkpoint_steps: Count = 0  # also save after this many steps; 0: after epochs only
     tracker: Literal["", "tensorboard"] = ""
 
 
@@ -94,50 +97,53 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        freeze, small, epochs = self.model.freeze, self.augment.small_epochs, self.train.epochs
-        batch, parts = self.train.batch_size, self.train.accumulation
-        if taken := sorted(DECIDED & self.model.args.keys()):
-            got, decides = (
-                self.model.args[taken[0]],
-                "the data set and the other keys of this file decide it",
-            )
-            raise ValueError(f"model.args.{taken[0]}: got {got!r}, expected nothing: {decides}")
-        if batch % parts:
+        model, train = self.model, self.train
+        for key in sorted(DECIDED & model.args.keys()):
             raise ValueError(
-                f"train.accumulation: got {parts}, expected a divisor of train.batch_size = {batch}"
+                f"model.args.{key}: got {model.args[key]!r}, expected nothing: the data set and the "
+                "other keys of this file decide it"
+            )
+        if train.batch_size % train.accumulation:
+            raise ValueError(
+                f"train.accumulation: got {train.accumulation}, expected a divisor of "
+                f"train.batch_size = {train.batch_size}"
             )
         try:
-            re.compile(freeze)
+            re.compile(model.freeze)
         except re.error as error:
             raise ValueError(
-                f"model.freeze: got {freeze!r}, expected a regular expression: {error}"
+                f"model.freeze: got {model.freeze!r}, expected a regular expression: {error}"
             ) from error
-        if self.model.whiten and self.model.init:
+        if model.whiten and model.init:
             raise ValueError(
-                f"model.whiten: got true with model.init = {self.model.init!r}, expected one of the two"
+                f"model.whiten: got true with model.init = {model.init!r}, expected one of the two"
             )
-        if small > epochs:
+        if self.augment.small_epochs > train.epochs:
             raise ValueError(
-                f"augment.small_epochs: got {small}, expected at most train.epochs = {epochs}"
+                f"augment.small_epochs: got {self.augment.small_epochs}, expected at most "
+                f"train.epochs = {train.epochs}"
             )
         return self
 
 
 def config_path(config: str | Path) -> Path:
     """The TOML file of a path or a recipe's name. Raises FileNotFoundError, with all recipes, if there is neither."""
-    path, recipes = Path(config), {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
+    path = Path(config)
     if path.is_file():
         return path
+    recipes = {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
     if str(config) in recipes:
         return recipes[str(config)]
     hint = did_you_mean(path.name, [*(file.name for file in path.parent.glob("*.toml")), *recipes])
-    expected = f"a TOML file or one of the recipes {', '.join(recipes)}{hint}"
-    raise FileNotFoundError(f"config: got {config}, expected {expected}")
+    raise FileNotFoundError(
+        f"config: got {config}, expected a TOML file or one of the recipes {', '.join(recipes)}{hint}"
+    )
 
 
 def data_of(model: str) -> DataConfig:
     """The data that the run in a folder was trained on. Raises ValueError for a model that is not a run folder."""
-    if not (recipe := Path(model) / "train.toml").is_file():
+    recipe = Path(model) / "train.toml"
+    if not recipe.is_file():
         raise ValueError(
             f"--data: got nothing, expected a data set, as {model} is not a run folder"
         )
@@ -146,9 +152,10 @@ def data_of(model: str) -> DataConfig:
 
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
     """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
-    values = dict(override.split("=", 1) for override in overrides if "=" in override)
-    model = values.get("model.name", "").strip(" \"'")
-    return "-".join(filter(None, (config_path(config).stem, model)))
+    table: dict[str, Any] = {"model": {}}
+    for override in overrides:
+        _set(table, override)
+    return "-".join([config_path(config).stem, *filter(None, [table["model"].get("name")])])
 
 
 def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -179,9 +186,8 @@ def _set(table: dict[str, Any], override: str) -> None:
     for depth, section in enumerate(sections, start=1):
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ValueError(
-                f"--set: got {override!r}, but {'.'.join(sections[:depth])} is not a table"
-            )
+            path = ".".join(sections[:depth])
+            raise ValueError(f"--set: got {override!r}, but {path} is not a table")
     try:
         table[name] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -189,26 +195,33 @@ def _set(table: dict[str, Any], override: str) -> None:
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    path, value, expected = (
-        error["loc"],
-        repr(error["input"]),
-        error["msg"].removeprefix("Input should be "),
-    )
-    hint = did_you_mean(
-        str(error["input"]), re.findall("'(.+?)'", expected)
-    )  # of the choices of a Literal
+    path = ".".join(map(str, error["loc"]))
+    value = repr(error["input"])
+    expected = error["msg"].removeprefix("Input should be ")
     match error["type"]:
         case "value_error":  # from Config._consistent, whose messages name their keys
             return str(error["ctx"]["error"])
         case "missing":
-            value, expected = "nothing", "a value"
+            return f"{path}: got nothing, expected a value"
         case "extra_forbidden":
-            section: Any = Config if len(path) == 1 else Config.model_fields[path[0]].annotation
-            value, expected = "an unknown key", f"one of {', '.join(section.model_fields)}"
-            hint = did_you_mean(str(path[-1]), section.model_fields)
+            return f"{path}: got an unknown key, expected {_known_keys(*error['loc'])}"
         case "model_type" | "dict_type":
             expected = "a table"
-    return f"{'.'.join(map(str, path))}: got {value}, expected {expected}{hint}"
+        case "literal_error":
+            expected += did_you_mean(str(error["input"]), re.findall(r"'(\w+)'", expected))
+    return f"{path}: got {value}, expected {expected}"
+
+
+def _known_keys(*path: str) -> str:
+    """The keys next to an unknown one, and the nearest of all, which may be in another section."""
+    sections: dict[str, Any] = Config.model_fields
+    keys: dict[str, Any] = {name: sections[name].annotation.model_fields for name in sections}
+    near = {key: f"{section}.{key}" for section in keys for key in keys[section]}
+    siblings = keys[path[0]] if len(path) > 1 else keys
+    near |= {key: ".".join((*path[:-1], key)) for key in siblings}
+    found = difflib.get_close_matches(path[-1], near, n=1)
+    hint = f" (did you mean {near[found[0]]}?)" if found else ""
+    return f"one of {', '.join(siblings)}{hint}"
 
 
 def dump_config(config: Config) -> str:

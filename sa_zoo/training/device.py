@@ -1,5 +1,7 @@
 """The device of a run: its Accelerator, copies of tensors to it, and what happens when another process ends."""
 
+import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
+
+from sa_zoo.training.config import Config, parse_config
+
+_logger = logging.getLogger(__name__)
 
 
 def open_accelerator(**settings: Any) -> Accelerator:
@@ -23,6 +29,19 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or not values.is_cpu:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def with_launched_precision(config: Config) -> Config:
+    """The config with the precision of `accelerate launch` where it leaves that open; warns where the two differ."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    chosen = config.train.precision or launched
+    if launched not in ("no", chosen):  # "no" is also what the launcher sets if it was not asked
+        message = (
+            "train.precision: got %s from accelerate launch, but the config says %s, which counts"
+        )
+        _logger.warning(message, launched, chosen)
+    train = {**config.train.model_dump(), "precision": chosen}
+    return parse_config({**config.model_dump(), "train": train})
 
 
 # Part of a RuntimeError of torch -> which process is gone.

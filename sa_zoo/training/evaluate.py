@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sa_zoo.folders.metrics import Metrics, Scores
-from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import InputFormat, input_format_of
@@ -87,12 +87,15 @@ def _detail(
     }
 
 
-def evaluate_source(model: str, data: DataConfig, detail: bool = False) -> Metrics:
+def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> Metrics:
     """Evaluate a model on the test split, in full precision. Raises ValueError if the numbers of classes differ."""
-    accelerator, network = open_accelerator(), load_model(model)
-    name, split, input_format = open_test_split(network, data, accelerator)
+    accelerator = open_accelerator()
+    name, split, input_format = open_test_split(opened.network, data, accelerator)
     loader = accelerator.prepare(split.loader(BATCH_SIZE))
-    test = evaluate(network.to(accelerator.device), loader, input_format, accelerator, detail)
+    network = opened.network.to(accelerator.device)
+    test = evaluate(network, loader, input_format, accelerator, detail)
+    network.cpu()  # where those who open a model expect it
+    model = str(opened.folder or opened.source)
     return Metrics(model=model, data=name, data_revision=data.revision or None, test=test)
 
 
@@ -109,18 +112,11 @@ def open_test_split(
             f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has"
         )
     named = getattr(network, "pretrained_cfg", {}).get("label_names") or source.classes
-    for mine, given in [
-        pair for pair in zip(named, source.classes, strict=False) if pair[0] != pair[1]
-    ][:1]:
-        _logger.warning(
-            "data: classes are matched by number: the model's %s is %s in %s",
-            mine,
-            given,
-            source.name,
-        )
+    for mine, given in zip(named, source.classes, strict=False):
+        if mine != given:
+            message = "data: classes are matched by number: the model's %s is %s in %s"
+            _logger.warning(message, mine, given, source.name)
+            break
     input_format = input_format_of(network, data.image_size)
-    return (
-        source.name,
-        splits_of(source, 0, input_format, accelerator.device, ["test"])["test"],
-        input_format,
-    )
+    splits = splits_of(source, 0, input_format, accelerator.device, ["test"])
+    return source.name, splits["test"], input_format

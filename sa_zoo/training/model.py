@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from timm.data import resolve_input_data_config
-from timm.models import is_model, resolve_model_input_args
+from timm.models import is_model, is_model_pretrained, resolve_model_input_args
 from torch import Tensor, nn
 
 from sa_zoo.folders.check import check_name, checked
@@ -43,44 +43,56 @@ def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
     return InputFormat(data["input_size"], mean, std, data["interpolation"], data["crop_pct"])
 
 
+def check_start(config: ModelConfig) -> None:
+    """Raise ValueError or FileNotFoundError unless the name and the initial weights exist. Needs no data."""
+    with checked(_source(config)):
+        pass
+
+
 def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.Module:
     """The model of a config, with its initial weights and its frozen parameters.
 
     Raises ValueError for a name, an argument or a regular expression that does not fit, and what `build_model` raises.
     """
-    check_name(config.name)
-    source = (
-        f"local-dir:{config.init}"
-        if config.init and Path(config.init).is_dir()
-        else config.init or config.name
-    )
-    with checked(source) as source:
-        try:
-            sizes = {"img_size": image_size or None}
-            args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
-        except (OSError, RuntimeError) as error:
-            raise FileNotFoundError(
-                f"model.init: got {source}, expected weights: {error}"
-            ) from error
+    with checked(_source(config)) as source:
+        sizes = {"img_size": image_size or None}
+        args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
         if args["model_name"] != config.name.partition(".")[0]:
             raise ValueError(
                 f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}"
             )
         if config.init and is_model(source):
-            args |= {
-                "model_name": source,
-                "pretrained_cfg": None,
-            }  # as is, a name says where its weights are
+            # timm looks up by name where the weights are
+            args |= {"model_name": source, "pretrained_cfg": None}
         model = build_model(source, pretrained=bool(config.init), **args)
-    names = [name for name, _ in model.named_parameters()]
-    frozen = [name for name in names if config.freeze and re.search(config.freeze, name)]
-    if config.freeze and len(frozen) in (0, len(names)):
+    if config.freeze:
+        _freeze(model, config.freeze)
+    return model
+
+
+def _source(config: ModelConfig) -> str:
+    """What timm builds the model from: the initial weights, or its name."""
+    check_name(config.name)
+    if not config.init:
+        return config.name
+    if Path(config.init).is_dir():
+        return f"local-dir:{config.init}"
+    if ":" not in config.init and not is_model_pretrained(config.init):
+        raise FileNotFoundError(
+            f"model.init: got {config.init}, expected a folder, hf-hub:OWNER/NAME or a timm name with weights"
+        )
+    return config.init
+
+
+def _freeze(model: nn.Module, pattern: str) -> None:
+    parameters = dict(model.named_parameters())
+    frozen = [name for name in parameters if re.search(pattern, name)]
+    if len(frozen) in (0, len(parameters)):
         raise ValueError(
-            f"model.freeze: got {config.freeze!r}, which matches {len(frozen)} of {len(names)} parameters"
+            f"model.freeze: got {pattern!r}, which matches {len(frozen)} of {len(parameters)} parameters"
         )
     for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
-    return model
+        parameters[name].requires_grad_(False)
 
 
 @torch.no_grad()

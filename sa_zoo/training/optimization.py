@@ -29,9 +29,8 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
             f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}"
         )
     settings = optim.model_dump(include={"lr", "momentum", "weight_decay"})
-    settings["layer_decay"] = optim.layer_decay if optim.layer_decay < 1 else None
-    if repeated := sorted(settings.keys() & optim.args.keys()):
-        raise ValueError(f"optim.args: got {', '.join(repeated)}, expected as optim.{repeated[0]}")
+    if optim.layer_decay < 1:
+        settings["layer_decay"] = optim.layer_decay
     try:
         return create_optimizer_v2(model, opt=optim.name, **settings, **optim.args)
     except (AssertionError, TypeError) as error:

@@ -7,6 +7,7 @@ from PIL import Image, ImageOps
 
 # Of what Pillow knows: not PostScript, which is a program, nor formats whose bit depth Pillow does not report.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+EXTENSIONS = {name for name, kind in Image.registered_extensions().items() if kind in FORMATS}
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 
@@ -23,7 +24,7 @@ def open_picture(file: Path | BinaryIO) -> Image.Image:
                     f"got {image.mode} of more than 8 bits per channel, expected 8: convert the images"
                 )
             return ImageOps.exif_transpose(image)
-    except Exception as error:  # Pillow has errors of any kind for a file that is none
+    except Exception as error:  # Pillow raises many types for files that are not images
         raise ValueError(str(error) or type(error).__name__) from error
 
 

@@ -19,15 +19,16 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
     """Images done, their rate and the time left: `show` after steps, `end_epoch` after each epoch."""
 
     def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:
-        self.images, self.epochs, self.main = images, epochs, main
-        self.start = (
-            time.monotonic(),
-            done,
-        )  # of this process, as a resumed run may be on another machine
         hidden = not (main and sys.stderr.isatty())
         super().__init__(
             total=images, initial=done, unit=" images", unit_scale=True, disable=hidden
         )
+        self.images = images
+        self.epochs = epochs
+        self.main = main
+        # of this process, as a resumed run may be on another machine
+        self.first = done
+        self.began = time.monotonic()
 
     def show(self, epoch: int, done: int, loss: float, accuracy: float) -> None:
         self.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
@@ -36,38 +37,33 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
 
     def end_epoch(self, record: dict[str, Any], done: int, images_per_second: float) -> None:
         """Print a line of the history."""
-        if self.main:
-            seconds = (
-                (time.monotonic() - self.start[0])
-                / max(done - self.start[1], 1)
-                * (self.images - done)
-            )
-            held_out = (
-                f", validation {record['validation']['top1']:.4f}" if "validation" in record else ""
-            )
-            self.write(
-                f"epoch {record['epoch']}/{self.epochs}: loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
-                f"{held_out}, {images_per_second:.0f} images/s, {self.format_interval(seconds)} left"
-            )
-            sys.stdout.flush()
+        if not self.main:
+            return
+        per_image = (time.monotonic() - self.began) / max(done - self.first, 1)
+        left = self.format_interval(per_image * (self.images - done))
+        scores = f"loss {record['loss']:.4f}, accuracy {record['top1']:.4f}"
+        if "validation" in record:
+            scores += f", validation {record['validation']['top1']:.4f}"
+        speed = f"{images_per_second:.0f} images/s, {left} left"
+        self.write(f"epoch {record['epoch']}/{self.epochs}: {scores}, {speed}")
+        sys.stdout.flush()
 
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
     """Collect the first SIGINT and SIGTERM in the list that it yields; a second SIGINT raises KeyboardInterrupt."""
     received: list[int] = []
-    before: dict[int, Any] = {}
+    before: dict[signal.Signals, Any] = {}
 
     def handle(number: int, _: object) -> None:
         received.append(number)
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
     if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
-        before |= {
-            number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        for each in (signal.SIGINT, signal.SIGTERM):
+            before[each] = signal.signal(each, handle)
     try:
         yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -10,7 +10,6 @@
 """
 
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,21 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from sa_zoo.folders.metrics import Metrics, read_metrics, write_metrics
 from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file
-from sa_zoo.kernels.absorbed import is_positional
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, terms_in
+from sa_zoo.models.terms import Term
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
 HEADS = "heads.safetensors"
-IMAGES, IMAGES_AT_ONCE = (
-    100,
-    5,
-)  # that maps are averaged over, as in the paper's Figure 6, and that are held at once
+IMAGES = 100  # that maps are averaged over, as in the paper's Figure 6
+IMAGES_AT_ONCE = 5  # whose maps are held in memory
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
-# Parameters of score terms that depend on positions alone, by their names in state dicts.
-POSITIONAL = re.compile(r"(^|\.)(Delta|spread|alpha|terms\.\d+\.(row|col|w|v|P))$")
 
 
-def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
-    """The metrics of the run in the folder if it is finished, None if it has to start or to resume.
+def is_finished(out: Path, config: Config, resume: bool) -> bool:
+    """Whether the run in the folder is finished; if not, it has to start or to resume.
 
     Raises FileExistsError if the folder is not empty and `resume` is off, FileNotFoundError if there is nothing to
     resume, ValueError if the folder holds a run of another config, or its checkpoints are a link to elsewhere.
@@ -48,7 +42,7 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
             raise FileExistsError(
                 f"run folder: got {out}, which is not empty; expected a new --out, or --resume"
             )
-        return None
+        return False
     if not (out / "train.toml").is_file():
         raise FileNotFoundError(
             f"run folder: got {out} without train.toml, expected one with a run to resume"
@@ -56,21 +50,27 @@ def check_run(out: Path, config: Config, resume: bool) -> Metrics | None:
     check_inside(out, CHECKPOINTS)
     finished = (out / "metrics.json").is_file()
     if (out / SUMS).is_file() and not finished:
-        again = f"sa-zoo evaluate {out} --json {out}/metrics.json"
         raise FileNotFoundError(
-            f"run folder: got a finished run in {out} without metrics.json; `{again}` writes a new one"
+            f"run folder: got a finished run in {out} without metrics.json; "
+            f"`sa-zoo evaluate {out} --json {out}/metrics.json` writes a new one"
         )
+    _check_same(config, out / "train.toml")
+    return finished
+
+
+def _check_same(config: Config, path: Path) -> None:
+    """Raise ValueError for the first key whose value differs from that of the run in the folder."""
     try:
-        started, now = load_config(out / "train.toml").model_dump(), config.model_dump()
+        started = load_config(path).model_dump()
     except ValueError as error:
-        raise ValueError(f"{out / 'train.toml'}: got a damaged file: {error}") from error
-    for section, keys in started.items():
-        for key, value in keys.items():
-            if (got := now[section][key]) != value and key not in MAY_CHANGE:
+        raise ValueError(f"{path}: got a damaged file: {error}") from error
+    for section, keys in config.model_dump().items():
+        for key, got in keys.items():
+            expected = started[section][key]
+            if got != expected and key not in MAY_CHANGE:
                 raise ValueError(
-                    f"{section}.{key}: got {got!r}, expected {value!r}, as in the run in {out}"
+                    f"{section}.{key}: got {got!r}, expected {expected!r}, as in the run in {path.parent}"
                 )
-    return read_metrics(out) if finished else None
 
 
 def begin_run(out: Path, config: Config) -> None:
@@ -79,13 +79,22 @@ def begin_run(out: Path, config: Config) -> None:
         with new_folder(out) as new:
             (new / CHECKPOINTS).mkdir()
             write_file(new / "train.toml", dump_config(config))
-    write_file(
-        out / "train.toml", dump_config(config)
-    )  # when a run is resumed, some keys may change
+    # some keys may have changed since the run began
+    write_file(out / "train.toml", dump_config(config))
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
+
+
+def positional_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """What score terms hold themselves, not in their projections, and Delta and alpha of convolutional layers."""
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name, value in module.named_parameters(path, recurse=False):
+            if isinstance(module, Term) or name.rpartition(".")[2] in ("Delta", "alpha"):
+                found[name] = value
+    return found
 
 
 def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
@@ -93,18 +102,13 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
     Later rows are dropped: a resumed run writes them again.
     """
-    rows = {
-        name: value.detach().cpu()
-        for name, value in model.named_parameters()
-        if POSITIONAL.search(name)
-    }
+    rows = positional_parameters(model)
     if not rows:
         return
     earlier = load_file(out / HEADS) if epoch else {}
-    stacked = {
-        name: torch.stack([*earlier.get(name, ())[:epoch], row]) for name, row in rows.items()
-    }
-    write_file(out / HEADS, save(stacked, {"format": "pt"}))
+    for name, row in rows.items():
+        rows[name] = torch.stack([*earlier.get(name, ())[:epoch], row.detach().cpu()])
+    write_file(out / HEADS, save(rows, {"format": "pt"}))
 
 
 @torch.no_grad()
@@ -117,22 +121,17 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     if not isinstance(model, SANet):
         return
     blocks: Any = model.blocks
-    if all(is_positional(term) for block in blocks for term in block.attn.terms):
+    if all(term.positional for term in terms_in(model)):
         return
     height, width = (size // model.patch_size for size in images.shape[2:])
-    query, means = height // 2 * width + width // 2, [torch.zeros(()) for _ in blocks]
+    middle = height // 2 * width + width // 2
+    seen: list[list[Tensor]] = [[] for _ in blocks]
     for some in images.split(IMAGES_AT_ONCE):
-        for index, P in enumerate(model.eval().attention_maps(some)):
-            seen = P[..., query, :].unflatten(-1, [height, width]).cpu()
-            means[index] = means[index] + seen.expand(len(some), -1, -1, -1).sum(dim=0) / len(
-                images
-            )  # (N_h, H, W)
+        for rows, P in zip(seen, model.attention_maps(some), strict=True):
+            rows.append(P[..., middle, :].cpu().expand(len(some), -1, -1))  # (B, N_h, T)
+    means = [torch.cat(rows).mean(dim=0).unflatten(-1, [height, width]) for rows in seen]
     named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
-
-
-def end_run(out: Path, metrics: Metrics) -> None:
-    write_metrics(out, metrics)
 
 
 def remove_checkpoints(out: Path) -> None:

@@ -3,7 +3,7 @@
 import gc
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from sa_zoo.training.augment import HOLD_OUT, permutation
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import Images, Source
+from sa_zoo.training.sources import Source
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
+COLORS = {1: "L", 3: "RGB"}  # mode of an image by its channels
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
 
 
@@ -36,7 +37,8 @@ class Split(Dataset[Any]):
     workers = 0
 
     def __init__(self, images: Tensor, labels: np.ndarray) -> None:
-        self.images, self.labels = images, torch.from_numpy(labels).to(images.device)
+        self.images = images
+        self.labels = torch.from_numpy(labels).to(images.device)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,29 +61,33 @@ class StreamedSplit(Split):
     """A Split whose images are decoded by worker processes each time they are read."""
 
     def __init__(self, decode: "Decoder", source: Source, table: str, rows: np.ndarray) -> None:
-        self.decode, self.table, self.encoded, self.rows = decode, table, source.images[table], rows
+        self.decode = decode
+        self.source = source
+        self.table = table
+        self.rows = rows
         self.labels = torch.from_numpy(source.labels[table][rows])
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        images, positions = self.encoded, torch.tensor(indices)
-        decoded = [
-            self.decode.read(images.__getitem__, images, self.table, int(row))
-            for row in self.rows[indices]
-        ]
-        return torch.stack(decoded), self.labels[positions], positions
+        positions = torch.tensor(indices)
+        rows = self.rows[indices].tolist()
+        images = [self.decode.read(self.source, self.table, row) for row in rows]
+        return torch.stack(images), self.labels[positions], positions
 
     def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
-        gc.freeze()  # a collection writes to every object, and each worker would get a copy of what it shares
+        # a collection writes to every object, and each worker would get a copy of what it shares
+        gc.freeze()
         try:
             yield from super().loader_in_order(batches)
         finally:
             gc.unfreeze()
+
+
+def _cores() -> int:
+    """Cores that this process may use, where the system says so."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Decoder:
@@ -93,35 +99,30 @@ class Decoder:
 
     def __call__(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
-        image = image.convert(
-            {1: "L", 3: "RGB"}.get(channels, image.mode)
-        )  # as timm's train.py does
-        if (found := len(image.getbands())) != channels:
-            got = f"got {found} channels (mode {image.mode})"
-            raise ValueError(
-                f"{got}, expected {channels}; convert the images, or set model.args.in_chans to 1 or 3"
-            )
+        if channels in COLORS:
+            image = image.convert(COLORS[channels])  # as timm's train.py does
+        found = len(image.getbands())
+        if found != channels:
+            expected = f"{channels}; convert the images, or set model.args.in_chans to 1 or 3"
+            raise ValueError(f"got {found} channels (mode {image.mode}), expected {expected}")
         if image.size != (width, height):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
-    def read(
-        self, image_of: Callable[[int], Image.Image], images: Any, table: str, row: int
-    ) -> Tensor:
+    def read(self, source: Source, table: str, row: int) -> Tensor:
         """Decode one of the images. Raises UnreadableImage."""
+        images = source.images[table]
         try:
-            return self(image_of(row))
+            return self(images[row])
         except Exception as error:
-            file = f"{path}, " if isinstance(images, Images) and (path := images.path(row)) else ""
-            where = f"{file}image {row} of the {table} split"
-            raise UnreadableImage(f"{where}: {error or type(error).__name__}") from error
+            where = f"image {row} of the {table} split: {error or type(error).__name__}"
+            raise UnreadableImage(", ".join(filter(None, [images.path(row), where]))) from error
 
     def table(self, source: Source, table: str) -> Tensor:
         """All images of a table, uint8 (N, C, H, W)."""
         decoded = torch.empty((len(source.labels[table]), *self.input_size), dtype=torch.uint8)
-        images = iter(source.images[table])
         for row in range(len(decoded)):
-            decoded[row] = self.read(lambda _: next(images), source.images[table], table, row)
+            decoded[row] = self.read(source, table, row)
         return decoded
 
 
@@ -140,15 +141,9 @@ def splits_of(
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
     decode = Decoder(input_format)
     tables = {table for table, _ in chosen.values()}
-    if (
-        sum(len(source.labels[table]) for table in tables) * math.prod(input_format.input_size)
-        > KEPT_BYTES
-    ):
-        return {
-            name: StreamedSplit(decode, source, table, rows)
-            for name, (table, rows) in chosen.items()
-        }
-    # once and in order: random access to an Arrow table costs more than decoding
+    images = sum(len(source.labels[table]) for table in tables)
+    if images * math.prod(input_format.input_size) > KEPT_BYTES:
+        return {name: StreamedSplit(decode, source, *places) for name, places in chosen.items()}
     decoded = {table: decode.table(source, table) for table in tables}
     return {
         name: Split(decoded[table][torch.from_numpy(rows)].to(device), source.labels[table][rows])
@@ -158,13 +153,14 @@ def splits_of(
 
 def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
     """Split -> (table of the source, rows of that table)."""
-    rows = {table: np.arange(len(labels)) for table, labels in source.labels.items()}
-    if "test" in rows:
-        table, test = "test", rows["test"]
+    train = np.arange(len(source.labels["train"]))
+    if "test" in source.labels:
+        test = "test", np.arange(len(source.labels["test"]))
     else:
-        table, (rows["train"], test) = "train", _hold_out(rows["train"], TEST_SHARE)
-    train, held_out = _hold_out(rows["train"], validation)
-    return {"train": ("train", train), "validation": ("train", held_out), "test": (table, test)}
+        train, held_out = _hold_out(train, TEST_SHARE)
+        test = "train", held_out
+    train, held_out = _hold_out(train, validation)
+    return {"train": ("train", train), "validation": ("train", held_out), "test": test}
 
 
 def _hold_out(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:

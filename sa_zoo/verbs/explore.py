@@ -1,4 +1,4 @@
-"""The explorer's page of a model folder: the model, its training path, and images to look at."""
+"""The explorer's page of a model: its attention, its training path, and images to look at."""
 
 from itertools import islice
 from pathlib import Path
@@ -8,63 +8,72 @@ from safetensors.torch import load_file
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.explorer import Page, explore
-from sa_zoo.folders.opened import load_model
+from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.training.config import load_config
 from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.sources import open_source
 
 
-def explore_source(
-    source: str, files: list[Path] | None = None, count: int = 0, load_from: str = ""
-) -> Page:
+def explore_source(source: str, files: list[Path] | None = None, count: int = 0) -> Page:
     """The page of a model folder or a name, with pictures from files, or the first test images of the run's data.
 
-    `load_from` is shown as what to load the model from. Raises ValueError for a file that is not a picture, for a
-    source without a data set, and what `load_model` and `explore` raise.
+    Raises ValueError for a file that is not a picture, for a source without a data set, and what `open_model` and
+    `explore` raise.
     """
-    folder = Path(source)
-    names = [path.name for path in files or []]
-    shown = {
-        path.name if names.count(path.name) == 1 else str(path): _picture(path)
-        for path in files or []
-    }
-    pictures = shown or _test_pictures(folder, count)
-    heads = folder / "heads.safetensors"
-    recorded = load_file(heads) if heads.is_file() else {}
-    load_from = load_from or (f"local-dir:{source}" if folder.is_dir() else source)
-    return explore(load_model(source), pictures, source=load_from, recorded=recorded)
+    pictures = _pictures(files or [])
+    opened = open_model(source)
+    if count and not pictures:
+        pictures = _test_pictures(opened, count)
+    return page_of(opened, opened.source, pictures or None)
 
 
-def write_explorer(folder: Path, name: str) -> Path | None:
-    """Write explorer.html into a model folder `name`; None without weights or maps, or with too many maps for a page.
+def write_explorer(opened: Opened) -> Path | None:
+    """Write explorer.html into the folder of a model; None without maps, or with too many maps for a page.
 
     It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
     """
-    if not (folder / "model.safetensors").is_file():
-        return None
+    folder = opened.local_folder
     try:
-        page = explore_source(str(folder), load_from=f"local-dir:{name}")
+        return page_of(opened, f"local-dir:{folder.resolve().name}").save(folder / "explorer.html")
     except ValueError:
         return None
-    return page.save(folder / "explorer.html")
 
 
-def _picture(path: Path) -> Image.Image:
-    try:
-        return open_picture(path)
-    except ValueError as error:
-        raise ValueError(f"--image: got {path}, expected a picture: {error}") from error
+def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | None = None) -> Page:
+    """The page of a model, which shows `load_from` as what to load it from."""
+    heads = _file(opened, "heads.safetensors")
+    recorded = load_file(heads) if heads else {}
+    return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
-def _test_pictures(folder: Path, count: int) -> dict[str, Image.Image]:
+def _file(opened: Opened, name: str) -> Path | None:
+    """A file in the folder of a model; None if it is not there."""
+    if opened.folder is None or not (opened.folder / name).is_file():
+        return None
+    return opened.folder / name
+
+
+def _pictures(files: list[Path]) -> dict[str, Image.Image]:
+    """Pictures by file name, or by path where several files have one name."""
+    names = [path.name for path in files]
+    pictures = {}
+    for path in files:
+        name = path.name if names.count(path.name) == 1 else str(path)
+        try:
+            pictures[name] = open_picture(path)
+        except ValueError as error:
+            raise ValueError(f"--image: got {path}, expected a picture: {error}") from error
+    return pictures
+
+
+def _test_pictures(opened: Opened, count: int) -> dict[str, Image.Image]:
     """The first test images of the run's data set, by number and class; of its training images if it has no others."""
-    if count and not (folder / "train.toml").is_file():
+    config = _file(opened, "train.toml")
+    if config is None:
         raise ValueError(
-            f"--images: got {count} for {folder}, which is no run with a data set; expected --image FILE"
+            f"--images: got {count} for {opened.source}, which is no run with a data set; expected --image FILE"
         )
-    if not count:
-        return {}
-    source = open_source(load_config(folder / "train.toml").data)
+    source = open_source(load_config(config).data)
     split = "test" if "test" in source.images else "train"
     labels = enumerate(source.labels[split].tolist(), start=1)
     pairs = zip(labels, islice(source.images[split], count), strict=False)

@@ -1,49 +1,34 @@
-"""A run from its config to the folder that is published: training, then what transformers and people read."""
+"""A run from its config to the folder that is published."""
 
+import shlex
 from pathlib import Path
 
 from accelerate import PartialState
 
-from sa_zoo.analysis.figures import draw_figures
-from sa_zoo.folders.check import checked
 from sa_zoo.folders.metrics import Metrics
-from sa_zoo.folders.write import SUMS, check_sums, write_sums
-from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import Config
 from sa_zoo.training.train import train
-from sa_zoo.verbs.explore import write_explorer
+from sa_zoo.verbs.finish import finish
 
 
 def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
     """Train, evaluate and leave a complete run folder, as `sa-zoo train` does; raises what `train` raises."""
-    metrics = train(config, out, resume)
+    opened = train(config, out, resume)
     if PartialState().is_main_process:
-        finish_folder(out)
-    return metrics
+        finish(opened)
+    return opened.metrics
 
 
-def finish_folder(folder: Path, name: str = "") -> None:
-    """Add to a folder that timm loads what transformers needs, its figures, explorer and card, and a manifest.
-
-    `name` is the folder's own once it is complete, if that is another one now.
-    Raises ValueError if the folder has a manifest already and a file is not as it says. The card and metrics.json are
-    not in it: they may be written again. A folder of model_cards has check.json instead, as its code is linked.
-    """
-    check_sums(folder)
-    with checked(f"local-dir:{folder}"):
-        export_for_transformers(folder)
-        draw_figures(folder)
-        write_explorer(folder, name or folder.resolve().name)
-        write_card(folder)
-    for leftover in filter(
-        Path.is_file, folder.rglob(".*.incomplete")
-    ):  # of a process that was killed while it wrote
-        leftover.unlink()
-    if (folder / "check.json").is_file():
-        return
-    files = (
-        path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file()
+def summary(metrics: Metrics, out: Path) -> str:
+    """The result of a finished run, and what to do next."""
+    assert metrics.test
+    result = f"{metrics.model} on {metrics.data}: test accuracy {metrics.test.top1:.4f}"
+    result += f" (n = {metrics.test.n})"
+    train = metrics.train
+    if train and train.seconds:  # neither is in a metrics.json that only an evaluation wrote
+        result += f" after {train.epochs} epochs, {train.seconds / 60:.1f} minutes"
+    return (
+        f"{result}\n"
+        f"the run is in {out}; next: sa-zoo evaluate {shlex.quote(str(out))} --detail, or in Python\n"
+        f"  import timm, sa_zoo; timm.create_model('local-dir:{out}', pretrained=True)"
     )
-    names = sorted(path.relative_to(folder).as_posix() for path in files)
-    write_sums(folder, [name for name in names if name not in ("README.md", "metrics.json", SUMS)])

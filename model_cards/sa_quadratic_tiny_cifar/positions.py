@@ -1,1 +1,0 @@
-../../sa_zoo/models/positions.py

@@ -1,0 +1,7 @@
+"""Importing this module registers the networks with timm, and lets the kernels evaluate them."""
+
+from sa_zoo.convolution import timm_backbones  # noqa: F401
+from sa_zoo.kernels import choose
+from sa_zoo.models import timm_models  # noqa: F401
+
+choose.install()

@@ -1,0 +1,81 @@
+"""What is known about a call at runtime: every question that decides how a layer is evaluated, asked once, and here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
+
+
+@dataclass(frozen=True)
+class Situation:
+    """How and where modules are called with some tensors.
+
+    Args:
+        fixed_graph: a graph is made that has to take any batch: tracing, exporting.
+        compiling: torch.compile makes a graph.
+        watched: somebody expects the modules to be called.
+        ordinary: the tensors are numbers in memory.
+        trains: gradients may be wanted.
+        on_cpu: the first tensor is on a CPU.
+        autocast: operations on a CPU choose their precision.
+        half: products are in half precision.
+    """
+
+    fixed_graph: bool
+    compiling: bool
+    watched: bool
+    ordinary: bool
+    trains: bool
+    on_cpu: bool
+    autocast: bool
+    half: bool
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
+        in_graph = self.fixed_graph or self.compiling
+        return self.on_cpu and self.ordinary and not self.watched and not in_graph
+
+
+def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
+    """The situation of `modules` that are called with the first of the tensors. The others are read as well."""
+    compiling = torch.compiler.is_compiling()
+    autocast = torch.is_autocast_enabled("cpu")
+    return Situation(
+        # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
+        fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
+        compiling=compiling,
+        watched=any(is_watched(module) for module in modules),
+        ordinary=compiling or is_ordinary(*tensors),
+        trains=torch.is_grad_enabled(),
+        on_cpu=tensors[0].is_cpu,
+        autocast=autocast,
+        half=autocast or tensors[0].dtype in (torch.float16, torch.bfloat16),
+    )
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody expects a module, or one in it, to be called: by hooks, or by replacing `forward`."""
+    return any(
+        m._forward_pre_hooks
+        or m._forward_hooks
+        or m._backward_pre_hooks
+        or m._backward_hooks
+        or "forward" in vars(m)
+        for m in module.modules()
+    )
+
+
+def is_ordinary(*tensors: Tensor) -> bool:
+    """Whether tensors are numbers in memory: no stand-ins of torch.func's transforms, subclasses or dual numbers."""
+    try:
+        for tensor in tensors:
+            tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return all(
+        type(tensor) in (Tensor, nn.Parameter) and unpack_dual(tensor).tangent is None
+        for tensor in tensors
+    )

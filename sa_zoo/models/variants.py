@@ -1,0 +1,109 @@
+"""One table of the networks for CIFAR's 32x32 images.
+
+The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1; variants with Eq. 7, all of Eq. 8, another start or other
+terms in late blocks; tiny ones, which a laptop trains in about an hour; and the ResNets that they are compared with.
+
+timm's names and configurations, transformers' types of attention, the weights that an installation has and the rows of
+docs/models.md follow from it. setup.py reads it as text, so `trained` and `installed` have to be literals.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .terms import (
+    Absolute,
+    Content,
+    GeneralizedQuadratic,
+    Learned,
+    Quadratic,
+    QuadraticKernel,
+    Relative,
+    Term,
+)
+
+Groups = tuple[tuple[type[Term], ...], ...]  # of terms; the blocks are divided equally among them
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row.
+
+    Args:
+        name: timm's. A model of the paper's sizes is `sa_{attention_type}_cifar`, where transformers has its
+            `attention_type` from.
+        terms: groups of score terms that are added up; none for a ResNet.
+        sentence: what it is.
+        sizes: arguments other than the defaults of SANet, or of timm's ResNet.
+        trained: tags of its weights, NAME or NAME.TAG in model_cards/.
+        installed: whether an installation has these weights, too.
+    """
+
+    name: str
+    terms: Groups
+    sentence: str
+    sizes: dict[str, Any] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
+    installed: bool = False
+
+
+TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
+
+# fmt: off
+VARIANTS = (
+    Variant("sa_quadratic_cifar", ((Quadratic,),),
+            "SA-quadratic: 9 isotropic Gaussian heads per layer, as many as a 3x3 kernel has pixels (Section 4.2)."),
+    Variant("sa_quadratic_h16_cifar", ((Quadratic,),),
+            "SA-quadratic with 16 heads (Appendix).", {"num_heads": 16}),
+    Variant("sa_quadratic_gen_cifar", ((GeneralizedQuadratic,),),
+            "SA-quadratic with a full covariance per head (appendix)."),
+    Variant("sa_quadratic_kernel_cifar", ((QuadraticKernel,), (Quadratic,)),
+            "SA-quadratic whose heads start as 3x3 convolutions in the first three blocks (Theorem 1)."),
+    Variant("sa_learned_cifar", ((Learned,),),
+            "SA-learned: scores by a learned relative encoding of row and column, without content (Section 4.3)."),
+    Variant("sa_content_cifar", ((Content,),),
+            "SA-learned + content: query-key products added to a learned relative encoding (Section 4.3)."),
+    Variant("sa_eq8_cifar", ((Relative,),),
+            "All four terms of Eq. 8 (Dai et al. 2019): the form that the paper starts from."),
+    Variant("sa_absolute_cifar", ((Absolute,),),
+            "Absolute positional encoding (Eq. 7), for contrast: scores do not depend on displacements only."),
+    Variant("sa_mixed_cifar", ((Quadratic,), (Content,)),
+            "Quadratic heads in the first half of the blocks, learned + content (Section 4.3) in the second."),
+    Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
+            "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
+            TINY, trained=("", "long"), installed=True),
+    Variant("sa_learned_tiny_cifar", ((Learned,),),
+            "SA-learned on 4x4 patches, 96 channels: for two CPU cores.", TINY, trained=("",)),
+    Variant("sa_content_tiny_cifar", ((Content,),),
+            "SA-learned + content on 4x4 patches, 96 channels: for two CPU cores.", TINY, trained=("",)),
+    Variant("sa_quadratic_gen_tiny_cifar", ((GeneralizedQuadratic,),),
+            "SA-quadratic with a full covariance per head on 4x4 patches, 96 channels: for two CPU cores.", TINY),
+    Variant("sa_quadratic_kernel_tiny_cifar", ((QuadraticKernel,), (Quadratic,)),
+            "SA-quadratic that starts as 3x3 convolutions in three blocks; 4x4 patches, 96 channels: "
+            "for two CPU cores.", TINY, trained=("",)),
+    Variant("sa_eq8_tiny_cifar", ((Relative,),),
+            "All four terms of Eq. 8 on 4x4 patches, 96 channels: for two CPU cores.", TINY),
+    Variant("sa_absolute_tiny_cifar", ((Absolute,),),
+            "Absolute positional encoding on 4x4 patches, 96 channels: for two CPU cores.", TINY),
+    Variant("sa_mixed_tiny_cifar", ((Quadratic,), (Content,)),
+            "Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels.",
+            TINY, trained=("",)),
+    Variant("resnet18_cifar", (),
+            "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
+            {"layers": (2, 2, 2, 2)}, trained=("",)),
+    Variant("resnet_tiny_cifar", (),
+            "A ResNet of about the size and cost of sa_quadratic_tiny_cifar: one block per stage, 40 to 192 channels.",
+            {"layers": (1, 1, 1, 1), "channels": (40, 56, 104, 192)}, trained=("",), installed=True),
+)
+# fmt: on
+
+# The groups of terms of each `attention_type`.
+TERMS = {
+    variant.name.removeprefix("sa_").removesuffix("_cifar"): variant.terms
+    for variant in VARIANTS
+    if variant.terms and not variant.sizes
+}
+
+
+def takes_any_grid(terms: Groups) -> bool:
+    """Whether no term has learned encodings for one size of images."""
+    return all(term.any_grid for group in terms for term in group)

@@ -1,0 +1,84 @@
+"""From a trained CNN, or a checkpoint of the paper's own code, to a complete folder of an attention network."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from sa_zoo.convolution.network_conversion import Report
+from sa_zoo.folders.metrics import Baseline, write_test
+from sa_zoo.folders.opened import Opened, open_model
+from sa_zoo.folders.write import new_folder, write_timm_files
+from sa_zoo.interchange.converted_cnn import write_converted
+from sa_zoo.interchange.paper_checkpoint import network_from_reference
+from sa_zoo.publishing.card import write_card
+from sa_zoo.training.config import DataConfig, data_of
+from sa_zoo.training.evaluate import evaluate_opened
+from sa_zoo.verbs.finish import finish_folder
+
+
+def convert(
+    source: str,
+    out: Path,
+    layers: str = "*",
+    alpha: float = 46.0,
+    content: bool = False,
+    data: str = "",
+) -> tuple[Opened, Report]:
+    """Turn the convolutions of a trained CNN into attention, in a complete folder `out`.
+
+    With `data`, the test accuracy before and after goes into metrics.json and the card; if that fails, the folder
+    stays. Raises FileExistsError if `out` is not empty, and what `open_model` and `write_converted` raise.
+    """
+    with new_folder(out) as new:
+        cnn = open_model(source)
+        report = write_converted(cnn, new, layers, alpha, content)
+        converted = finish_folder(new)
+    converted = converted.moved(out)
+    if data:
+        converted = _compared(cnn, converted, data)
+    return converted, report
+
+
+def summary(converted: Opened, report: Report) -> str:
+    """The report of a conversion, with the test accuracy before and after if it was measured."""
+    text = report.table()
+    before = converted.metrics.baseline
+    after = converted.metrics.test
+    if before and after:
+        text += f"test accuracy {before.test.top1:.4f} before, {after.top1:.4f} after\n"
+    return text.rstrip()
+
+
+def convert_reference(checkpoint: Path, model: str, out: Path) -> Opened:
+    """Turn a checkpoint of the paper's own code into a complete folder `out`.
+
+    Raises FileExistsError if `out` is not empty, and what `network_from_reference` raises.
+    """
+    with new_folder(out) as new:
+        write_timm_files(new, network_from_reference(checkpoint, model))
+        converted = finish_folder(new)
+    return converted.moved(out)
+
+
+def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
+    """Measure both networks, and put the results into the folder of the converted one."""
+    try:
+        config = _test_data(cnn, data)
+        before = evaluate_opened(cnn, config).test
+        after = evaluate_opened(converted, config)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error}; the conversion is in {converted.folder}") from error
+    assert before
+    baseline = Baseline(model=cnn.config.get("architecture", cnn.source), test=before)
+    metrics = write_test(converted.local_folder, after, baseline=baseline)
+    measured = replace(converted, metrics=metrics)
+    write_card(measured)
+    return measured
+
+
+def _test_data(cnn: Opened, data: str) -> DataConfig:
+    """The data set of this name as the run of the CNN describes it, with its title, or just by its name."""
+    if cnn.folder and (cnn.folder / "train.toml").is_file():
+        trained_on = data_of(str(cnn.folder))
+        if trained_on.name == data:
+            return trained_on
+    return DataConfig(name=data)

@@ -1,0 +1,62 @@
+"""From a trained network to the folder that is published: what transformers and people read is added."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from sa_zoo.analysis.figures import draw_figures
+from sa_zoo.folders.check import refusing
+from sa_zoo.folders.metrics import Metrics, write_metrics
+from sa_zoo.folders.opened import Opened, open_folder
+from sa_zoo.folders.write import SUMS, new_folder, write_sums, write_timm_files
+from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
+from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.publishing.card import write_card
+from sa_zoo.verbs.explore import write_explorer
+
+CHANGING = ("README.md", "metrics.json")  # may be written again, so the manifest leaves them out
+
+
+def finish(opened: Opened) -> Opened:
+    """Add to a folder that timm loads what transformers needs, its figures, explorer and card, and a manifest."""
+    folder = opened.local_folder
+    with refusing(opened.source):
+        opened = export_for_transformers(opened)
+        draw_figures(opened)
+        write_explorer(opened)
+        write_card(opened)
+    for path in folder.rglob(".*.incomplete"):
+        if path.is_file():  # of a process that was killed while it wrote
+            path.unlink()
+    paths = [*folder.glob("*"), *folder.glob("figures/*")]
+    names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    write_sums(folder, [name for name in names if name not in (*CHANGING, SUMS)])
+    return opened
+
+
+def finish_folder(folder: Path) -> Opened:
+    """Open a model folder and `finish` it; raises what `open_folder` raises."""
+    return finish(open_folder(folder))
+
+
+def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
+    """Make a complete folder `out` of what another trainer left; returns it as opened.
+
+    `source` is a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
+    trainer; `model` is the timm name of a checkpoint that does not have it. Raises FileExistsError if `out` is not
+    empty, FileNotFoundError or ValueError for a source that cannot be read.
+    """
+    with new_folder(out) as new:
+        if source.is_file():
+            network, data = network_from_checkpoint(source, model)
+            write_timm_files(new, network, data_config=data)
+        else:
+            if (source / PICKLED).is_file() and not (source / "model.safetensors").is_file():
+                write_safely(source, new)
+                source = new
+            network = open_folder(source).network
+            write_timm_files(new, network)
+        opened = open_folder(new)
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        metrics = Metrics(model=opened.config["architecture"], parameters=parameters)
+        opened = finish(replace(opened, metrics=write_metrics(new, metrics)))
+    return opened.moved(out)

@@ -1,0 +1,344 @@
+"""Folders and images of somebody hostile: a clear error, no code executed, nothing written, nothing fetched."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow.parquet
+import pytest
+import timm
+import torch
+from hostile import FOLDERS, IMAGES, change_config
+from model_folders import load_model, make_run
+from PIL import EpsImagePlugin, Image
+from tiny_runs import image_folder, parquet_folder
+from typer.testing import CliRunner
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.cli import app
+from sa_zoo.folders.check import checked
+from sa_zoo.folders.write import write_timm_files
+from sa_zoo.training.config import DataConfig, ModelConfig
+from sa_zoo.training.model import InputFormat, create_model
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import splits_of
+
+SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("folders") / "run", "sa_quadratic_cifar", **SMALL)
+
+
+@pytest.fixture
+def folder(harmless, tmp_path):
+    return Path(shutil.copytree(harmless, tmp_path / "run"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def state_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("attack", FOLDERS)
+def test_a_hostile_folder_is_refused_with_a_clear_error(folder, monkeypatch, attack):
+    change, said = FOLDERS[attack]
+    monkeypatch.chdir(folder.parent)
+    change(folder)
+    before = state_of(folder.parent)
+    with pytest.raises((ValueError, OSError)) as raised:
+        load_model(str(folder))
+    assert re.search(said, str(raised.value)), raised.value
+    with pytest.raises((ValueError, OSError)):
+        create_model(ModelConfig(name="sa_quadratic_cifar", init=f"local-dir:{folder}"), 10)
+    assert state_of(folder.parent) == before
+
+
+def test_a_network_of_many_small_tensors_is_within_the_bounds(tmp_path):
+    """More than 8 times its elements, as each tensor counts as at least 8,192, in three networks."""
+    write_timm_files(tmp_path, timm.create_model("ghostnetv3_050", num_classes=10))
+    with checked(f"local-dir:{tmp_path}"):
+        for _ in range(3):
+            timm.create_model(f"local-dir:{tmp_path}")
+
+
+def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
+    change_config(pretrained_cfg__hf_hub_id="evil/model")(
+        folder
+    )  # where it came from; the weights are the folder's
+    assert load_model(str(folder)).num_classes == 10
+    model = create_model(
+        ModelConfig(name="sa_quadratic_cifar", init=str(folder)), 7
+    )  # as every command takes it
+    assert model.num_classes == 7 and torch.equal(
+        model.blocks[1].fc2.weight, load_model(str(folder)).blocks[1].fc2.weight
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "FOLDER", "--data", "digits"],
+        [
+            "train",
+            "quickstart",
+            "--set",
+            "model.name=sa_quadratic_cifar",
+            "--set",
+            "model.init=local-dir:FOLDER",
+        ],
+        ["convert", "FOLDER"],
+        ["card", "FOLDER"],
+        ["publish", "FOLDER", "--repo-id", "you/x", "--dry-run"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+@pytest.mark.parametrize(
+    "attack", ["weights at a URL", "a pickle as pytorch_model.bin", "NaN weights", "deep nesting"]
+)
+def test_every_command_that_takes_a_folder_refuses_it(
+    folder, tmp_path, monkeypatch, arguments, attack
+):
+    monkeypatch.chdir(tmp_path)
+    FOLDERS[attack][0](folder)
+    before = state_of(folder)
+    arguments = [word.replace("FOLDER", str(folder)) for word in arguments]
+    if arguments[0] in ("train", "convert"):
+        arguments += ["--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1 and result.stderr.startswith("error: "), result.exception
+    assert state_of(folder) == before and not (tmp_path / "out").exists()
+
+
+def watch_ghostscript(tmp_path, monkeypatch):
+    """Let `gs` be a program that creates the file "executed", as Pillow finds it when nothing has asked for it yet."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+
+
+@pytest.mark.parametrize("attack", ["a PostScript program", "a decompression bomb", "48 bits"])
+def test_the_explorer_refuses_a_strange_picture(folder, tmp_path, monkeypatch, attack):
+    monkeypatch.chdir(tmp_path)
+    watch_ghostscript(tmp_path, monkeypatch)
+    (tmp_path / "a.png").write_bytes(IMAGES[attack][1])
+    result = CliRunner().invoke(app, ["explore", str(folder), "--image", "a.png"])
+    assert (
+        result.exit_code == 1 and "error: --image: got a.png, expected a picture: " in result.stderr
+    ), result.output
+    assert not (tmp_path / "executed").exists() and not (tmp_path / "explorer.html").exists()
+
+
+@pytest.mark.parametrize("attack", IMAGES)
+def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
+    name, content, said = IMAGES[attack]
+    monkeypatch.chdir(tmp_path)
+    image_folder(tmp_path / "data", {"train/good": 2, "train/zebra": 2})
+    (tmp_path / "data" / "train" / "bad").mkdir()  # sorted first: row 0
+    (tmp_path / "data" / "train" / "bad" / name).write_bytes(content)
+    watch_ghostscript(tmp_path, monkeypatch)
+    before = state_of(tmp_path / "data")
+    form = InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)
+    # kept on the device, and streamed by workers
+    for bound in (2**31, 0) if attack in ("an empty file", "LAB", "an animation") else (2**31,):
+        monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", bound)
+        source = open_source(DataConfig(name=str(tmp_path / "data")))
+        if said:
+            with pytest.raises(ValueError, match=said) as raised:
+                for _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].loader(
+                    5
+                ):
+                    pass
+            assert "\n" not in str(raised.value)
+            raised.value.__traceback__ = (
+                None  # it keeps the loader, whose threads end well only before it is collected
+            )
+            del raised
+        else:
+            for images, _, _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])[
+                "train"
+            ].loader(5):
+                assert images.shape[1:] == (3, 8, 8)
+    assert state_of(tmp_path / "data") == before and not (tmp_path / "executed").exists()
+
+
+def test_one_bit_images_are_black_and_white(tmp_path):
+    folder = image_folder(tmp_path / "data", {"train/a": 1, "train/b": 1})
+    pixels = np.eye(8, dtype=bool)
+    Image.fromarray(pixels).save(folder / "train" / "a" / "0.png")
+    form = InputFormat((1, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
+    source = open_source(DataConfig(name=str(folder)))
+    (folder / "train" / "b" / "0.png").write_bytes((folder / "train" / "a" / "0.png").read_bytes())
+    images = splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].images
+    assert sorted(images[0].unique().tolist()) == [0, 255]
+
+
+def test_a_label_out_of_range_is_reported(tmp_path):
+    folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 5}, classes=3)
+    path = next(folder.glob("*.parquet"))
+    table = pyarrow.parquet.read_table(path)
+    wrong = pyarrow.array([0, 1, 2, 7, 1], table["label"].type)
+    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), wrong), path)
+    with pytest.raises(
+        ValueError, match=r"got class 7 in .*, split train, expected a number from 0 to 2"
+    ):
+        open_source(DataConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname.png", "http://127.0.0.1:9/x.png", "../secret.png"])
+def test_images_outside_of_the_data_folder_are_refused(tmp_path, path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 3})
+    parquet = next(folder.glob("*.parquet"))
+    table = pyarrow.parquet.read_table(parquet)
+    images = pyarrow.array([{"bytes": None, "path": path}] * 3, table["img"].type)
+    pyarrow.parquet.write_table(table.set_column(0, table.schema.field("img"), images), parquet)
+    for name in (folder, folder / ".." / "data"):
+        with pytest.raises(ValueError, match="expected images inside"):
+            open_source(DataConfig(name=str(name)))
+
+
+def refer(folder: Path, **settings: object) -> Path:
+    """Let the metadata of a data folder say where its files are."""
+    text = json.dumps({"configs": [{"config_name": "default", **settings}]})
+    (folder / "README.md").write_text(f"---\n{text}\n---\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data_files": "../secret/*.parquet"},
+        {"data_files": "train/../../secret/*.parquet"},
+        {"data_files": [{"split": "train", "path": ["*.parquet", "TMP/secret/*.parquet"]}]},
+        {"data_files": "file:TMP/secret/*.parquet"},
+        {"data_files": "file://TMP/secret/*.parquet"},
+        {"data_files": "http://127.0.0.1:9/x.parquet"},
+        {"data_files": {"train": "hf://datasets/you/images/*.parquet"}},
+        {"data_dir": "../secret"},
+    ],
+    ids=str,
+)
+def test_what_the_metadata_of_a_data_folder_names_is_not_read(tmp_path, settings):
+    parquet_folder(tmp_path / "secret", {"train": [Image.new("RGB", (8, 8))] * 5})
+    folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 3})
+    (folder / "train").mkdir()
+    refer(folder, **json.loads(json.dumps(settings).replace("TMP", str(tmp_path))))
+    (folder / ".huggingface.yaml").write_bytes((folder / "README.md").read_bytes().strip(b"-\n"))
+    for name in (folder, folder / ".." / "data"):
+        assert len(open_source(DataConfig(name=str(name))).labels["train"]) == 3
+
+
+def test_data_files_inside_of_the_data_folder_are_read_also_through_links(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parquet_folder(tmp_path / "elsewhere", {"train": [Image.new("RGB", (8, 8))] * 3})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "also").symlink_to(tmp_path / "data")
+    for name in ("data", str(tmp_path / "data"), "also"):
+        assert len(open_source(DataConfig(name=name)).labels["train"]) == 3
+
+
+def unsigned_labels(folder: Path) -> None:
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("uint64")})
+    folder.mkdir()
+    path = folder / "train.parquet"
+    datasets.Dataset.from_dict(
+        {"img": [Image.new("RGB", (8, 8))], "label": [0]}, features=features
+    ).to_parquet(path)
+    table = pyarrow.parquet.read_table(path)
+    large = pyarrow.array([2**63], pyarrow.uint64())
+    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), large), path)
+
+
+def metadata(*names: str) -> bytes:
+    return "\n".join(json.dumps({"file_name": name, "label": 50}) for name in names).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("data.py", b"open('executed', 'w')"),
+        ("README.md", b"---\na: [1\n---\n"),
+        ("README.md", b"---\n\xff\n---\n"),
+        ("cat/metadata.jsonl", metadata("0.png", "../../secret.png")),
+        ("metadata.csv", b"file_name,label\n../secret.png,0\n"),
+        ("train.tar", b"no such file"),
+        ("train.zip", b"no such file"),
+        ("train.h5", b"no such file"),
+    ],
+)
+def test_other_files_in_a_folder_of_images_are_not_read(tmp_path, monkeypatch, name, content):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    folder = image_folder(tmp_path / "data", {"cat": 3, "dog": 2})
+    (folder / name).write_bytes(content)
+    source = open_source(DataConfig(name="data"))
+    assert source.classes == ("cat", "dog") and source.labels["train"].tolist() == [0, 0, 0, 1, 1]
+    files = {source.images["train"].path(row) for row in range(5)}
+    assert files == {str(path) for path in folder.rglob("*.png")}
+    assert not (tmp_path / "executed").exists()
+    for picture in folder.rglob("*.png"):
+        picture.unlink()
+    with pytest.raises(FileNotFoundError, match="expected images or parquet files in it"):
+        open_source(DataConfig(name="data"))
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (unsigned_labels, "expected a number from 0 to 65535"),
+        (lambda folder: folder.mkdir() or (folder / "a.parquet").write_bytes(b"PAR1"), "Arrow"),
+    ],
+)
+def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path, write, said):
+    write(tmp_path / "data")
+    with pytest.raises(ValueError, match=rf"(?s)^data\.name: got .*{said}"):
+        open_source(DataConfig(name=str(tmp_path / "data")))
+
+
+def test_a_program_as_data_set_is_reported_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.py").write_text("open('executed', 'w')")
+    with pytest.raises(
+        FileNotFoundError, match=r"data\.name: got data\.py, expected a folder of im"
+    ):
+        open_source(DataConfig(name="data.py"))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.toml", "model = 7\n"),
+        ("train.toml", "a = " + "[" * 100_000),
+        ("metrics.json", '{"test": {"top1": "high"}}'),
+        ("metrics.json", "[" * 100_000),
+        ("sha256.json", "[" * 100_000),
+        ("history.jsonl", '{"epoch": "one"}\n'),
+        ("history.jsonl", "[" * 100_000),
+    ],
+)
+def test_other_files_of_a_hostile_folder_are_refused_too(folder, name, content):
+    (folder / name).write_text(content)
+    result = CliRunner().invoke(app, ["card", str(folder)])
+    assert result.exit_code == 1 and "error: " in result.stderr, result.exception
+    assert not (folder / "README.md").exists()
+
+
+def test_links_out_of_a_model_folder_are_not_published(folder, tmp_path):
+    (tmp_path / "secret").write_text("a diary")
+    (folder / "LICENSE").symlink_to(tmp_path / "secret")
+    result = CliRunner().invoke(app, ["publish", str(folder), "--repo-id", "you/x", "--dry-run"])
+    assert result.exit_code == 1 and re.search("LICENSE.*link", result.stderr), result.output
