@@ -296,12 +296,9 @@ def test_bound_and_kernel_are_those_of_the_certificate_and_of_the_composed_kerne
     found = browser.run(f"certificateOf('quadratic', {heads}, {values}.norms)", targets.tolist())
     expected = sa_zoo.certificate(model[0], [28, 20])
     assert found["bound"] == pytest.approx(float(expected.attention.max()), rel=1e-5)
-    model[0].settle()
-    kernel = model[0].composed_kernel().detach()
-    rows, columns = (
-        [first, first + count - 1]
-        for first, count in zip(model[0].first, model[0].count, strict=True)
-    )
+    windows = model[0].windows()
+    kernel = model[0].composed_kernel(windows).detach()
+    rows, columns = ([window[0], window[-1]] for window in windows)
     norms = browser.run(f"kernelsOf('quadratic', {heads}, arguments[1], {values}.gram).now", targets.tolist(),
                         {"rows": rows, "columns": columns})  # fmt: skip
     assert torch.allclose(torch.tensor(norms), kernel.norm(dim=(0, 1)), atol=1e-5)

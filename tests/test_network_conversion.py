@@ -103,7 +103,7 @@ def test_a_layer_used_twice_is_reported_by_its_larger_difference():
     x = torch.randn(1, 3, 7, 7)
     converted, report = convert(network, alpha=3.0, example=x)
     assert converted[0] is converted[1] and len(report.layers) == 1
-    second = network[0](x)
+    second = network[0](x).detach()
     expected = (converted[0](second) - network[0](second)).abs().max().item()
     assert report.layers[0].measured == pytest.approx(expected, rel=1e-5)
     bound = certificate(converted[0], [7, 7], float(second.abs().max())).worst
