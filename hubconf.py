@@ -8,10 +8,11 @@ import functools as _functools
 
 import timm as _timm
 
-import sa_zoo as _sa_zoo
+import sa_zoo.convolution.timm_backbones as _timm_backbones
+import sa_zoo.models.timm_models as _timm_models
 
 dependencies = ["torch", "torchvision", "timm", "transformers", "pydantic", "wrapt"]
 
-for _module in (_sa_zoo.timm_models, _sa_zoo.timm_backbones):
+for _module in (_timm_models, _timm_backbones):
     for _name in _timm.list_models(module=_module.__name__.rpartition(".")[2], include_tags=True):
         globals()[_name] = _functools.partial(_timm.create_model, _name)

@@ -8,7 +8,8 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-import sa_zoo
+from sa_zoo.convolution import timm_backbones
+from sa_zoo.models import timm_models
 
 ROOT = Path(__file__).parents[1]
 NAME = "sa_quadratic_tiny_cifar.long"
@@ -22,7 +23,9 @@ save_file(model.state_dict(), sys.argv[3])
 
 def test_torch_hub_loads_a_clone_with_its_weights(tmp_path):
     written = tmp_path / "model.safetensors"
-    subprocess.run([sys.executable, "-c", LOAD, str(ROOT), NAME, str(written)], cwd=tmp_path, check=True)
+    subprocess.run(
+        [sys.executable, "-c", LOAD, str(ROOT), NAME, str(written)], cwd=tmp_path, check=True
+    )
     expected = timm.create_model(NAME, pretrained=True).state_dict()
     loaded = load_file(written)
     assert loaded.keys() == expected.keys()
@@ -33,8 +36,10 @@ def test_the_entry_points_are_the_models(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     import hubconf
 
-    modules = {sa_zoo.timm_models.__name__, sa_zoo.timm_backbones.__name__}
-    ours = {name for name in timm.list_models() if timm.model_entrypoint(name).__module__ in modules}
+    modules = {timm_models.__name__, timm_backbones.__name__}
+    ours = {
+        name for name in timm.list_models() if timm.model_entrypoint(name).__module__ in modules
+    }
     entries = {name for name in vars(hubconf) if not name.startswith("_")} - {"dependencies"}
     assert {name.partition(".")[0] for name in entries} == ours
     assert NAME in entries

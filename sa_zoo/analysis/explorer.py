@@ -10,7 +10,7 @@ import html
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ CREDITS = {
 class Page:
     """A finished page; a notebook shows it."""
 
-    html: str
+    html: str = field(repr=False)
 
     def save(self, path: Path | str) -> Path:
         path = Path(path)
