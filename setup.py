@@ -44,4 +44,5 @@ setup(
             optional=True,
         )
     ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # and one wheel
 )
