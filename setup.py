@@ -30,7 +30,10 @@ setup(
     package_data={
         "sa_zoo": ["publishing/*.jinja", "analysis/explorer_page/*"],
         "sa_zoo.recipes": ["*.toml"],
-        "sa_zoo.weights": [f"{name}/model.safetensors" for name in installed_weights()],
+        "sa_zoo.weights": [
+            "*/metrics.json",
+            *(f"{name}/model.safetensors" for name in installed_weights()),
+        ],
     },
     ext_modules=[
         # A library that does not use Python's headers, built if there is a compiler. It is not linked with OpenMP: it

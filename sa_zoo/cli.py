@@ -61,7 +61,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -78,14 +78,26 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+WELCOME = """\
+sa_zoo: self-attention that can express convolution, for timm and Hugging Face
+  sa-zoo models                                         the trained models
+  sa-zoo explore sa_quadratic_tiny_cifar.long           a page in which to look at one
+  sa-zoo train quickstart                               train a network in a minute
+  sa-zoo train finetune_folder --set data.name=FOLDER   fine-tune on your images
+  sa-zoo --help                                         all commands"""
+
+
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Train, evaluate, convert and publish self-attention networks that can express convolution."""
+    if context.invoked_subcommand is None:
+        typer.echo(WELCOME)
 
 
 @app.command()
@@ -239,6 +251,26 @@ def publish(
     from sa_zoo.publishing.hub import publish
 
     publish(open_folder(folder), repo_id, private, tag, dry_run, merge)
+
+
+@app.command()
+def models() -> None:
+    """List the trained models: parameters, test accuracy, and where the weights are."""
+    from sa_zoo.verbs.models import table
+
+    typer.echo(table())
+
+
+@app.command()
+def export(
+    model: Model,
+    onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
+) -> None:
+    """Write a model as ONNX, checked with onnxruntime: for any number of images, with labels."""
+    from sa_zoo.folders.opened import open_model
+    from sa_zoo.interchange.onnx_export import write_onnx
+
+    typer.echo(write_onnx(open_model(model), onnx))
 
 
 @app.command()

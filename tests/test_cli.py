@@ -50,6 +50,28 @@ def test_help_names_every_command():
         assert re.search(rf"\b{command}\b", result.stdout)
 
 
+def test_without_arguments_it_says_what_to_type_first():
+    result = sa_zoo()
+    assert result.exit_code == 0
+    typed = re.findall(r"^  sa-zoo (\S+)(.*?)  ", result.stdout, re.MULTILINE)
+    assert len(typed) == 5
+    for verb, _ in typed[:-1]:
+        assert sa_zoo(verb, "--help").exit_code == 0
+
+
+def test_the_trained_models_are_listed_with_their_results():
+    result = sa_zoo("models")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    listed = {row[0]: row[1:3] for row in rows if len(row) > 3}
+    for folder in (ROOT / "model_cards").iterdir():
+        path = folder / "metrics.json"
+        metrics = json.loads(path.read_text()) if path.is_file() else {}
+        assert (folder.name in listed) == ("test" in metrics)
+        if "test" in metrics:
+            expected = [f"{metrics['parameters']:,}", f"{metrics['test']['top1']:.2%}"]
+            assert listed[folder.name] == expected
+
+
 def test_the_version_is_that_of_the_package():
     result = sa_zoo("--version")
     assert (result.exit_code, result.stdout.strip()) == (0, version("sa_zoo"))

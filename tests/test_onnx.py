@@ -1,5 +1,6 @@
 """ONNX and torch.export: equal logits for any batch, and graphs that keep the evaluation by axes."""
 
+import json
 import warnings
 
 import numpy as np
@@ -11,6 +12,9 @@ from timm.utils import reparameterize_model
 from timm.utils.onnx import onnx_export
 
 import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.folders.opened import open_model
+from sa_zoo.interchange import onnx_export as exporter
+from sa_zoo.interchange.onnx_export import write_onnx
 
 H, W = 44, 52  # enough tokens to go by axes
 SMALL = {
@@ -91,3 +95,37 @@ def test_folded_models_export_without_the_folded_layer():
     assert not any("W_out" in name for name in program.state_dict)
     x = torch.randn(5, 3, H, W)
     assert torch.allclose(program.module()(x), folded(x), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter, about its own dependencies
+@pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar.long", "resnet_tiny_cifar"])
+def test_a_model_is_written_with_all_that_running_it_takes(name, tmp_path):
+    opened = open_model(name)
+    path = write_onnx(opened, tmp_path / "model.onnx")
+    runtime = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    images = torch.randn(7, 3, 32, 32)
+    (logits,) = runtime.run(["logits"], {"images": images.numpy()})
+    assert np.abs(logits - opened.network(images).detach().numpy()).max() < 1e-4
+    said = runtime.get_modelmeta().custom_metadata_map
+    cfg = opened.network.pretrained_cfg
+    for key in ("mean", "std", "input_size", "label_names"):
+        assert json.loads(said[key]) == list(cfg[key])
+    assert json.loads(said["interpolation"]) == cfg["interpolation"]
+    assert [path] == list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_written_if_onnxruntime_finds_other_logits(tmp_path, monkeypatch):
+    opened = open_model("resnet_tiny_cifar")
+
+    def export_of_another(model, *arguments, **options):
+        with torch.no_grad():
+            model.fc.bias += 1
+        onnx_export(model, *arguments, **options)
+        with torch.no_grad():
+            model.fc.bias -= 1
+
+    monkeypatch.setattr(exporter, "onnx_export", export_of_another)
+    with pytest.raises(ValueError, match=r"differ by 1\.0e"):
+        write_onnx(opened, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
