@@ -1,7 +1,7 @@
 """python scripts/render_docs.py
 
 Renders the tables in README.md and docs/ from committed JSON and by counting: whatever stands between
-`<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand.
+`<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand. Also writes results/.
 
 docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
 docs/clients.json is written by scripts/try_clients.py.
@@ -19,6 +19,7 @@ from typing import Any
 
 import timm
 from benchmark import cell, table
+from result_tables import result_tables
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.cost import cost_of
@@ -297,6 +298,9 @@ def render(text: str) -> str:
 def main() -> None:
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in result_tables().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """README.md and docs/: tables are rendered, names exist, examples run, commands parse."""
 
 import ast
+import csv
 import importlib
 import json
 import os
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from result_tables import result_tables
 
 from sa_zoo.cli import app
+from sa_zoo.folders.write import read_json
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
@@ -40,6 +43,22 @@ def render():
 def test_rendering_again_changes_nothing(path, render):
     text = path.read_text(encoding="utf-8")
     assert render(text) == text
+
+
+def test_tables_of_results_are_those_of_the_metrics_and_measurements():
+    tables = result_tables()
+    assert set(tables) == set((ROOT / "results").iterdir())
+    for path, text in tables.items():
+        assert path.read_text(encoding="utf-8") == text, "python scripts/render_docs.py"
+    with (ROOT / "results" / "results-cifar10-jpeg75.csv").open(encoding="utf-8") as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    metrics = read_json(ROOT / "model_cards" / "sa_learned_tiny_cifar" / "metrics.json")
+    seeds = (ROOT / "model_cards" / "sa_learned_tiny_cifar" / "results").glob("seed-*.json")
+    tests = [run["test"]["top1"] for run in (metrics, *map(read_json, seeds))]
+    row = rows["sa_learned_tiny_cifar"]
+    assert float(row["top1"]) == pytest.approx(100 * sum(tests) / 3, abs=1e-3)
+    assert (row["seeds"], row["param_count"], row["macs"]) == ("3", "0.81", "0.071")
+    assert float(row["top1"]) + float(row["top1_err"]) == pytest.approx(100)
 
 
 def test_a_wrong_number_would_be_rendered_away(render):
