@@ -47,9 +47,7 @@ class Certificate:
 
 
 def certificate(
-    layer: ConvolutionalAttention,
-    image: Sequence[int],
-    magnitude: float = 1.0,
+    layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0
 ) -> Certificate:
     """The bound for images of one size, in the type of the layer's weights.
 
@@ -70,7 +68,7 @@ def certificate(
     largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it
     if layer.b_out is not None:
         largest = largest + layer.b_out.detach().cpu().double().abs()
-    keys = layer.key_sizes(list(image))
+    keys = layer.pad.sizes(list(image))
     of_both = _rounding_of_sum(kernel[0].numel() + 1, layer) + _layer_rounding(layer, keys)
     # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
     relative = torch.tensor(of_both, dtype=torch.float64).expm1()
@@ -116,10 +114,7 @@ def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
 
 
 def _underflow(
-    layer: ConvolutionalAttention,
-    keys: list[int],
-    magnitude: float,
-    norms: Tensor,
+    layer: ConvolutionalAttention, keys: list[int], magnitude: float, norms: Tensor
 ) -> Tensor:
     """Absolute errors of results below the type's normal numbers, for the convolution and the layer: (D_out,)
 

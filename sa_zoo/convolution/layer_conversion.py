@@ -18,7 +18,7 @@ from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.slices import LowRankSlices, Slices
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, windows
+from sa_zoo.convolution.theorem import head_shifts, is_exact, windows
 from sa_zoo.kernels.situation import is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
@@ -46,12 +46,11 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     same_call = kind.forward is plain.forward and kind._conv_forward is plain._conv_forward
     if not same_call and kind not in TENSORFLOW_CONVOLUTIONS:
         return f"{kind.__name__} computes more than a convolution with its weight"
-    shifts = head_shifts(layer.kernel_size, layer.dilation, _center(layer))
+    center = _padding(layer).center
+    shifts = head_shifts(layer.kernel_size, layer.dilation, center)
     if (shifts.to(layer.weight.dtype) != shifts).any():
         return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
-    if content and any(
-        middle > size for middle, size in zip(_center(layer), _extent(layer), strict=True)
-    ):
+    if content and any(at > size for at, size in zip(center, _extent(layer), strict=True)):
         return "its padding puts queries beyond all keys, where there is no content"
     return ""
 
@@ -61,22 +60,17 @@ def _extent(conv: _ConvNd) -> list[int]:
     return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
 
 
-def _amounts(conv: _ConvNd) -> list[tuple[int, int]]:
-    """Padding (before, after) each axis, by the padding argument of nn.Conv."""
-    if isinstance(conv.padding, tuple):
-        return [(amount, amount) for amount in conv.padding]
-    if conv.padding == "valid":
-        return [(0, 0) for _ in conv.kernel_size]
-    return [(size // 2, size - size // 2) for size in _extent(conv)]
-
-
-def _center(conv: _ConvNd) -> list[int]:
-    """The key that the first query stands on, per axis."""
-    if (
-        type(conv) in TENSORFLOW_CONVOLUTIONS
-    ):  # whose padding follows the image; the middle of the window does not
-        return [size // 2 for size in _extent(conv)]
-    return [before for before, _ in _amounts(conv)]
+def _padding(conv: _ConvNd) -> Padding:
+    """The convolution's padding, as a module."""
+    extent = _extent(conv)
+    if type(conv) in TENSORFLOW_CONVOLUTIONS:
+        return SamePadding(extent, conv.stride)
+    if conv.padding == "same":
+        before = [size // 2 for size in extent]
+        after = [size - size // 2 for size in extent]
+        return Padding(before, after, conv.padding_mode)
+    amounts = conv.padding if isinstance(conv.padding, tuple) else [0] * len(extent)  # "valid"
+    return Padding(amounts, amounts, conv.padding_mode)
 
 
 def attention_from_conv(
@@ -117,41 +111,28 @@ def attention_in_place(
         raise ValueError(
             "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
         )
-    if type(conv) in TENSORFLOW_CONVOLUTIONS:
-        pad: Padding = SamePadding(_extent(conv), conv.stride)
-    else:
-        pad = Padding(_amounts(conv), conv.padding_mode)
     weight = conv.weight.detach()
     W_val: nn.Module = Slices(weight)
     groups = conv.groups
     if head_dim is not None:
         W_val = LowRankSlices(weight, groups, head_dim)
         groups = 1
-    offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
+    heads = math.prod(conv.kernel_size)
+    alphas = torch.full([heads], alpha, device="cpu", dtype=torch.float64)
+    offset = torch.zeros(heads, len(conv.kernel_size), device="cpu")
     evaluation: type[ConvolutionalAttention] = SoftAttention
     if content:
         evaluation = ContentAttention
     elif is_exact(offset, alphas):
         evaluation = HardAttention
     attention = evaluation(
-        W_val,
-        conv.bias,
-        pad,
-        conv.stride,
-        conv.dilation,
-        _center(conv),
-        groups,
-        alphas.to(weight),
+        W_val, conv.bias, _padding(conv), conv.stride, conv.dilation, groups, alphas.to(weight)
     )
     _train_what_was_trained(attention, conv.weight, conv.bias)
     return attention.train(conv.training)
 
 
-def _train_what_was_trained(
-    layer: nn.Module,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> None:
+def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
     """Give the layer's bias the requires_grad of `bias`, and all of its other parameters that of `weight`."""
     for name, parameter in layer.named_parameters():
         given = bias if name in ("bias", "b_out") else weight
