@@ -23,7 +23,6 @@ from torch import Tensor
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import head_shifts, missed_attention
 
 # Unit roundoff of float32, in which narrower types are summed.
 SINGLE = torch.finfo(torch.float32).eps / 2
@@ -63,8 +62,6 @@ def certificate(
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
-    target = head_shifts(layer.kernel_size, layer.dilation, layer.center)
-    missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
     largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it
     if layer.b_out is not None:
         largest = largest + layer.b_out.detach().cpu().double().abs()
@@ -73,7 +70,7 @@ def certificate(
     # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
     relative = torch.tensor(of_both, dtype=torch.float64).expm1()
     return Certificate(
-        attention=2 * magnitude * (norms @ missed),
+        attention=2 * magnitude * (norms @ layer.missed()),
         rounding=largest * relative + _underflow(layer, keys, magnitude, norms.sum(dim=1)),
     )
 

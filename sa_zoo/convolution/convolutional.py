@@ -80,6 +80,11 @@ class ConvolutionalAttention(nn.Module):
         self.Delta = nn.Parameter(Delta)
         self.alpha = nn.Parameter(alpha)
 
+    def missed(self) -> Tensor:
+        """1 - P_h[q, target], with the targets in the order of the kernel's pixels: (N_h,), float64"""
+        target = head_shifts(self.kernel_size, self.dilation, self.center)
+        return missed_attention(self.Delta.detach().cpu().double() - target, self.alpha)
+
     @property
     def weight(self) -> Tensor:
         """The kernel, for networks that access the weights of their convolutions."""
@@ -178,22 +183,19 @@ class HardAttention(ConvolutionalAttention):
         pad = self.pad
         self.outside: nn.Module = pad
         self.padding = self.zeros
-        if type(pad) is Padding and pad.mode == "constant" and pad.before == pad.after:
+        if type(pad) is Padding and pad.mode == "zeros" and pad.before == pad.after:
             self.outside = nn.Identity()
             self.padding = pad.before
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
         error_msgs: list[str] = args[-1]
-        alpha = state_dict.get(prefix + "alpha", self.alpha)
-        Delta = state_dict.get(prefix + "Delta", self.Delta)
-        offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
-        missed = float(missed_attention(offset, alpha).max())
+        missed = float(self.missed().max())
         if not missed <= EXACT:
             error_msgs.append(
                 f"{prefix}alpha: got heads that miss their targets by {missed:.1e}, expected exact ones in a layer "
                 "that was built for a large alpha; build it with the alpha of these weights"
             )
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""

@@ -18,7 +18,7 @@ from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.slices import LowRankSlices, Slices
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import head_shifts, is_exact, windows
+from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows
 from sa_zoo.kernels.situation import is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
@@ -46,23 +46,17 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     same_call = kind.forward is plain.forward and kind._conv_forward is plain._conv_forward
     if not same_call and kind not in TENSORFLOW_CONVOLUTIONS:
         return f"{kind.__name__} computes more than a convolution with its weight"
-    center = _padding(layer).center
-    shifts = head_shifts(layer.kernel_size, layer.dilation, center)
+    shifts = head_shifts(layer.kernel_size, layer.dilation, _padding(layer).center)
     if (shifts.to(layer.weight.dtype) != shifts).any():
         return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
-    if content and any(at > size for at, size in zip(center, _extent(layer), strict=True)):
+    if content and (shifts[-1] < 0).any():  # even those of the last kernel pixel
         return "its padding puts queries beyond all keys, where there is no content"
     return ""
 
 
-def _extent(conv: _ConvNd) -> list[int]:
-    """Last minus first key of a window, per axis."""
-    return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
-
-
 def _padding(conv: _ConvNd) -> Padding:
     """The convolution's padding, as a module."""
-    extent = _extent(conv)
+    extent = [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
     if type(conv) in TENSORFLOW_CONVOLUTIONS:
         return SamePadding(extent, conv.stride)
     if conv.padding == "same":
@@ -123,7 +117,7 @@ def attention_in_place(
     evaluation: type[ConvolutionalAttention] = SoftAttention
     if content:
         evaluation = ContentAttention
-    elif is_exact(offset, alphas):
+    elif missed_attention(offset, alphas).max() <= EXACT:
         evaluation = HardAttention
     attention = evaluation(
         W_val, conv.bias, _padding(conv), conv.stride, conv.dilation, groups, alphas.to(weight)
@@ -162,11 +156,11 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
         kind = Conv2dSame
     else:
         geometry["padding"] = pad.before if pad.before == pad.after else "same"
-        geometry["padding_mode"] = "zeros" if pad.mode == "constant" else pad.mode
+        geometry["padding_mode"] = pad.mode
     conv: _ConvNd = kind(
         attention.in_channels,
         attention.out_channels,
-        tuple(attention.kernel_size),
+        attention.kernel_size,
         groups=attention.groups,
         bias=attention.b_out is not None,
         device="meta",
@@ -182,9 +176,7 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
 def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     """Kernel (D_out, D_in / groups, *K) of the convolution on the layer's taps, and its distance; float64 inside."""
     taps = head_shifts(attention.kernel_size, attention.dilation, attention.center)
-    if isinstance(attention, HardAttention) or is_exact(
-        attention.Delta.cpu() - taps, attention.alpha
-    ):
+    if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
     # With the taps as heads of infinite sharpness, so that the windows contain them.
@@ -199,9 +191,10 @@ def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     whole = wide.composed_kernel(seen)
     kernel = whole
     for axis, offsets in enumerate(seen):
-        places = [offsets.index(tap) for tap in sorted(set(taps[:, axis].int().tolist()))]
+        places = [offsets.index(tap) for tap in taps[:, axis].int().unique().tolist()]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
     rounded = kernel.to(attention.W_val())
-    # Everything that is not on a tap, and the rounding of what is.
-    sums = [part.abs().flatten(1).sum(dim=1) for part in (whole, kernel, kernel - rounded)]
-    return rounded, float((sums[0] - sums[1]).clamp(min=0).add(sums[2]).max())
+    # Per output channel (D_out,); the distance is what is not on a tap, and the rounding of what is.
+    parts = (whole, kernel, kernel - rounded)
+    total, on_taps, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)
+    return rounded, float(((total - on_taps).clamp(min=0) + rounding).max())

@@ -28,7 +28,7 @@ class Padding(nn.Module):
         super().__init__()
         self.before = list(before)
         self.after = list(after)
-        self.mode = "constant" if mode == "zeros" else mode
+        self.mode = mode
         self.center = self.before
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
@@ -43,7 +43,7 @@ class Padding(nn.Module):
     def keys(self, x: Tensor) -> Keys:
         """The keys of images (B, D_in, *image); zeros are not stored."""
         image = list(x.shape[2:])
-        if self.mode == "constant":
+        if self.mode == "zeros":
             return Keys(x, self.amounts(image)[0], self.sizes(image))
         return Keys(self.forward(x), [0] * len(image), self.sizes(image))
 
@@ -54,7 +54,7 @@ class Padding(nn.Module):
         amounts: list[int] = []
         for axis in range(len(before) - 1, -1, -1):
             amounts += [before[axis], after[axis]]
-        return F.pad(x, amounts, self.mode)
+        return F.pad(x, amounts, "constant" if self.mode == "zeros" else self.mode)
 
 
 class SamePadding(Padding):
@@ -72,9 +72,9 @@ class SamePadding(Padding):
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
         """Keys added before and after each axis of an image of this size."""
-        missing: list[int] = []
-        for axis in range(len(image)):
-            # Where the last query's window starts.
-            last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]
-            missing.append(max(last + self.extent[axis] + 1 - image[axis], 0))
+        # Of the last query's window, the first key and the (size - 1) % stride after it are in the image.
+        missing = [
+            max(self.extent[axis] - (image[axis] - 1) % self.stride[axis], 0)
+            for axis in range(len(image))
+        ]
         return [count // 2 for count in missing], [count - count // 2 for count in missing]

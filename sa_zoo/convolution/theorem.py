@@ -84,8 +84,3 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
     return torch.where(alpha < DULLEST, 1.0, missed)
-
-
-def is_exact(offset: Tensor, alpha: Tensor) -> bool:
-    """Whether no head misses its target by more than float64 can represent. Arguments as `missed_attention`'s."""
-    return bool((missed_attention(offset, alpha) <= EXACT).all())

@@ -62,7 +62,6 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
     A stem for another number of input channels is adapted as in timm.
     """
     converted = from_torchvision_vgg(state_dict) if isinstance(model, VGG) else dict(state_dict)
-    own = model.state_dict()
     first = (getattr(model, "pretrained_cfg", {}).get("first_conv") or "").removesuffix(".W_val")
     for name, module in model.named_modules():
         if not isinstance(module, ConvolutionalAttention):
@@ -71,9 +70,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
             converted[f"{name}.W_val.weight"] = converted.pop(f"{name}.weight")
             if f"{name}.bias" in converted:
                 converted[f"{name}.b_out"] = converted.pop(f"{name}.bias")
-            for key in own:
-                if key.startswith(f"{name}."):
-                    converted.setdefault(key, own[key])
+            for key, value in module.state_dict(prefix=f"{name}.").items():
+                converted.setdefault(key, value)
         kernel = converted.get(f"{name}.W_val.weight")
         if name == first and kernel is not None and kernel.shape[1] != module.in_channels:
             converted[f"{name}.W_val.weight"] = adapt_input_conv(
@@ -159,6 +157,6 @@ default_cfgs.update(generate_default_cfgs({"mhsa_network": network_cfg}))
 @register_model
 def mhsa_network(pretrained: bool = False, cnn: str = "resnet18", **kwargs: Any) -> nn.Module:
     """Any CNN of timm, by name, as multi-head self-attention; used by converted networks that have no own name."""
-    if not isinstance(kwargs.get("pretrained_cfg"), dict):
+    if not kwargs.get("pretrained_cfg"):
         kwargs["pretrained_cfg"] = backbone_cfg(cnn_cfg(cnn))
     return _create("mhsa_network", cnn, pretrained, **kwargs)
