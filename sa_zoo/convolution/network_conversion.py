@@ -24,7 +24,7 @@ from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 # Scores per image in one layer from which `convert` warns of what a content term costs: 40 MB in float32.
 COSTLY = 10**7
 # A layer's name, the convolution, the attention in its place, and what the convolution was called with.
-Swapped = tuple[str, nn.Module, ConvolutionalAttention, list[Tensor]]
+Swapped = tuple[str, _ConvNd, ConvolutionalAttention, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _warn_of_cost(layers: list[Swapped]) -> None:
 
 
 def _row(
-    name: str, conv: nn.Module, attention: ConvolutionalAttention, inputs: list[Tensor]
+    name: str, conv: _ConvNd, attention: ConvolutionalAttention, inputs: list[Tensor]
 ) -> LayerReport:
     """The layer's report, for the input on which attention and convolution differ most."""
     differences = [float((attention(x) - conv(x)).abs().max()) for x in inputs]

@@ -142,9 +142,10 @@ def register(cnn: str, sentence: str, feature_levels: int) -> None:
     name = f"mhsa_{cnn}"
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f"{sentence}, as multi-head self-attention."
-    # By their tags, the default first.
-    cfgs = {f"mhsa_{tag}": backbone_cfg(cfg) for tag, cfg in get_arch_pretrained_cfgs(cnn).items()}
-    default_cfgs.update(generate_default_cfgs(cfgs))
+    tagged = get_arch_pretrained_cfgs(cnn)  # by names with tags of weights, the default first
+    default_cfgs.update(
+        generate_default_cfgs({f"mhsa_{name}": backbone_cfg(cfg) for name, cfg in tagged.items()})
+    )
     globals()[name] = register_model(create)
 
 
