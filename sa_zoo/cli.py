@@ -186,7 +186,7 @@ def convert(
         str, typer.Option(help="Names of layers, with wildcards, separated by commas.")
     ] = "*",
     alpha: Annotated[
-        float, typer.Option(help="Sharpness of the heads; above 38 they equal convolutions.")
+        float, typer.Option(help="Sharpness of the heads; from 39 on they equal convolutions.")
     ] = 46.0,
     content: Annotated[
         bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")

@@ -136,7 +136,7 @@ def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
 def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> LayerMaps:
     """x: (B, D_in, H, W)"""
     image = list(x.shape[2:])
-    sizes = module.key_sizes(image)
+    sizes = module.pad.sizes(image)
     content = isinstance(module, ContentAttention) and bool(module.gate.any())
     if content:
         factors = [module.probabilities(x)]
