@@ -78,12 +78,9 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
     """
     try:
         network = timm.create_model(**arguments, pretrained=pretrained)
-    except SafetensorError as error:
-        message = f"weights: got a truncated or damaged file in {source}: {error}"
-        raise ValueError(message) from error
     except ValueError:
         raise
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         message = " ".join(str(error).split())
         of_another = "state_dict" in message or "inconsistent" in message
         if isinstance(error, RuntimeError) and of_another:

@@ -76,15 +76,14 @@ def name_baseline(folder: Path, baseline: Path) -> Metrics:
 
     Raises ValueError if `baseline` is not the folder of a run that was measured on the same images.
     """
-    if not (baseline / "config.json").is_file():
-        raise ValueError(f"--baseline: got {baseline}, expected the folder of a finished run")
     mine = read_metrics(folder)
     other = read_metrics(baseline)
     got = _images_of(other)
     expected = _images_of(mine)
     if other.test is None or got != expected:
         raise ValueError(
-            f"--baseline: got a run measured on {got}, expected {expected} (data, revision, images)"
+            f"--baseline: got {baseline}, measured on {got}, "
+            f"expected the folder of a finished run on {expected} (data, revision, images)"
         )
     settings = tomllib.loads(_text(baseline / "train.toml"))
     named = Baseline(

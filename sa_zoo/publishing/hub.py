@@ -1,6 +1,5 @@
 """Publish a model folder on a Hub. Running it again after any interruption finishes the job or does nothing."""
 
-import hashlib
 import os
 import re
 import tempfile
@@ -17,6 +16,7 @@ from sa_zoo.publishing.folder import (
     Manifest,
     check_folder,
     check_loads,
+    digests,
     read_manifest,
     with_list,
 )
@@ -45,7 +45,7 @@ def publish(
     with_tag = f", tag {tag}" if tag else ""
     print(f"{opened.folder} -> {remote.url}{' (private)' * private}{with_tag}")
     for name, content in manifest.items():
-        print(f"  {hashlib.sha256(content).hexdigest()[:12]} {len(content):>12,} {name}")
+        print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
     sent = {name.split("/")[0] for name in manifest}
     others = {path.name for path in opened.local_folder.iterdir()} - sent
     if others:
@@ -155,8 +155,13 @@ def _check_download(remote: Remote, commit: str, manifest: Manifest) -> None:
                     f"{remote.url} returned {name} with other bytes, nothing was tagged: "
                     "run this again"
                 )
-        where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
         network = timm.create_model(
             f"hf-hub:{remote.repo_id}@{commit}", pretrained=True, cache_dir=cache
         )
-        check_loads(network.eval(), remote.repo_id, **where)
+        check_loads(
+            network.eval(),
+            remote.repo_id,
+            revision=commit,
+            cache_dir=cache,
+            local_files_only=True,
+        )
