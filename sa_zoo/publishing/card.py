@@ -71,8 +71,8 @@ def published_card(opened: Opened, repo_id: str) -> str:
     return text
 
 
-def name_baseline(folder: Path, baseline: Path) -> Metrics:
-    """Put another run's test result into metrics.json, and return what it then holds.
+def name_baseline(folder: Path, baseline: Path) -> None:
+    """Put another run's test result into metrics.json.
 
     Raises ValueError if `baseline` is not the folder of a run that was measured on the same images.
     """
@@ -92,7 +92,7 @@ def name_baseline(folder: Path, baseline: Path) -> Metrics:
         epochs=other.train.epochs if other.train else None,
         test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "loss"})),
     )
-    return write_metrics(folder, mine.model_copy(update={"baseline": named}))
+    write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
 
 def _images_of(run: Metrics) -> tuple[str | None, str | None, int | None]:
@@ -129,7 +129,6 @@ def _facts(opened: Opened) -> dict[str, Any]:
     return {
         "title": title,
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
-        "attention": cfg.get("paper_ids") == PAPER,
         "ours": ours,
         "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "metrics": opened.metrics,
@@ -140,9 +139,8 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "cost": cost_of(network, tuple(cfg["input_size"])),
         "files": {path.relative_to(folder).as_posix() for path in folder.rglob("*")},
         "recipe": recipe.strip(),
-        # if the data have a title, their name is a folder
-        "title_of_data": settings.get("data", {}).get("title", ""),
-        "base": init.partition(":")[2] or init,
+        "settings": settings,
+        "init": init,
         "base_model": opened.metrics.base_model or _hub_id(init),
     }
 
@@ -157,22 +155,23 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         dataset_type = data
         more["datasets"] = [data]
     tags = ["timm", "transformers", "image-classification"]
-    if facts["attention"]:
+    if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
     if metrics.test:
-        about: dict[str, Any] = {
-            "task_type": "image-classification",
-            "dataset_type": dataset_type,
-            "dataset_name": data,
-            "dataset_split": "test",
-            "dataset_revision": metrics.data_revision or None,
-            "metric_type": "accuracy",
-        }
         scores = {"top-1": metrics.test.top1, "top-5": metrics.test.top5}
         more["metrics"] = ["accuracy"]
         more["model_name"] = facts["title"]
         more["eval_results"] = [
-            EvalResult(**about, metric_name=f"{name} accuracy", metric_value=value)
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=dataset_type,
+                dataset_name=data,
+                dataset_split="test",
+                dataset_revision=metrics.data_revision or None,
+                metric_type="accuracy",
+                metric_name=f"{name} accuracy",
+                metric_value=value,
+            )
             for name, value in scores.items()
         ]
     return ModelCardData(
