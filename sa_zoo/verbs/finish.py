@@ -59,7 +59,7 @@ def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
             network = open_folder(source).network
             write_timm_files(new, network)
         metrics = Metrics(
-            model=network.pretrained_cfg["architecture"],
+            model=network.pretrained_cfg["architecture"],  # type: ignore[index]
             parameters=sum(parameter.numel() for parameter in network.parameters()),
         )
         write_metrics(new, metrics)
