@@ -44,7 +44,6 @@ RANDOM = {
     "augment": {
         "crop_padding": 1,
         "flip": True,
-        "random_erasing": 0.5,
         "mixup": 0.3,
         "label_smoothing": 0.1,
     },

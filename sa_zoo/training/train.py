@@ -73,7 +73,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     splits = splits_of(source, config.data.validation, input_format, device)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"], input_format)
-    augment = Augment(config.augment, seed, classes, input_format.normalize, device)
+    augment = Augment(config.augment, seed, classes, input_format.normalize)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
