@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from pydantic import TypeAdapter
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
@@ -27,21 +26,6 @@ from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
 Batches = list[tuple[Tensor, Tensor, Tensor]]  # images (B, C, H, W), labels, indices (B,)
-
-
-@dataclass
-class Counters:
-    """Progress of a run: with weights and optimizer state, all that a resumed run needs."""
-
-    epoch: int = 0
-    step: int = 0  # in the epoch
-    loss_sum: float = 0.0  # over the images of the epoch so far
-    correct: float = 0.0  # of these images
-    step_seconds: float = 0.0  # in training steps, over the run
-    seconds: float = 0.0  # with validation and saving, over the run
-    cpu_seconds: float = 0.0  # of all threads of this process in that time
-    history: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, Any] = field(default_factory=dict)  # of the loss, with fp16
 
 
 @dataclass
@@ -227,14 +211,12 @@ class Run:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
             heads = filter(Path.is_file, [self.out / HEADS])
-            counters = asdict(self.counters)
-            save_checkpoint(self.folder, self.modules, self.optimizer, counters, heads)
+            save_checkpoint(self.folder, self.modules, self.optimizer, self.counters, heads)
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
-        read = TypeAdapter(Counters).validate_python
-        self.counters = load_checkpoint(self.folder, self.modules, self.optimizer, read)
+        self.counters = load_checkpoint(self.folder, self.modules, self.optimizer)
         if self.counters.scaler and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(self.counters.scaler)
 
