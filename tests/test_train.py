@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -34,7 +33,7 @@ from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
-from sa_zoo.training.splits import Decoder
+from sa_zoo.training.splits import StreamedSplit
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -662,7 +661,7 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
 
 
 def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
-    read, training = Decoder.read, {"killed": True}
+    read, training = StreamedSplit.read, {"killed": True}
     folder = parquet_folder(
         tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)}
     )
@@ -671,13 +670,13 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
         "train": {"batch_size": 8, "checkpoint_steps": 1},
     }
 
-    def killed(self: Decoder, source: Any, table: str, row: int) -> torch.Tensor:
+    def killed(self: StreamedSplit, row: int) -> torch.Tensor:
         if training["killed"] and row == 30 and get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, source, table, row)
+        return read(self, row)
 
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
-    monkeypatch.setattr(Decoder, "read", killed)
+    monkeypatch.setattr(StreamedSplit, "read", killed)
     with pytest.raises(
         ConnectionError,
         match=r"a process that decodes images has ended: .*--resume .*DataLoader worker",

@@ -6,6 +6,7 @@ depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,7 +150,7 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
             accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])
 
 
-def _evaluated(run: Run, source: Source, splits: dict[str, Split], macs: int) -> Opened:
+def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int) -> Opened:
     """Open the run folder, and evaluate it in full precision, on the test split for the only time; record its maps."""
     config = run.config
     accelerator = run.accelerator
