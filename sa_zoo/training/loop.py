@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_hea
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
-Batches = list[tuple[Tensor, Tensor, Tensor]]  # images (B, C, H, W), labels, indices (B,)
+Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
 
 
 @dataclass
@@ -43,7 +43,8 @@ class Run:
         train = self.config.train
         self.micro_batch = self._images_at_once()
         self.steps = len(self.split) // train.batch_size  # per epoch
-        self.images = train.epochs * self.steps * train.batch_size  # of the whole run
+        self.images_per_epoch = self.steps * train.batch_size
+        self.images = train.epochs * self.images_per_epoch  # of the whole run
         self.ema = None
         self.averaged = self.model  # what is evaluated and published
         self.modules = {"model": self.model}
@@ -92,8 +93,9 @@ class Run:
         read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self.prepared.train()
         start = time.perf_counter()
-        for batches in self._remaining_steps():
-            self.step(batches)
+        batches = self._remaining_batches()
+        while counters.step < self.steps:
+            self.step(islice(batches, self.config.train.accumulation))
             last = counters.step == self.steps  # after it, the epoch is validated and saved anyway
             save = checkpoint_steps and self.steps_done() % checkpoint_steps == 0 and not last
             stop = False
@@ -111,18 +113,16 @@ class Run:
             for module in self.modules.values():
                 distribute_bn(module, self.accelerator.num_processes, reduce=True)
 
-    def _remaining_steps(self) -> Iterator[Batches]:
-        """The micro-batches of this process, for each remaining step of the epoch."""
+    def _remaining_batches(self) -> Iterator[Batch]:
+        """The micro-batches of this process for the remaining steps of the epoch."""
         train = self.config.train
         order = permutation(len(self.split), ORDER, train.seed, self.counters.epoch)
         parts = (self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
-        order = order[: self.steps * train.batch_size].reshape(parts)
+        order = order[: self.images_per_epoch].reshape(parts)
         mine = order[self.counters.step :, :, self.accelerator.process_index]
-        batches = iter(self.split.loader_in_order(mine.reshape(-1, self.micro_batch)))
-        for _ in range(len(mine)):
-            yield list(islice(batches, train.accumulation))
+        return iter(self.split.loader_in_order(mine.reshape(-1, self.micro_batch)))
 
-    def step(self, batches: Batches) -> None:
+    def step(self, batches: Iterable[Batch]) -> None:
         """One optimizer step: load, augment, forward, backward, update, record."""
         accelerator = self.accelerator
         self._set_learning_rate()
@@ -180,11 +180,10 @@ class Run:
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""
         counters = self.counters
-        images = self.steps * self.config.train.batch_size
         record = {
             "epoch": counters.epoch + 1,
-            "loss": counters.loss_sum / images,
-            "top1": counters.correct / images,
+            "loss": counters.loss_sum / self.images_per_epoch,
+            "top1": counters.correct / self.images_per_epoch,
             "lr": max(group["lr"] for group in self.optimizer.param_groups),
         }
         if validation:

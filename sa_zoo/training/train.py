@@ -23,7 +23,7 @@ from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator, report_lost_process, with_launched_precision
-from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
+from sa_zoo.training.evaluate import evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import (
     InputFormat,
@@ -129,7 +129,7 @@ def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
 def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     accelerator = run.accelerator
     train = run.config.train
-    loader = accelerator.prepare(validation.loader(train.batch_size))
+    batch = train.batch_size
     with interruption() as run.signals, run.progress:
         run.begin()
         if train.tracker:
@@ -144,7 +144,7 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
             scores = None
             if len(validation):
                 with accelerator.autocast():
-                    scores = evaluate(run.averaged, loader, input_format, accelerator)
+                    scores = evaluate(run.averaged, validation, input_format, accelerator, batch)
             record = run.end_epoch(scores)
             # a tracker gets it, if there is one
             accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])
@@ -159,14 +159,14 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
     input_format = input_format_of(network)
     scores = {}
     for name in ("test", "validation"):
-        if len(splits[name]):
-            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(network, loader, input_format, accelerator, name == "test")
+        split = splits[name]
+        if len(split):
+            detail = name == "test"
+            scores[name] = evaluate(network, split, input_format, accelerator, detail=detail)
     if accelerator.is_main_process:
         images = next(iter(splits["test"].loader(IMAGES)))[0]
         record_maps(run.out, network, input_format.normalize(images).to(accelerator.device))
     network.cpu()
-    images_per_epoch = run.steps * config.train.batch_size
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
@@ -176,7 +176,7 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
         train=Training(
             seconds=run.counters.seconds,
             cpu_seconds=run.counters.cpu_seconds,
-            pflop=3 * 2 * macs * images_per_epoch / 1e15,  # backward costs two forward passes
+            pflop=3 * 2 * macs * run.images_per_epoch / 1e15,  # backward costs two forward passes
             epochs=config.train.epochs,
             images_per_second=run.images_per_second(),
             n=len(run.split),
