@@ -112,11 +112,6 @@ class Config(Section):
                 f"model.args.{key}: got {model.args[key]!r}, expected nothing: the data set and the "
                 "other keys of this file decide it"
             )
-        if train.batch_size % train.accumulation:
-            raise ValueError(
-                f"train.accumulation: got {train.accumulation}, expected a divisor of "
-                f"train.batch_size = {train.batch_size}"
-            )
         try:
             re.compile(model.freeze)
         except re.error as error:
@@ -192,11 +187,10 @@ def _set(table: dict[str, Any], override: str) -> None:
     *sections, name = key.strip().split(".")
     if not equals or "" in (*sections, name):
         raise ValueError(f"--set: got {override!r}, expected key=value such as train.epochs=3")
-    for depth, section in enumerate(sections, start=1):
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            path = ".".join(sections[:depth])
-            raise ValueError(f"--set: got {override!r}, but {path} is not a table")
+    for section in sections:
+        if not isinstance(table.get(section), dict):
+            table[section] = {}
+        table = table[section]
     try:
         table[name] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -222,8 +216,8 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 def _known_keys(*path: str) -> str:
     """The keys next to an unknown one, and the nearest of all, which may be in another section."""
-    sections: dict[str, Any] = Config.model_fields
-    keys: dict[str, Any] = {name: sections[name].annotation.model_fields for name in sections}
+    any_config = Config(model=ModelConfig(name="any"), train=TrainConfig(epochs=1))
+    keys = any_config.model_dump()
     near = {key: f"{section}.{key}" for section in keys for key in keys[section]}
     siblings = keys[path[0]] if len(path) > 1 else keys
     near |= {key: ".".join((*path[:-1], key)) for key in siblings}

@@ -51,8 +51,8 @@ class Run:
         if train.ema:
             self.ema = ModelEmaV3(self.model, decay=train.ema, use_warmup=True)
             self.averaged = self.modules["ema"] = self.ema.module
-        self.optimizer = self.accelerator.prepare(optimizer_of(self.model, self.config.optim))
-        self.prepared = self.accelerator.prepare(self.model)
+        optimizer = optimizer_of(self.model, self.config.optim)
+        self.prepared, self.optimizer = self.accelerator.prepare(self.model, optimizer)
         # sums since the last reading: loss, correct answers, requests to stop
         self.unread = torch.zeros(3, device=self.accelerator.device)
         self.folder = self.out / CHECKPOINTS
