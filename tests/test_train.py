@@ -251,12 +251,13 @@ def test_muon_and_the_record_of_heads_resume_too(tmp_path, once):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_small_images_in_early_epochs_count_as_less_work(tmp_path):
-    config = tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": 4}})
+@pytest.mark.parametrize("side", [4, 8])
+def test_early_epochs_count_as_the_work_of_their_images(tmp_path, side):
+    config = tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": side}})
     early = train(config, tmp_path / "run").metrics
     model = timm.create_model("sa_quadratic_tiny_cifar", num_classes=10, **MUON["model"]["args"])
-    small, full = (training_macs(model, (3, size, size)) for size in (4, 8))
-    assert small < full
+    small, full = (training_macs(model, (3, size, size)) for size in (side, 8))
+    assert (small < full) == (side < 8)
     assert early.train.pflop == pytest.approx(2 * 3 * (2 * small + full) * 6 * 211 / 1e15)
 
 
@@ -484,6 +485,10 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
         (
             {"train": {"batch_size": 1295}},
             r"train.batch_size: got 1295, expected at most the 1294 to train on",
+        ),
+        (
+            {"train": {"batch_size": 211, "accumulation": 3}},
+            r"train.batch_size: got 211, expected a multiple of 1 processes x 3 micro-batches",
         ),
         (
             {"augment": {"mixup": 0.2}},

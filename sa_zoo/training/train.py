@@ -111,16 +111,16 @@ def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
     """Multiply-adds of the forward passes of one training image, over all epochs."""
     small, size = config.augment.small_epochs, config.augment.small_size
     channels, height, width = input_format.input_size
-    sizes = {(height, width): config.train.epochs - small}
+    passes = [(config.train.epochs - small, input_format.input_size)]
     if small:
         if getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
             raise ValueError(
                 f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes images "
                 "of one size"
             )
-        sizes[size, size] = small
+        passes.append((small, (channels, size, size)))
     try:
-        return sum(n * training_macs(model, (channels, *hw)) for hw, n in sizes.items())
+        return sum(epochs * training_macs(model, input_size) for epochs, input_size in passes)
     except AssertionError as error:
         small_images = f" and {size}x{size}, augment.small_size" if small else ""
         raise ValueError(f"data.image_size: got {height}x{width}{small_images}: {error}") from error
