@@ -73,7 +73,7 @@ class Augment:
         if config.crop_padding or config.flip:
             images = self._crop_and_flip(images, indices.cpu().numpy(), epoch)
         if epoch < config.small_epochs:
-            size = (config.small_size, config.small_size)
+            size = config.small_size
             images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
             images = images.clamp_(0, 255)
         images = self.normalize(images)

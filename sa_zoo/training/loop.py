@@ -209,7 +209,7 @@ class Run:
         if self.accelerator.scaler:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
-            heads = filter(Path.is_file, [self.out / HEADS])
+            heads = self.out.glob(HEADS)  # none for a model without positional parameters
             save_checkpoint(self.folder, self.modules, self.optimizer, self.counters, heads)
         self.accelerator.wait_for_everyone()
 

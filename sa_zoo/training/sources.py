@@ -55,7 +55,7 @@ class Source:
     """Images and labels (N,) per split, and the names of the classes."""
 
     name: str
-    images: Mapping[str, Images]
+    images: Mapping[str, Any]  # Images, or another sequence of PIL images
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
 
