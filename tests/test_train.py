@@ -693,6 +693,16 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
+def test_a_run_on_streamed_images_resumes_with_its_dropout(tmp_path, monkeypatch):
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
+    train_section = {"epochs": 1, "checkpoint_steps": 1}
+    config = tiny_config(model={"args": {**TINY_VIT, "drop_rate": 0.1}}, train=train_section)
+    train(config, tmp_path / "whole")
+    signalled(config, tmp_path / "run", signal.SIGINT, "checkpoints/epoch-00000-step-*")
+    train(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def test_without_a_terminal_each_epoch_is_a_line(tmp_path, capsys):
     train(tiny_config(), tmp_path / "run")
     lines = capsys.readouterr().out.splitlines()

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -95,7 +95,8 @@ class Run:
         start = time.perf_counter()
         batches = self._remaining_batches()
         while counters.step < self.steps:
-            self.step(islice(batches, self.config.train.accumulation))
+            # read before the step seeds its random numbers, as a loader draws one when it starts
+            self.step(list(islice(batches, self.config.train.accumulation)))
             last = counters.step == self.steps  # after it, the epoch is validated and saved anyway
             save = checkpoint_steps and self.steps_done() % checkpoint_steps == 0 and not last
             stop = False
@@ -122,7 +123,7 @@ class Run:
         mine = order[self.counters.step :, :, self.accelerator.process_index]
         return iter(self.split.loader_in_order(mine.reshape(-1, self.micro_batch)))
 
-    def step(self, batches: Iterable[Batch]) -> None:
+    def step(self, batches: list[Batch]) -> None:
         """One optimizer step: load, augment, forward, backward, update, record."""
         accelerator = self.accelerator
         self._set_learning_rate()
