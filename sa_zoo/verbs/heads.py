@@ -20,7 +20,7 @@ from sa_zoo.folders.write import write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import BATCH_SIZE, evaluate, open_test_split
+from sa_zoo.training.evaluate import evaluate, open_test_split
 
 IMAGES = 32  # test images that maps which depend on content are averaged over
 
@@ -38,9 +38,8 @@ class TestImages:
         return self.input_format.normalize(images).cpu()
 
     def accuracy(self, network: nn.Module) -> float:
-        loader = self.accelerator.prepare(self.split.loader(BATCH_SIZE))
         network = network.to(self.accelerator.device)
-        return evaluate(network, loader, self.input_format, self.accelerator).top1
+        return evaluate(network, self.split, self.input_format, self.accelerator).top1
 
 
 def study(
