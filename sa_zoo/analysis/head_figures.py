@@ -162,7 +162,6 @@ def _contours(Delta: Tensor, spread: Tensor) -> Tensor:
     angles = torch.linspace(0, 2 * math.pi, 101, dtype=S.dtype)
     circle = torch.stack([angles.cos(), angles.sin()])
     outline = torch.linalg.inv(S.mT) @ circle  # (N_h, 2, points)
-    radii = (
-        -2 * torch.log1p(-torch.tensor(list(SHARES), dtype=S.dtype))
-    ).sqrt()  # of a Gaussian in the plane
+    shares = torch.tensor(list(SHARES), dtype=S.dtype)
+    radii = (-2 * torch.log1p(-shares)).sqrt()  # of a Gaussian in the plane
     return Delta[:, None, :, None] + radii[:, None, None] * outline[:, None]

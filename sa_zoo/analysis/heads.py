@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
+from sa_zoo.models.attention import Attention
 
 IMAGES_AT_ONCE = 16
 # What the table also shows the mean of -> format.
@@ -45,7 +46,7 @@ def layers_of(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         layers[layer.name] = layer
         means[layer.name] += P.sum(dim=0) / len(images)
     for layer, P in _maps(model, images):
-        away = 0.5 * (P - means[layer.name]).abs().sum(dim=-1).mean(dim=-1)  # (B, N_h)
+        away = 0.5 * per_head((P - means[layer.name]).abs())  # (B, N_h)
         moved[layer.name] += away.sum(dim=0) / len(images)
     if not layers:
         raise ValueError(
@@ -72,28 +73,33 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
     height, width = layer.grid
     delta = displacements(layer.grid)
     inside = delta.abs().amax(dim=-1) <= window // 2
-    overlaps = torch.stack([torch.minimum(P, other).sum(dim=-1).mean(dim=-1) for other in P])
+    overlaps = torch.stack([per_head(torch.minimum(P, other)) for other in P])
     overlap, twin = overlaps.fill_diagonal_(0).max(dim=-1)
-    center = mean_displacement(P, layer.grid)
+    center = mean_displacement(P, delta, layer.grid)
     shape = {}
-    terms = getattr(layer.module, "terms", [])
-    if len(terms) == 1 and terms[0].drawn in ("quadratic", "generalized"):
-        center = terms[0].Delta.detach()
-        S = spread_matrices(terms[0].spread.detach().double())
+    if isinstance(layer.module, Attention) and layer.kind in ("quadratic", "generalized"):
+        (term,) = layer.module.terms
+        center = term.Delta.detach()
+        S = spread_matrices(term.spread.detach().double())
         # The eigenvalues of S S^T are the squares of the singular values of S; the sum of them is that of all S^2.
         shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
         shape["condition"] = torch.linalg.cond(S).square()
     return Heads(
         layer.name,
         center,
-        share=(P * inside).sum(dim=-1).mean(dim=-1),
-        reach=(P * delta.norm(dim=-1)).sum(dim=-1).mean(dim=-1),
+        share=per_head(P * inside),
+        reach=per_head(P * delta.norm(dim=-1)),
         distance=distance(P, (height, width), window).mean(dim=-1),
         variation=layer.variation,
         overlap=overlap,
         twin=twin,
         **shape,
     )
+
+
+def per_head(x: Tensor) -> Tensor:
+    """Mean over queries of the sum over keys: (.., N_h, T, T) -> (.., N_h)"""
+    return x.sum(dim=-1).mean(dim=-1)
 
 
 def spread_matrices(spread: Tensor) -> Tensor:
@@ -108,11 +114,11 @@ def displacements(grid: Pixel) -> Tensor:
     return pixels[None, :] - pixels[:, None]
 
 
-def mean_displacement(P: Tensor, grid: Pixel) -> Tensor:
+def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:
     """Mean of delta over keys, and over the queries of the inner half of both axes, far from the border: (N_h, 2)"""
     rows, columns = (slice(size // 4, size - size // 4) for size in grid)
-    delta = torch.einsum("hqk,qkd->hqd", P, displacements(grid))
-    return delta.unflatten(1, grid)[:, rows, columns].mean(dim=(1, 2))
+    mean = torch.einsum("hqk,qkd->hqd", P, delta)
+    return mean.unflatten(1, grid)[:, rows, columns].mean(dim=(1, 2))
 
 
 def table(layers: Sequence[Heads], window: int) -> str:

@@ -95,8 +95,7 @@ def _convolutions(
         attention: Any = layer.module
         height, width = layer.grid
         for K in windows:
-            convolution = NearestConvolution(attention, layer.maps, (height, width), K)
-            nearest[layer.name, K] = convolution
+            nearest[layer.name, K] = NearestConvolution(attention, layer.maps, (height, width), K)
     accuracy = test.accuracy(network)
     lines = [
         "| layer |" + "".join(f" {K} x {K}: accuracy | bound |" for K in windows),
