@@ -18,17 +18,7 @@ from sa_zoo.models.attention import Attention
 
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
-FIELDS = (
-    "name",
-    "kind",
-    "heads",
-    "grid",
-    "keys",
-    "image",
-    "stride",
-    "center",
-    "padding",
-)  # of LayerMaps
+GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
 PARAMETERS = {  # by kind of maps: maps.js has the formulas
     "quadratic": ("Delta", "alpha"),
     "generalized": ("Delta", "spread"),
@@ -46,10 +36,11 @@ def numbers(x: Tensor) -> Json:
 
 def described(layer: LayerMaps, recorded: Tensors) -> Json:
     """A layer for the page. `recorded`: positional parameters by name, at the epochs that the page shows."""
-    page: Json = {name: getattr(layer, name) for name in FIELDS}
+    page: Json = {name: getattr(layer, name) for name in GEOMETRY}
     page["distance"] = numbers(mean_distance(layer))
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
+    page["kind"] = layer.kind
     if layer.kind == "stored":
         page["stored"] = []  # the page's builder appends one item per image
     else:

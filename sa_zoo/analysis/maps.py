@@ -36,8 +36,8 @@ class LayerMaps:
     keys: Pixel  # (H, W) of the keys
     image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
     positional: bool  # whether the maps are the same for all images
-    kind: str  # the explorer's formula for the maps, as in Term.drawn
     factors: Sequence[Tensor]
+    kind: str = "stored"  # the explorer's formula for the maps, as in Term.drawn
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
@@ -125,7 +125,7 @@ def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     if positional and len(module.terms) == 1:
         kind = module.terms[0].drawn
     grid = X.shape[1:3]
-    return LayerMaps(name, module, grid, grid, grid, positional, kind, factors)
+    return LayerMaps(name, module, grid, grid, grid, positional, factors, kind)
 
 
 def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> LayerMaps:
@@ -144,8 +144,8 @@ def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> Lay
         keys=sizes,
         image=image,
         positional=not content,
-        kind="stored" if content else "quadratic",
         factors=factors,
+        kind="stored" if content else "quadratic",
         stride=module.stride,
         center=module.center,
         padding=module.pad.amounts(image)[0],
@@ -184,7 +184,5 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         share = kept.sum(dim=-1, keepdim=True)
         factors = (kept / share.clamp(min=torch.finfo(torch.float32).tiny),)
         dropped = 1 - share.squeeze(-1)
-        layers.append(
-            LayerMaps(name, module, grid, grid, grid, False, "stored", factors, dropped=dropped)
-        )
+        layers.append(LayerMaps(name, module, grid, grid, grid, False, factors, dropped=dropped))
     return layers
