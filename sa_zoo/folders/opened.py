@@ -7,7 +7,8 @@ from typing import Any
 
 import timm
 from safetensors import SafetensorError
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
@@ -30,6 +31,16 @@ class Opened:
         if self.folder is None:
             raise ValueError(f"model: got {self.source}, expected a folder on this machine")
         return self.folder
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a file in the folder; none without one. Raises ValueError if the file is damaged."""
+        if self.folder is None or not (self.folder / name).is_file():
+            return {}
+        try:
+            return load_file(self.folder / name)
+        except SafetensorError as error:
+            message = f"{self.folder / name}: got a truncated or damaged file: {error}"
+            raise ValueError(message) from error
 
     def moved(self, folder: Path) -> "Opened":
         """The same in another folder, to which it was moved."""
