@@ -7,7 +7,7 @@ Importing it registers the models with timm, `timm.create_model("sa_quadratic_ci
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .interchange.registration import register_with_timm, register_with_transformers
+from .interchange.registration import register
 
 if TYPE_CHECKING:
     from .analysis.explorer import explore
@@ -34,5 +34,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
 
 
-register_with_timm()
-register_with_transformers()
+register()

@@ -24,11 +24,9 @@ class Commands(TyperGroup):
     error is one line, too, with the place where it happened.
     """
 
-    def make_context(
-        self, info_name: str | None, args: list[str], *more: Any, **settings: Any
-    ) -> Any:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self.arguments = list(args)
-        return super().make_context(info_name, args, *more, **settings)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -175,7 +173,7 @@ def finish(
     typer.echo(f"the model is in {out}; to measure it: {measure}")
 
 
-@app.command("convert-reference")
+@app.command()
 def convert_reference(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint that the paper's own code wrote.")],
     model: Annotated[str, typer.Option(help="timm name of the variant in the checkpoint.")],
@@ -198,7 +196,7 @@ def convert(
         str, typer.Option(help="Names of layers, with wildcards, separated by commas.")
     ] = "*",
     alpha: Annotated[
-        float, typer.Option(help="Sharpness of the heads; above 38 they equal convolutions.")
+        float, typer.Option(help="Sharpness of the heads; from 39 on they equal convolutions.")
     ] = 46.0,
     content: Annotated[
         bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")

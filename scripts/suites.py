@@ -237,7 +237,7 @@ def _with_images(config: Any) -> Subjects:
     network, optimizer = accelerator.prepare(model, optimizer_of(model, config.optim))
     images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8, device=device)
     split = Split(images, np.zeros(IMAGES, dtype=np.int64))
-    augment = Augment(config.augment, 0, 10, input_format_of(model).normalize, device)
+    augment = Augment(config.augment, 0, 10, input_format_of(model).normalize)
     chosen = np.random.default_rng(0).permutation(IMAGES)[: STEPS * config.train.batch_size]
     batches = chosen.reshape(STEPS, -1)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.sources import Images, Source
-from sa_zoo.training.splits import Decoder
+from sa_zoo.training.splits import StreamedSplit
 
 REFUSED = (ValueError, OSError)
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
@@ -56,10 +57,12 @@ def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 def decode(data: bytes) -> None:
     features = datasets.Features({"image": datasets.Image()})
     table = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None}]}, features)
-    source = Source("data", {"train": Images(table, "image", None)}, {}, ())
+    source = Source(
+        "data", {"train": Images(table, "image", None)}, {"train": np.zeros(1, np.int64)}, ()
+    )
     input_format = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
     try:
-        image = Decoder(input_format).read(source, "train", 0)
+        image = StreamedSplit(source, "train", np.arange(1), input_format).read(0)
     except REFUSED:
         return
     assert image.shape == (3, 8, 8) and image.dtype == torch.uint8

@@ -44,7 +44,6 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "augment": {
         "crop_padding": 1,
         "flip": True,
-        "random_erasing": 0.5,
         "mixup": 0.3,
         "label_smoothing": 0.1,
     },

@@ -165,7 +165,7 @@ def test_a_baseline_with_an_empty_revision_is_on_the_same_images(run, tmp_path):
 def test_a_baseline_on_other_images_is_refused(run, tmp_path):
     other = make_run(tmp_path / "baseline", "resnet_tiny_cifar")
     change(other / "metrics.json", data_revision="another")
-    with pytest.raises(ValueError, match=r"^--baseline: got a run measured on .*another"):
+    with pytest.raises(ValueError, match=r"^--baseline: got .*baseline, measured on .*another"):
         name_baseline(run, other)
 
 

@@ -196,7 +196,7 @@ def test_a_recipe_is_a_word(catalogue, tmp_path, recipe):
 
 
 def test_an_unfinished_run_does_not_enter(catalogue, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected a model folder, with config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"which lacks config\.json"):
         add_run(tmp_path, tmp_path / "model_cards", DIGITS)
     run = shutil.copytree(catalogue[1], tmp_path / "run")
     (run / "metrics.json").unlink()

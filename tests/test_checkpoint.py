@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from damage import DAMAGES
-from pydantic import TypeAdapter
 from timm.optim import Lamb
 from timm.optim.kron import Kron
 
 from sa_zoo.folders.write import read_json, write_json, write_sums
-from sa_zoo.training.checkpoint import load_checkpoint, save_checkpoint
-from sa_zoo.training.loop import Counters
+from sa_zoo.training.checkpoint import Counters, load_checkpoint, save_checkpoint
 
 FILES = ("state.safetensors", "state.json", "sha256.json")
 
@@ -43,14 +41,14 @@ def names(folder: Path) -> list[str]:
 def two(tmp_path):
     """A folder with checkpoints of steps 5 and 6."""
     for step in (5, 6):
-        save_checkpoint(tmp_path, *trained(step), {"epoch": 0, "step": step})
+        save_checkpoint(tmp_path, *trained(step), Counters(epoch=0, step=step))
     return tmp_path, tmp_path / "epoch-00000-step-0000005", tmp_path / "epoch-00000-step-0000006"
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, Lamb])
 def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
     (modules, opt), (others, other_opt) = trained(3, optimizer), trained(1, optimizer)
-    counters = {"epoch": 2, "step": 7, "loss_sum": 0.1 + 0.2, "history": [{"loss": 1e-9}]}
+    counters = Counters(epoch=2, step=7, loss_sum=0.1 + 0.2, history=[{"loss": 1e-9}])
     save_checkpoint(tmp_path, modules, opt, counters)
     assert load_checkpoint(tmp_path, others, other_opt) == counters
     for key, value in modules["model"].state_dict().items():
@@ -64,7 +62,7 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path, optimizer):
 
 def test_lamb_goes_on_to_the_same_bits(tmp_path):
     (modules, opt), (others, other_opt) = trained(3, Lamb), trained(1, Lamb)
-    save_checkpoint(tmp_path, modules, opt, {"epoch": 0, "step": 3})
+    save_checkpoint(tmp_path, modules, opt, Counters(epoch=0, step=3))
     load_checkpoint(tmp_path, others, other_opt)
     for model, optimizer in ((modules["model"], opt), (others["model"], other_opt)):
         torch.manual_seed(7)
@@ -81,14 +79,14 @@ def test_a_state_that_no_file_can_hold_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"optim.name: got an optimizer whose state cannot be saved"
     ):
-        save_checkpoint(tmp_path, modules, opt, {"epoch": 0, "step": 3})
+        save_checkpoint(tmp_path, modules, opt, Counters(epoch=0, step=3))
     assert not names(tmp_path)
 
 
 def test_the_last_two_are_kept_and_nothing_else(two):
     folder, _, newer = two
     (folder / ".epoch-00000-step-0000007.incomplete").mkdir()  # left by a process that was killed
-    save_checkpoint(folder, *trained(7), {"epoch": 1, "step": 0})
+    save_checkpoint(folder, *trained(7), Counters(epoch=1, step=0))
     assert names(folder) == [newer.name, "epoch-00001-step-0000000"]
 
 
@@ -101,7 +99,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(two, damage, fil
     with pytest.warns(
         UserWarning, match=f"got {newer}, truncated or damaged: .*; resuming from {older.name}"
     ):
-        assert load_checkpoint(folder, modules, opt) == {"epoch": 0, "step": 5}
+        assert load_checkpoint(folder, modules, opt) == Counters(epoch=0, step=5)
     for key, value in trained(5)[0]["model"].state_dict().items():
         assert torch.equal(value, modules["model"].state_dict()[key])
     assert names(folder) == [older.name, newer.name], "reading changes nothing"
@@ -122,23 +120,23 @@ def test_an_incomplete_copy_next_to_a_good_checkpoint_is_passed_over(two):
     folder, _, newer = two
     shutil.copytree(newer, folder / "epoch-00003-step-0000000", ignore=lambda *_: {"sha256.json"})
     with pytest.warns(UserWarning, match=f"epoch-00003.*sha256.json.*; resuming from {newer.name}"):
-        assert load_checkpoint(folder, *trained(1)) == {"epoch": 0, "step": 6}
+        assert load_checkpoint(folder, *trained(1)) == Counters(epoch=0, step=6)
 
 
 @pytest.mark.parametrize("step", [6, 7], ids=["replaced", "followed"])
 def test_saving_after_falling_back_leaves_only_good_ones(two, step):
     folder, older, newer = two
     DAMAGES["flipped bit"](newer / "state.safetensors")
-    save_checkpoint(folder, *trained(step), {"epoch": 0, "step": step})
+    save_checkpoint(folder, *trained(step), Counters(epoch=0, step=step))
     assert names(folder) == [older.name, f"epoch-00000-step-{step:07d}"]
-    assert load_checkpoint(folder, *trained(1)) == {"epoch": 0, "step": step}
+    assert load_checkpoint(folder, *trained(1)) == Counters(epoch=0, step=step)
 
 
 def test_a_damaged_checkpoint_of_a_later_step_is_removed_with_the_next_save(two):
     folder, older, newer = two
     later = newer.rename(folder / "epoch-00002-step-0000000")
     DAMAGES["emptied"](later / "state.json")
-    save_checkpoint(folder, *trained(6), {"epoch": 0, "step": 6})
+    save_checkpoint(folder, *trained(6), Counters(epoch=0, step=6))
     assert names(folder) == [older.name, newer.name]
 
 
@@ -158,9 +156,9 @@ def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, cal
         patch.setattr(os, "fsync", power_cut)
         if call < 8:
             with pytest.raises(OSError, match="power cut"):
-                save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
+                save_checkpoint(folder, *trained(7), Counters(epoch=0, step=7))
         else:
-            save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
+            save_checkpoint(folder, *trained(7), Counters(epoch=0, step=7))
             synced = [path.name.removesuffix(f".{os.getpid()}.incomplete") for path in calls]
             assert synced[:6:2] == [".state.safetensors", ".state.json", ".sha256.json"], (
                 "the sums are written last"
@@ -170,7 +168,7 @@ def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, cal
             )
             assert calls[7] == folder, "and the name of the folder"
             assert len(calls) == 8
-    step = load_checkpoint(folder, *trained(1))["step"]
+    step = load_checkpoint(folder, *trained(1)).step
     assert step == (6 if call < 7 else 7)
 
 
@@ -188,8 +186,8 @@ def test_what_somebody_else_left_there_is_neither_read_nor_removed(two, tmp_path
     ):
         (folder / name).symlink_to(target)
     before = {path for path in names(folder) if path not in (two[1].name, two[2].name)}
-    save_checkpoint(folder, *trained(7), {"epoch": 0, "step": 7})
-    assert load_checkpoint(folder, *trained(1))["step"] == 7
+    save_checkpoint(folder, *trained(7), Counters(epoch=0, step=7))
+    assert load_checkpoint(folder, *trained(1)).step == 7
     assert set(names(folder)) == before | {two[2].name, "epoch-00000-step-0000007"}
     assert [
         path.read_text() for path in (*precious.iterdir(), folder / "best-so-far" / "thesis.tex")
@@ -201,7 +199,7 @@ def test_files_are_restored_next_to_the_checkpoints_and_nowhere_else(tmp_path, n
     name = name.replace("/outside", f"{tmp_path}/outside") if name.startswith("/") else name
     folder = tmp_path / "runs" / "run" / "checkpoints"
     for step in (5, 6):
-        save_checkpoint(folder, *trained(step), {"epoch": 0, "step": step})
+        save_checkpoint(folder, *trained(step), Counters(epoch=0, step=step))
     newer = folder / "epoch-00000-step-0000006"
     (newer / "figures").mkdir()
     (newer / name).write_text("evil")
@@ -211,12 +209,12 @@ def test_files_are_restored_next_to_the_checkpoints_and_nowhere_else(tmp_path, n
     )
     before = set(tmp_path.rglob("*"))
     if name == "figures/inside":
-        assert load_checkpoint(folder, *trained(1))["step"] == 6
+        assert load_checkpoint(folder, *trained(1)).step == 6
     else:
         with pytest.warns(
             UserWarning, match="sha256.json names .*outside, which is not in the folder; resuming"
         ):
-            assert load_checkpoint(folder, *trained(1))["step"] == 5
+            assert load_checkpoint(folder, *trained(1)).step == 5
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -226,7 +224,7 @@ def test_a_manifest_without_the_files_is_passed_over_for_the_one_before(two, man
     (newer / "sha256.json").write_text(manifest)
     (newer / "state.safetensors").unlink()
     with pytest.warns(UserWarning, match=rf"sha256.json(?s:.*); resuming from {older.name}"):
-        assert load_checkpoint(folder, *trained(1))["step"] == 5
+        assert load_checkpoint(folder, *trained(1)).step == 5
 
 
 @pytest.mark.parametrize(
@@ -251,4 +249,4 @@ def test_a_state_that_no_run_wrote_is_an_error_that_names_the_file(two, change):
     with pytest.raises(
         ValueError, match=rf"^checkpoint: got {newer / 'state.json'}, which no run wrote: .+$"
     ):
-        load_checkpoint(folder, *trained(1), TypeAdapter(Counters).validate_python)
+        load_checkpoint(folder, *trained(1))

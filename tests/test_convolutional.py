@@ -14,7 +14,7 @@ from torch import nn
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import DULLEST, exact_heads, head_shifts, missed_attention
+from sa_zoo.convolution.theorem import DULLEST, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
 
@@ -168,7 +168,7 @@ def rounding_alpha(dtype: torch.dtype, axes: int) -> float:
     )  # at high, exp(-alpha) is far below
     while high - low > 1e-6 * high:
         alpha = (low + high) / 2
-        missed = missed_attention(*exact_heads(1, alpha, axes))
+        missed = missed_attention(torch.zeros(1, axes), torch.tensor([alpha], dtype=torch.float64))
         low, high = (alpha, high) if missed > torch.finfo(dtype).eps / 2 else (low, alpha)
     return high
 

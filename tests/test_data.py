@@ -1,4 +1,3 @@
-import random
 from pathlib import Path
 
 import datasets
@@ -8,14 +7,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.data import ImageDataset
-from timm.data.random_erasing import RandomErasing
 from tiny_runs import image_folder, noise_images, parquet_folder
 
 from sa_zoo.training import sources
 from sa_zoo.training.augment import (
     CROP_COLUMNS,
     CROP_ROWS,
-    ERASE,
     FLIP,
     Augment,
     counter_hash,
@@ -226,7 +223,7 @@ def test_normalising_is_that_of_the_model():
 
 
 def augment_of(normalize=lambda x: x, seed: int = 5, **config: object) -> Augment:
-    return Augment(AugmentConfig(**config), seed, 10, normalize, CPU)
+    return Augment(AugmentConfig(**config), seed, 10, normalize)
 
 
 def test_crop_and_flip_are_those_of_each_image_alone():
@@ -276,7 +273,7 @@ def test_offsets_are_uniform_and_flips_are_half():
 def test_an_image_is_augmented_alike_in_any_batch():
     images = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
     labels, indices = torch.arange(13) % 10, torch.arange(13)
-    augment = augment_of(FORMAT.normalize, crop_padding=2, flip=True, random_erasing=0.7)
+    augment = augment_of(FORMAT.normalize, crop_padding=2, flip=True)
     whole, _ = augment(images, labels, indices, 1)
     back = torch.arange(13).flip(0)
     reverse, _ = augment(images[back], labels[back], indices[back], 1)
@@ -285,20 +282,6 @@ def test_an_image_is_augmented_alike_in_any_batch():
     assert torch.equal(whole[4:5], single)
     other_epoch, _ = augment(images, labels, indices, 2)
     assert not torch.equal(whole, other_epoch)
-
-
-def test_erasing_is_timms_seeded_by_the_image():
-    images = torch.randint(1, 256, (23, 3, 16, 16), dtype=torch.uint8)
-    got, _ = augment_of(torch.Tensor.float, random_erasing=0.6)(
-        images, torch.zeros(23), torch.arange(23), 0
-    )
-    erasing, erased = RandomErasing(0.6, mode="const", device="cpu"), 0
-    for index, image in enumerate(images.float()):
-        random.seed(int(counter_hash(ERASE, 5, 0, index)[0]))
-        wanted = erasing(image.clone())
-        erased += not torch.equal(wanted, image)
-        assert torch.equal(got[index], wanted)
-    assert 0 < erased < 23
 
 
 def test_mixup_follows_the_seed_of_the_step():

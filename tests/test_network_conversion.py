@@ -1,7 +1,6 @@
 """network_conversion.py: layers swapped in whole networks, and the report."""
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -88,8 +87,6 @@ def test_the_report_says_what_each_layer_became():
     assert all(0 < row.measured < row.bound for row in report.layers)
     assert 0 < report.logits < 0.2
     assert report.image == [3, 19, 17] and not report.skipped
-    read = json.loads(report.to_json())
-    assert read["layers"][0]["bound"] == stem.bound and read["logits"] == report.logits
     lines = report.table().splitlines()
     assert lines[2].startswith("| stem.0 | 9 | 0..2 x 0..2 | 4 | 223 |")
     assert all(line.count("|") == 10 for line in lines[:4])
@@ -106,7 +103,7 @@ def test_a_layer_used_twice_is_reported_by_its_larger_difference():
     second = network[0](x).detach()
     expected = (converted[0](second) - network[0](second)).abs().max().item()
     assert report.layers[0].measured == pytest.approx(expected, rel=1e-5)
-    bound = certificate(converted[0], [7, 7], float(second.abs().max())).worst
+    bound = certificate(converted[0], [7, 7], second.abs().max().item()).worst
     assert report.layers[0].bound == pytest.approx(bound, rel=1e-5)
 
 
@@ -189,5 +186,7 @@ def test_what_cannot_be_converted_is_said():
         convert(Tiny(), layers="stem.1x", example=torch.randn(1, 3, 19, 17))
     with pytest.raises(ValueError, match="expected names of convolutions, of which it has none"):
         convert(torch.nn.Linear(3, 5), example=torch.randn(1, 3))
+    with pytest.raises(ValueError, match="expected names of convolutions, of which it has none"):
+        convert(torch.nn.Conv2d(3, 5, 3), example=torch.randn(1, 3, 7, 7))
     with pytest.raises(ValueError, match="its weight is another layer's too"):
         convert(Tiny(), layers="tied.*", example=torch.randn(1, 3, 19, 17))

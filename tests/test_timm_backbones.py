@@ -45,11 +45,9 @@ def images(network, batch=2):
 
 
 def test_every_backbone_is_registered_with_its_cnns_weights_and_licence():
-    assert {f"mhsa_{cnn.__name__}" for cnn in CNNS} | {"mhsa_network"} == set(
-        timm.list_models("mhsa_*")
-    )
-    for cnn in CNNS:
-        for name in timm.list_models(cnn.__name__, include_tags=True):
+    assert {f"mhsa_{cnn}" for cnn, *_ in CNNS} | {"mhsa_network"} == set(timm.list_models("mhsa_*"))
+    for cnn, *_ in CNNS:
+        for name in timm.list_models(cnn, include_tags=True):
             mine, other = (timm.get_pretrained_cfg(prefix + name) for prefix in ("mhsa_", ""))
             assert (mine.hf_hub_id, mine.license, mine.mean) == (
                 other.hf_hub_id,
@@ -57,10 +55,7 @@ def test_every_backbone_is_registered_with_its_cnns_weights_and_licence():
                 other.mean,
             )
             assert mine.first_conv == f"{other.first_conv}.W_val"
-        assert (
-            timm.get_pretrained_cfg(f"mhsa_{cnn.__name__}").tag
-            == timm.get_pretrained_cfg(cnn.__name__).tag
-        )
+        assert timm.get_pretrained_cfg(f"mhsa_{cnn}").tag == timm.get_pretrained_cfg(cnn).tag
 
 
 @pytest.mark.parametrize("name", SMALL)

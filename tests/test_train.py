@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -34,7 +33,7 @@ from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
-from sa_zoo.training.splits import Decoder
+from sa_zoo.training.splits import StreamedSplit
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +43,6 @@ RANDOM = {
     "augment": {
         "crop_padding": 1,
         "flip": True,
-        "random_erasing": 0.5,
         "mixup": 0.3,
         "label_smoothing": 0.1,
     },
@@ -253,12 +251,13 @@ def test_muon_and_the_record_of_heads_resume_too(tmp_path, once):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_small_images_in_early_epochs_count_as_less_work(tmp_path):
-    config = tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": 4}})
+@pytest.mark.parametrize("side", [4, 8])
+def test_early_epochs_count_as_the_work_of_their_images(tmp_path, side):
+    config = tiny_config(**{**MUON, "augment": {"small_epochs": 2, "small_size": side}})
     early = train(config, tmp_path / "run").metrics
     model = timm.create_model("sa_quadratic_tiny_cifar", num_classes=10, **MUON["model"]["args"])
-    small, full = (training_macs(model, (3, size, size)) for size in (4, 8))
-    assert small < full
+    small, full = (training_macs(model, (3, size, size)) for size in (side, 8))
+    assert (small < full) == (side < 8)
     assert early.train.pflop == pytest.approx(2 * 3 * (2 * small + full) * 6 * 211 / 1e15)
 
 
@@ -289,7 +288,8 @@ def test_checkpoints_that_are_a_link_to_elsewhere_are_refused(tmp_path):
     (tmp_path / "run" / "train.toml").write_text(dump_config(tiny_config()))
     (tmp_path / "run" / "checkpoints").symlink_to("../precious")
     with pytest.raises(
-        ValueError, match=r"got .*/run/checkpoints, a link to .*/precious, expected a folder inside"
+        ValueError,
+        match=r"got .*/run/checkpoints, a link to .*/precious, expected a file or folder inside",
     ):
         train(tiny_config(), tmp_path / "run", resume=True)
     assert (tmp_path / "precious" / "thesis.tex").exists()
@@ -488,6 +488,10 @@ def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
             r"train.batch_size: got 1295, expected at most the 1294 to train on",
         ),
         (
+            {"train": {"batch_size": 211, "accumulation": 3}},
+            r"train.batch_size: got 211, expected a multiple of 1 processes x 3 micro-batches",
+        ),
+        (
             {"augment": {"mixup": 0.2}},
             r"train.batch_size: got 211, expected an even number per micro-batch for mixup and cutmix, not 211",
         ),
@@ -663,7 +667,7 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
 
 
 def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
-    read, training = Decoder.read, {"killed": True}
+    read, training = StreamedSplit.read, {"killed": True}
     folder = parquet_folder(
         tmp_path / "data", {"train": noise_images(60), "test": noise_images(7, seed=1)}
     )
@@ -672,13 +676,13 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
         "train": {"batch_size": 8, "checkpoint_steps": 1},
     }
 
-    def killed(self: Decoder, source: Any, table: str, row: int) -> torch.Tensor:
+    def killed(self: StreamedSplit, row: int) -> torch.Tensor:
         if training["killed"] and row == 30 and get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, source, table, row)
+        return read(self, row)
 
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
-    monkeypatch.setattr(Decoder, "read", killed)
+    monkeypatch.setattr(StreamedSplit, "read", killed)
     with pytest.raises(
         ConnectionError,
         match=r"a process that decodes images has ended: .*--resume .*DataLoader worker",
@@ -687,6 +691,16 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
     training["killed"] = False
     train(tiny_config(**table), tmp_path / "run", resume=True)
     train(tiny_config(**table), tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_on_streamed_images_resumes_with_its_dropout(tmp_path, monkeypatch):
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", 0)
+    train_section = {"epochs": 1, "checkpoint_steps": 1}
+    config = tiny_config(model={"args": {**TINY_VIT, "drop_rate": 0.1}}, train=train_section)
+    train(config, tmp_path / "whole")
+    signalled(config, tmp_path / "run", signal.SIGINT, "checkpoints/epoch-00000-step-*")
+    train(config, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 

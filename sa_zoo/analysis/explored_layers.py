@@ -19,61 +19,55 @@ from sa_zoo.models.attention import Attention
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
+PARAMETERS = {  # by kind of maps: maps.js has the formulas
+    "quadratic": ("Delta", "alpha"),
+    "generalized": ("Delta", "spread"),
+    "learned": ("down", "across"),
+}
 FILTERS = 16  # of a CNN's kernel that the page shows
-EPOCHS = 100  # of a training path, besides its start
 PROBES = 7  # queries per axis that distances are averaged over
 
 
 def numbers(x: Tensor) -> Json:
     """float32 numbers for the page."""
     content = x.detach().cpu().float().contiguous().numpy().tobytes()
-    return {
-        "shape": list(x.shape),
-        "f4": base64.b64encode(content).decode(),
-    }
+    return {"shape": list(x.shape), "f4": base64.b64encode(content).decode()}
 
 
 def described(layer: LayerMaps, recorded: Tensors) -> Json:
-    """A layer for the page. `recorded`: positional parameters by epoch, as in heads.safetensors."""
+    """A layer for the page. `recorded`: positional parameters by name, at the epochs that the page shows."""
     page: Json = {name: getattr(layer, name) for name in GEOMETRY}
     page["distance"] = numbers(mean_distance(layer))
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
-    page |= _maps(layer, recorded)
+    page["kind"] = layer.kind
+    if layer.kind == "stored":
+        page["stored"] = []  # the page's builder appends one item per image
+    else:
+        own = layer.module.state_dict(prefix=f"{layer.name}.")
+        page["parameters"] = _parameters(layer.kind, own)
+        path = {name: recorded[name] for name in own if name in recorded}
+        if path:
+            page["path"] = _parameters(layer.kind, path)
     module = layer.module
     if isinstance(module, (Attention, ConvolutionalAttention)):
-        page["values"] = _packed(value_norms(values_of(module)))
+        norms = value_norms(values_of(module))
+        page["values"] = {name: numbers(value) for name, value in norms.items()}
     if isinstance(module, ConvolutionalAttention):
         page["kernel"] = list(module.kernel_size)
         page["filters"] = _filters(module)
     return page
 
 
-def _maps(layer: LayerMaps, recorded: Tensors) -> Json:
-    """How the page draws the maps of a layer, and their parameters now and during training."""
-    kind, prefix, source = _positional(layer)
-    if kind == "stored":
-        return {"kind": kind, "stored": []}  # the page's builder appends one item per image
-    own = {name: value.detach() for name, value in source.state_dict().items()}
-    page: Json = {"kind": kind, "parameters": _packed(_parameters(kind, own))}
-    keys = {name: f"{prefix}.{name}" for name in own}
-    path = {name: recorded[key] for name, key in keys.items() if key in recorded}
-    if path:
-        shown = recorded_epochs(path)
-        by_epoch = {name: rows[shown] for name, rows in path.items()}
-        page["path"] = _packed(_parameters(kind, by_epoch))
-    return page
-
-
-def _positional(layer: LayerMaps) -> tuple[str, str, nn.Module]:
-    """The kind of a layer's maps, and the name and the module of the parameters that they depend on."""
-    module = layer.module
-    if layer.positional and isinstance(module, ConvolutionalAttention):
-        return "quadratic", layer.name, module
-    if layer.positional and isinstance(module, Attention) and len(module.terms) == 1:
-        term = module.terms[0]
-        return term.drawn, f"{layer.name}.terms.0", term
-    return "stored", layer.name, module
+def _parameters(kind: str, tensors: Tensors) -> Json:
+    """Parameters as the page takes them; there may be an axis of epochs before the others."""
+    own = {name.rpartition(".")[2]: tensor for name, tensor in tensors.items()}
+    if kind == "learned":  # r_delta . v_h and r_delta . w_h by displacement
+        own["down"] = own["v"] @ own["col"].transpose(-1, -2)
+        own["across"] = own["w"] @ own["row"].transpose(-1, -2)
+    if kind == "quadratic" and "spread" in own:
+        own["alpha"] = 0.5 * own["spread"].float().square()
+    return {name: numbers(own[name]) for name in PARAMETERS[kind]}
 
 
 def stored(P: Tensor) -> Json:
@@ -81,18 +75,7 @@ def stored(P: Tensor) -> Json:
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
     packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
-    return {
-        "shape": list(P.shape),
-        "zlib": packed,
-        "largest": numbers(largest),
-    }
-
-
-def recorded_epochs(recorded: Tensors) -> list[int]:
-    """Numbers of the epochs that the page can show; 0 is the initialization."""
-    if not recorded:
-        return []
-    return _spaced(min(map(len, recorded.values())), EPOCHS + 1)
+    return {"shape": list(P.shape), "zlib": packed, "largest": numbers(largest)}
 
 
 def mean_distance(layer: LayerMaps) -> Tensor:
@@ -102,35 +85,12 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     """
     rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
     means = []
-    for query in product(*(_spaced(size, PROBES) for size in layer.grid)):
+    for query in product(*(spaced(size, PROBES) for size in layer.grid)):
         down, across = layer.standing(query)
         distance = torch.hypot((rows - down)[:, None], (columns - across)[None, :])
         reached = (layer.at(query).cpu() * distance).sum(dim=(-2, -1))
         means.append(reached.reshape(-1, layer.heads).mean(dim=0))
     return torch.stack(means).mean(dim=0)
-
-
-def _parameters(kind: str, own: Tensors) -> dict[str, Tensor]:
-    """Parameters as the page takes them; there may be an axis of epochs before the others."""
-    if kind == "learned":  # r_delta . v_h and r_delta . w_h by displacement
-        down = own["v"] @ own["col"].transpose(-1, -2)
-        across = own["w"] @ own["row"].transpose(-1, -2)
-        return {
-            "down": down,
-            "across": across,
-        }
-    if kind == "generalized":
-        return {
-            "Delta": own["Delta"],
-            "spread": own["spread"],
-        }
-    alpha = own.get("alpha")
-    if alpha is None:
-        alpha = 0.5 * own["spread"].float().square()
-    return {
-        "Delta": own["Delta"],
-        "alpha": alpha,
-    }
 
 
 def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
@@ -156,17 +116,13 @@ def value_norms(W: Tensor) -> dict[str, Tensor]:
 def _filters(module: ConvolutionalAttention) -> Json:
     """Some filters of the kernel: all colors of a first layer, else the input channel of most weight: (n, C, *K)"""
     kernel = module.W_val().detach().float()
-    kernel = kernel[_spaced(len(kernel), FILTERS)]
+    kernel = kernel[spaced(len(kernel), FILTERS)]
     if kernel.shape[1] != 3:
         strongest = kernel.square().sum(dim=(2, 3)).argmax(dim=1)
         kernel = kernel[torch.arange(len(kernel)), strongest][:, None]
     return numbers(kernel)
 
 
-def _spaced(size: int, most: int) -> list[int]:
+def spaced(size: int, most: int) -> list[int]:
     """At most so many indices of `size`, evenly spaced, with the first and the last."""
-    return sorted({round(at) for at in torch.linspace(0, size - 1, most).tolist()})
-
-
-def _packed(tensors: Tensors) -> Json:
-    return {name: numbers(value) for name, value in tensors.items()}
+    return [round(at) for at in torch.linspace(0, size - 1, min(size, most)).tolist()]

@@ -18,33 +18,27 @@ from typing import Any
 import jinja2
 import torch
 from PIL import Image
-from sklearn.datasets import load_sample_images
+from sklearn.datasets import load_sample_image
 from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
 
-from sa_zoo.analysis.explored_layers import Json, described, recorded_epochs, stored
+from sa_zoo.analysis.explored_layers import Json, described, spaced, stored
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.folders.write import write_file
 
 _logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("explorer_page")
-SCRIPTS = (
-    "maps.js",
-    "kernels.js",
-    "state.js",
-    "drawing.js",
-    "panels.js",
-    "export.js",
-    "page.js",
-    "events.js",
-)
+SCRIPTS = ("maps", "kernels", "state", "drawing", "panels", "export", "page", "events")
 LARGEST = 10_000_000  # bytes of a page
 AROUND = 100_000  # of them, for everything but its data
-CREDITS = {
-    "china": "china, danielbuechele, CC BY 2.0",
-    "flower": "flower, vultilion, CC BY 2.0",
+EPOCHS = 100  # of a training path, besides its start
+SAMPLES = {  # photographs that come with scikit-learn, with their authors
+    "china, danielbuechele, CC BY 2.0": "china.jpg",
+    "flower, vultilion, CC BY 2.0": "flower.jpg",
 }
+MODES = {1: "L", 3: "RGB"}  # of Pillow, for channels of a model
 
 
 @dataclass(frozen=True)
@@ -89,18 +83,20 @@ def explore(
     """
     size = getattr(model, "_traits", {}).get("img_size")
     expected = resolve_input_data_config(model, {"img_size": size})
-    inputs = _inputs(sample_pictures() if images is None else images, expected)
+    inputs = _inputs(images, expected)
     batch = torch.stack(list(inputs.values()))
     layers = attention_layers(model, batch.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
     recorded = recorded or {}
+    epochs = spaced(min(map(len, recorded.values()), default=0), EPOCHS + 1)
+    path = {name: rows[epochs] for name, rows in recorded.items()}
     data: Json = {
         "title": title or architecture or type(model).__name__,
         "source": source,
         "size": list(batch.shape[1:]),
         "images": [],
-        "epochs": recorded_epochs(recorded),
-        "layers": [described(layer, recorded) for layer in layers],
+        "epochs": epochs,
+        "layers": [described(layer, path) for layer in layers],
     }
     pictures = {name: _shown(image, expected) for name, image in inputs.items()}
     _add_images(data, layers, pictures)
@@ -109,15 +105,17 @@ def explore(
 
 def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
     """Images as the model takes them, (C, H, W), by name. Raises ValueError for images of another kind."""
-    got = type(images).__name__
-    if isinstance(images, Tensor):
-        if images.ndim == 4 and len(images):
-            return {f"image {number}": image for number, image in enumerate(images, start=1)}
-        got = f"a tensor {tuple(images.shape)}"
-    elif isinstance(images, Mapping) and images:
+    if images is None:
+        images = {name: Image.fromarray(load_sample_image(file)) for name, file in SAMPLES.items()}
+    if isinstance(images, Tensor) and images.ndim == 4 and len(images):
+        return {f"image {number}": image for number, image in enumerate(images, start=1)}
+    if isinstance(images, Mapping):
         kinds = {isinstance(picture, Image.Image) for picture in images.values()}
         if kinds == {True}:
             return _as_input(images, expected)
+    got = type(images).__name__
+    if isinstance(images, Tensor):
+        got = f"a tensor {tuple(images.shape)}"
     raise ValueError(
         f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}"
     )
@@ -126,45 +124,32 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
 def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
     """Add to a page as many images as it has room for, with the maps that it cannot compute."""
     room = LARGEST - AROUND - len(json.dumps(data))
-    pages = data["layers"]
-    varying = [index for index, page in enumerate(pages) if page["kind"] == "stored"]
+    pairs = zip(data["layers"], layers, strict=True)
+    varying = [(page, layer) for page, layer in pairs if page["kind"] == "stored"]
     for number, (name, png) in enumerate(pictures.items()):
-        maps = [stored(layers[index].of_image(number)) for index in varying]
+        maps = [stored(layer.of_image(number)) for _, layer in varying]
         taken = len(json.dumps([name, png, maps]))
-        room -= taken
-        if room < 0:
+        if number == 0 and taken > room:
+            got = f"{len(layers)} layers whose maps of one image take {taken:,} bytes"
+            raise ValueError(f"model: got {got}, expected less than {LARGEST:,}")
+        if taken > room:
+            _logger.warning("the page has room for %d of the %d images", number, len(pictures))
             break
+        room -= taken
         data["images"].append({"name": name, "png": png})
-        for index, of_layer in zip(varying, maps, strict=True):
-            pages[index]["stored"].append(of_layer)
-    shown = len(data["images"])
-    if shown == 0:
-        got = f"{len(layers)} layers whose maps of one image take {taken:,} bytes"
-        raise ValueError(f"model: got {got}, expected less than {LARGEST:,}")
-    if shown < len(pictures):
-        _logger.warning("the page has room for %d of the %d images", shown, len(pictures))
-
-
-def sample_pictures() -> dict[str, Image.Image]:
-    """Two photographs that come with scikit-learn, with their authors."""
-    bunch = load_sample_images()
-    names = [CREDITS[Path(name).stem] for name in bunch.filenames]
-    return {name: Image.fromarray(pixels) for name, pixels in zip(names, bunch.images, strict=True)}
+        for (page, _), of_layer in zip(varying, maps, strict=True):
+            page["stored"].append(of_layer)
 
 
 def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> dict[str, Tensor]:
     """Pictures resized, cropped and normalized for a model, (C, H, W)."""
-    modes = {
-        1: "L",
-        3: "RGB",
-    }
     channels = expected["input_size"][0]
-    if channels not in modes:
+    if channels not in MODES:
         raise ValueError(
             f"images: got pictures for a model of {channels} channels, expected a tensor of its input"
         )
     transform: Any = create_transform(**expected)
-    return {name: transform(picture.convert(modes[channels])) for name, picture in pictures.items()}
+    return {name: transform(picture.convert(MODES[channels])) for name, picture in pictures.items()}
 
 
 def _shown(image: Tensor, expected: dict[str, Any]) -> str:
@@ -176,14 +161,13 @@ def _shown(image: Tensor, expected: dict[str, Any]) -> str:
     pixels = (image.cpu() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
     colors = pixels[:3] if len(pixels) >= 3 else pixels[:1]
     content = BytesIO()
-    picture = Image.fromarray(colors.permute(1, 2, 0).squeeze(-1).numpy())
-    picture.save(content, "png", optimize=True)
+    to_pil_image(colors).save(content, "png", optimize=True)
     return base64.b64encode(content.getvalue()).decode()
 
 
 def _assembled(data: Json) -> str:
     """The page. Its policy forbids every connection and every script but its own."""
-    script = "\n".join((SOURCE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join((SOURCE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n{script}'
     template = jinja2.Template(
         (SOURCE / "page.html.jinja").read_text(encoding="utf-8"),

@@ -5,28 +5,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.utils import natural_key
 from torch import Tensor
 
 from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.analysis.run_figures import (
-    confusion,
-    learning_curves,
-    reliability,
-)
+from sa_zoo.analysis.run_figures import confusion, learning_curves, reliability
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import check_inside, json_object, write_file
 from sa_zoo.models.attention import Attention
 
 Figures = dict[str, Figure]  # by name
-Arrays = dict[str, np.ndarray]
 WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # that a figure with one panel per layer shows
 MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a figure
@@ -55,63 +47,56 @@ def figures_of(opened: Opened) -> Figures:
     history = _history(folder)
     if history:
         figures["learning_curve"] = learning_curves(history)
-    gaussian = gaussian_layers(_arrays(opened.network.state_dict()))
+    gaussian = gaussian_layers(opened.network.state_dict())
     if 0 < len(gaussian) <= MOST_LAYERS:
         figures["head_positions"] = head_positions(gaussian)
-    paths = gaussian_layers(_tensors(folder / "heads.safetensors"))
+    paths = gaussian_layers(opened.tensors("heads.safetensors"))
     if 0 < len(paths) <= MOST_LAYERS:
         figures["head_paths"] = head_paths(paths)
     if any(isinstance(module, Attention) for module in opened.network.modules()):
-        figures |= _figures_of_maps(opened.network, folder / "attention.safetensors")
-    return figures | _figures_of_test(opened)
+        figures |= _figures_of_maps(opened)
+    test = opened.metrics.test
+    if test and test.confusion_matrix:
+        names = opened.config.get("label_names")
+        figures["confusion_matrix"] = confusion(test.confusion_matrix, names)
+    if test and test.calibration_curve and "images" in test.calibration_curve:
+        error = test.calibration_error or 0.0
+        figures["reliability"] = reliability(test.calibration_curve, error)
+    return figures
 
 
-def _figures_of_maps(network: Any, recorded: Path) -> Figures:
+def _figures_of_maps(opened: Opened) -> Figures:
     """Maps of the pixel in the middle: computed, or as recorded by the run where they depend on images."""
+    network: Any = opened.network
     images = torch.zeros(1, *network.pretrained_cfg["input_size"])
     layers = attention_layers(network, images)
     height, width = layers[0].grid
     query = (height // 2, width // 2)
     if not all(layer.positional for layer in layers):
-        maps = _tensors(recorded)
-        means = [maps[layer.name] for layer in layers if layer.name in maps]
+        recorded = opened.tensors("attention.safetensors")
+        means = [recorded[layer.name] for layer in layers if layer.name in recorded]
         return {"head_maps": head_maps(means, query)} if means else {}
-    figures = {"head_maps": head_maps([layer.at(query).numpy() for layer in layers], query)}
+    figures = {"head_maps": head_maps([layer.at(query) for layer in layers], query)}
     if min(height, width) >= WINDOW and height * width <= MOST_PIXELS:
-        heads = [head for layer in layers_of(network, images) for head in measure(layer, WINDOW)]
-        figures["head_depth"] = head_depth(heads, WINDOW)
+        measured = [measure(layer, WINDOW) for layer in layers_of(network, images)]
+        figures["head_depth"] = head_depth(measured, WINDOW)
     return figures
 
 
-def _figures_of_test(opened: Opened) -> Figures:
-    """What was measured on test images: confusion of classes, and confidence against accuracy."""
-    figures: Figures = {}
-    test = opened.metrics.test
-    if test is None:
-        return figures
-    if test.confusion_matrix:
-        names = opened.config.get("label_names")
-        figures["confusion_matrix"] = confusion(test.confusion_matrix, names)
-    curve = test.calibration_curve or {}
-    if "images" in curve:
-        figures["reliability"] = reliability(curve, test.calibration_error or 0.0)
-    return figures
-
-
-def gaussian_layers(tensors: Arrays) -> Layers:
+def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:
     """Delta and spread of each layer with several Gaussian heads, in the order of the layers; alpha = spread^2 / 2."""
     found = []
-    for module in sorted({name.rpartition(".")[0] for name in tensors}, key=natural_key):
-        Delta = tensors.get(f"{module}.Delta")
+    for name in sorted(tensors, key=natural_key):
+        module, _, parameter = name.rpartition(".")
         spread = tensors.get(f"{module}.spread")
         alpha = tensors.get(f"{module}.alpha")
         if alpha is not None:
-            spread = np.sqrt(2 * alpha)
-        if Delta is None or spread is None:
+            spread = (2 * alpha).sqrt()
+        if parameter != "Delta" or spread is None:
             continue
-        heads, axes = Delta.shape[-2:]
+        heads, axes = tensors[name].shape[-2:]
         if heads > 1 and axes == 2:
-            found.append({"Delta": Delta, "spread": spread})
+            found.append({"Delta": tensors[name].double(), "spread": spread.double()})
     return found
 
 
@@ -121,17 +106,3 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json_object(line, str(path)) for line in path.read_bytes().splitlines()]
-
-
-def _tensors(path: Path) -> Arrays:
-    """The tensors of a file; none if it is not there."""
-    if not path.is_file():
-        return {}
-    try:
-        return _arrays(load_file(path))
-    except SafetensorError as error:
-        raise ValueError(f"{path}: got a truncated or damaged file: {error}") from error
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}

@@ -5,24 +5,23 @@ Displacements have rows downwards and columns to the right, as in an image. A sq
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
-from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import color_sequences, colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch import Tensor
 
-from sa_zoo.analysis.heads import Head
+from sa_zoo.analysis.heads import Heads, spread_matrices
 
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
 MOST = 0.5  # share of the heads whose contours fit into a figure
 WIDEST = 20  # pixels, up to which a figure grows for them
 
-Layers = Sequence[dict[str, np.ndarray]]
+Layers = Sequence[dict[str, Tensor]]
 Color = Any  # of matplotlib
 
 
@@ -41,29 +40,17 @@ def head_positions(layers: Layers) -> Figure:
     in the frame, and so are the contours of the sharper half of the heads.
     """
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
-    center = max(np.abs(layer["Delta"]).max() for layer in layers)
-    ends = np.concatenate([np.abs(each).max(axis=(1, 2, 3)) for each in contours])
-    widest = np.quantile(ends, MOST)
+    center = max(float(layer["Delta"].abs().max()) for layer in layers)
+    ends = torch.cat([each.abs().amax(dim=(1, 2, 3)) for each in contours])
+    widest = float(ends.quantile(MOST))
     figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
-        colors = head_colors(len(curves))
-        for head, (row, column) in enumerate(layer["Delta"]):
-            axes.plot(
-                column,
-                row,
-                ".",
-                color=colors[head],
-                markersize=5,
-            )
-            _number(axes, head, (column, row), colors[head])
+        for head, color in enumerate(head_colors(len(curves))):
+            row, column = layer["Delta"][head]
+            axes.plot(column, row, ".", color=color, markersize=5)
+            _number(axes, head, (column, row), color)
             for curve, style in zip(curves[head], SHARES.values(), strict=True):
-                axes.plot(
-                    curve[1],
-                    curve[0],
-                    linestyle=style,
-                    color=colors[head],
-                    linewidth=1,
-                )
+                axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure
 
 
@@ -72,43 +59,21 @@ def head_paths(layers: Layers) -> Figure:
 
     Each layer has Delta: (epochs + 1, N_h, 2).
     """
-    furthest = max(np.abs(layer["Delta"]).max() for layer in layers)
+    furthest = max(float(layer["Delta"].abs().max()) for layer in layers)
     figure, panels = _panels(len(layers), 1 + furthest)
     for axes, layer in zip(panels, layers, strict=True):
-        paths = layer["Delta"].transpose(1, 2, 0)  # (N_h, 2, epochs + 1)
-        colors = head_colors(len(paths))
-        for head, (down, across) in enumerate(paths):
-            color = colors[head]
-            style = {"color": color, "markersize": 4}
-            axes.plot(
-                across[0],
-                down[0],
-                "o",
-                fillstyle="none",
-                **style,
-            )
-            axes.plot(
-                across,
-                down,
-                "-o",
-                linewidth=1,
-                markevery=[-1],
-                **style,
-            )
+        for head, color in enumerate(head_colors(layer["Delta"].shape[1])):
+            down, across = layer["Delta"][:, head].T
+            axes.plot(across[0], down[0], "o", color=color, markersize=4, fillstyle="none")
+            axes.plot(across, down, "-o", color=color, markersize=4, linewidth=1, markevery=[-1])
             _number(axes, head, (across[-1], down[-1]), color)
     return figure
 
 
 def _number(axes: Axes, head: int, at: tuple[float, float], color: Color) -> None:
     """Write the number of a head beside a point."""
-    axes.annotate(
-        str(head + 1),
-        at,
-        (2, 2),
-        textcoords="offset points",
-        fontsize=7,
-        color=color,
-    )
+    number = str(head + 1)
+    axes.annotate(number, at, (2, 2), textcoords="offset points", fontsize=7, color=color)
 
 
 def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
@@ -119,15 +84,7 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=size, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for index, axes in enumerate(panels[:layers]):
-        query = Rectangle(
-            (-0.5, -0.5),
-            1,
-            1,
-            facecolor="0.85",
-            edgecolor="black",
-            zorder=1,
-        )
-        axes.add_patch(query)
+        axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1))
         axes.set(title=f"layer {index + 1}", aspect="equal")
         axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
         axes.locator_params(integer=True, nbins=6)
@@ -140,7 +97,7 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     return figure, panels[:layers]
 
 
-def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
+def head_maps(layers: Sequence[Tensor], query: tuple[int, int]) -> Figure:
     """Attention of one query (row, column), one row per layer, one column per head (Figs. 5, 6). (N_h, H, W) each.
 
     Each map has its own scale, from zero (dark) to its maximum (bright).
@@ -152,17 +109,10 @@ def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
     corner = (query[1] - 0.5, query[0] - 0.5)
     for index, (row, maps) in enumerate(zip(grid, layers, strict=True)):
         for axes, shown in zip(row, maps, strict=False):
-            axes.imshow(shown, cmap="cividis", vmin=0)
+            axes.imshow(shown.numpy(), cmap="cividis", vmin=0)
             # an outline that is seen on any color, and what is inside is seen too
             for color, width in (("black", 2.4), ("white", 1.2)):
-                outline = Rectangle(
-                    corner,
-                    1,
-                    1,
-                    fill=False,
-                    edgecolor=color,
-                    linewidth=width,
-                )
+                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width)
                 axes.add_patch(outline)
             axes.set(xticks=[], yticks=[])
         for axes in row[len(maps) :]:
@@ -173,42 +123,25 @@ def head_maps(layers: Sequence[np.ndarray], query: tuple[int, int]) -> Figure:
     return figure
 
 
-def head_depth(heads: Sequence[Head], window: int) -> Figure:
+def head_depth(layers: Sequence[Heads], window: int) -> Figure:
     """How far heads reach, and how much of their attention is near the query, layer by layer."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     reach, share = figure.subplots(1, 2)
-    _depth(reach, [(head.layer, head.reach) for head in heads])
-    _depth(share, [(head.layer, 100 * head.share) for head in heads])
+    _depth(reach, [heads.reach for heads in layers])
+    _depth(share, [100 * heads.share for heads in layers])
     over_whole_numbers(reach, "layer", "mean distance from the query, in pixels")
     over_whole_numbers(share, "layer", f"attention inside {window} x {window} pixels, %")
     reach.legend(frameon=False)
     return figure
 
 
-def _depth(axes: Axes, values: Sequence[tuple[str, float]]) -> None:
-    """A dot per head and the mean of each layer, in the order of the layers. values: (layer, number of a head)"""
+def _depth(axes: Axes, layers: list[Tensor]) -> None:
+    """A dot per head and the mean of each layer. layers: (N_h,) each"""
     each, mean, *_ = color_sequences["petroff10"]
-    means: list[float] = []
-    for _, group in groupby(values, itemgetter(0)):
-        numbers = [number for _, number in group]
-        means.append(fmean(numbers))
-        at = [len(means)] * len(numbers)
-        axes.plot(
-            at,
-            numbers,
-            "o",
-            color=each,
-            alpha=0.6,
-            markersize=5,
-        )
-    layers = range(1, len(means) + 1)
-    axes.plot(
-        layers,
-        means,
-        "-s",
-        color=mean,
-        label="mean of the layer",
-    )
+    for at, values in enumerate(layers, start=1):
+        axes.plot([at] * len(values), values, "o", color=each, alpha=0.6, markersize=5)
+    means = [values.mean() for values in layers]
+    axes.plot(range(1, len(means) + 1), means, "-s", color=mean, label="mean of the layer")
     axes.set_ylim(bottom=0)
 
 
@@ -219,15 +152,16 @@ def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _contours(Delta: np.ndarray, spread: np.ndarray) -> np.ndarray:
+def _contours(Delta: Tensor, spread: Tensor) -> Tensor:
     """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is the radius of one of SHARES.
 
     (N_h, 2) and (N_h,) or (N_h, 2, 2) -> (N_h, contours, 2, points).
     """
-    S = spread if spread.ndim == 3 else spread[:, None, None] * np.eye(2)
-    S = S + 1e-9 * np.eye(2)  # a head that attends everywhere has a contour too, far outside
-    angles = np.linspace(0, 2 * np.pi, 101)
-    circle = np.stack([np.cos(angles), np.sin(angles)])
-    outline = np.linalg.inv(S.transpose(0, 2, 1)) @ circle  # (N_h, 2, points)
-    radii = np.sqrt(-2 * np.log1p(-np.array(list(SHARES))))  # of a Gaussian in the plane
+    S = spread_matrices(spread)
+    S = S + 1e-9 * torch.eye(2)  # a head that attends everywhere has a contour too, far outside
+    angles = torch.linspace(0, 2 * math.pi, 101, dtype=S.dtype)
+    circle = torch.stack([angles.cos(), angles.sin()])
+    outline = torch.linalg.inv(S.mT) @ circle  # (N_h, 2, points)
+    shares = torch.tensor(list(SHARES), dtype=S.dtype)
+    radii = (-2 * torch.log1p(-shares)).sqrt()  # of a Gaussian in the plane
     return Delta[:, None, :, None] + radii[:, None, None] * outline[:, None]

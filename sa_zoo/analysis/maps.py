@@ -6,6 +6,8 @@ or for a convolution as attention the padded image, where query (i, j) stands on
 
 import math
 import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +19,7 @@ from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import outer_sum
 
-Pixel = tuple[int, ...]  # (row, column), or (H, W)
+Pixel = Sequence[int]  # (row, column), or (H, W)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class LayerMaps:
     keys: Pixel  # (H, W) of the keys
     image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
     positional: bool  # whether the maps are the same for all images
-    factors: tuple[Tensor, ...]
+    factors: Sequence[Tensor]
+    kind: str = "stored"  # the explorer's formula for the maps, as in Term.drawn
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
@@ -83,19 +86,18 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     Raises:
         ValueError: for a network without attention maps that can be shown on an image.
     """
-    names = {module: name for name, module in model.named_modules() if _is_ours(module)}
+    names: dict[nn.Module, str] = {
+        module: name
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+        or (isinstance(module, ConvolutionalAttention) and len(module.stride) == 2)
+    }
     layers = _of_modules(model, names, images) if names else _of_transformer(model, images)
     if not layers:
         raise ValueError(
             f"model: got {type(model).__name__}, expected one with attention over the pixels of a grid"
         )
     return layers
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, Attention) or (
-        isinstance(module, ConvolutionalAttention) and len(module.stride) == 2
-    )
 
 
 def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -> list[LayerMaps]:
@@ -108,12 +110,10 @@ def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -
         elif isinstance(module, ConvolutionalAttention):
             layers.append(_of_convolution(names[module], module, inputs[0]))
 
-    hooks = [module.register_forward_pre_hook(record) for module in names]
-    try:
+    with ExitStack() as hooks:
+        for module in names:
+            hooks.enter_context(module.register_forward_pre_hook(record))
         model.eval()(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return layers
 
 
@@ -121,39 +121,34 @@ def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     """X: (B, H, W, D)"""
     positional = all(term.positional for term in module.terms)
     factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
-    grid = (X.shape[1], X.shape[2])
-    return LayerMaps(
-        name,
-        module,
-        grid,
-        grid,
-        grid,
-        positional,
-        tuple(factors),
-    )
+    kind = "stored"
+    if positional and len(module.terms) == 1:
+        kind = module.terms[0].drawn
+    grid = X.shape[1:3]
+    return LayerMaps(name, module, grid, grid, grid, positional, factors, kind)
 
 
 def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> LayerMaps:
     """x: (B, D_in, H, W)"""
     image = list(x.shape[2:])
-    sizes = module.key_sizes(image)
+    sizes = module.pad.sizes(image)
     content = isinstance(module, ContentAttention) and bool(module.gate.any())
     if content:
         factors = [module.probabilities(x)]
     else:
         factors = [probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2)]
-    before, _ = module.pad.amounts(image)
     return LayerMaps(
         name,
         module,
-        grid=tuple(module.queries(sizes)),
-        keys=tuple(sizes),
-        image=tuple(image),
+        grid=module.queries(sizes),
+        keys=sizes,
+        image=image,
         positional=not content,
-        factors=tuple(factors),
-        stride=tuple(module.stride),
-        center=tuple(module.center),
-        padding=tuple(before),
+        factors=factors,
+        kind="stored" if content else "quadratic",
+        stride=module.stride,
+        center=module.center,
+        padding=module.pad.amounts(image)[0],
     )
 
 
@@ -162,7 +157,7 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     size = getattr(getattr(model, "patch_embed", None), "dynamic_feat_size", None)
     if size is None:
         return []
-    grid = tuple(size(images.shape[2:]))
+    grid = size(images.shape[2:])
     prefix = getattr(model, "num_prefix_tokens", 0)
     fused = [module for module in model.modules() if getattr(module, "fused_attn", False)]
     try:

@@ -46,17 +46,19 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = N
     figure = Figure(figsize=(side + 0.4, side), layout="constrained")
     axes = figure.subplots()
     display = ConfusionMatrixDisplay(percent, display_labels=classes if few else None)
-    numbers = {
-        "include_values": few,
-        "values_format": ".0f",
-        "text_kw": {"fontsize": 8},
-    }
-    display.plot(ax=axes, cmap="cividis", xticks_rotation="vertical", **numbers)
+    display.plot(
+        ax=axes,
+        cmap="cividis",
+        xticks_rotation="vertical",
+        include_values=few,
+        values_format=".0f",
+        text_kw={"fontsize": 8},
+    )
     if not few:
         axes.set(xticks=[], yticks=[])
     display.im_.set_clim(0, 100)
-    axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_title("test images, % of each true class")
+    title = "test images, % of each true class"
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
     return figure
 
 
@@ -67,8 +69,8 @@ def reliability(curve: Mapping[str, Sequence[float]], error: float) -> Figure:
     confidence = np.array(curve["confidence"])
     display = CalibrationDisplay(np.array(curve["accuracy"]), confidence, confidence)
     display.plot(ax=upper, name="test images", color=COLORS[0])
-    upper.set_title(f"expected calibration error {100 * error:.1f} %")
-    upper.set(ylabel="accuracy", xlabel="", ylim=(0, 1))
+    title = f"expected calibration error {100 * error:.1f} %"
+    upper.set(title=title, ylabel="accuracy", xlabel="", ylim=(0, 1))
     upper.grid(alpha=0.3)
     lower.bar(confidence, curve["images"], width=0.04, color=COLORS[0])
     lower.set(xlabel="confidence: probability of the predicted class", ylabel="images", xlim=(0, 1))

@@ -23,7 +23,6 @@ from torch import Tensor
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import head_shifts, missed_attention
 
 # Unit roundoff of float32, in which narrower types are summed.
 SINGLE = torch.finfo(torch.float32).eps / 2
@@ -47,9 +46,7 @@ class Certificate:
 
 
 def certificate(
-    layer: ConvolutionalAttention,
-    image: Sequence[int],
-    magnitude: float = 1.0,
+    layer: ConvolutionalAttention, image: Sequence[int], magnitude: float = 1.0
 ) -> Certificate:
     """The bound for images of one size, in the type of the layer's weights.
 
@@ -65,17 +62,15 @@ def certificate(
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
-    target = head_shifts(layer.kernel_size, layer.dilation, layer.center)
-    missed = missed_attention(layer.Delta.detach().cpu().double() - target, layer.alpha)
     largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it
     if layer.b_out is not None:
         largest = largest + layer.b_out.detach().cpu().double().abs()
-    keys = layer.key_sizes(list(image))
+    keys = layer.pad.sizes(list(image))
     of_both = _rounding_of_sum(kernel[0].numel() + 1, layer) + _layer_rounding(layer, keys)
     # Relative errors of consecutive roundings multiply: prod (1 + r) - 1 <= exp(sum r) - 1.
     relative = torch.tensor(of_both, dtype=torch.float64).expm1()
     return Certificate(
-        attention=2 * magnitude * (norms @ missed),
+        attention=2 * magnitude * (norms @ layer.missed()),
         rounding=largest * relative + _underflow(layer, keys, magnitude, norms.sum(dim=1)),
     )
 
@@ -116,10 +111,7 @@ def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
 
 
 def _underflow(
-    layer: ConvolutionalAttention,
-    keys: list[int],
-    magnitude: float,
-    norms: Tensor,
+    layer: ConvolutionalAttention, keys: list[int], magnitude: float, norms: Tensor
 ) -> Tensor:
     """Absolute errors of results below the type's normal numbers, for the convolution and the layer: (D_out,)
 

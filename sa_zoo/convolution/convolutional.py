@@ -17,7 +17,7 @@ Each layer is evaluated in the cheapest way that its parameters allow; all are e
 Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,22 +29,8 @@ from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 
-
-def convolve(
-    x: Tensor,
-    kernel: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    """torch's convolution over as many axes as `stride` has items, by the functions that autocast knows."""
-    if len(stride) == 1:
-        return F.conv1d(x, kernel, bias, stride, padding, dilation, groups)
-    if len(stride) == 2:
-        return F.conv2d(x, kernel, bias, stride, padding, dilation, groups)
-    return F.conv3d(x, kernel, bias, stride, padding, dilation, groups)
+# torch's convolutions by the number of axes. Autocast knows these functions, and not torch.convolution.
+CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class ConvolutionalAttention(nn.Module):
@@ -55,7 +41,6 @@ class ConvolutionalAttention(nn.Module):
         b_out: (D_out,) or None.
         pad: Padding or SamePadding, from images (B, D_in, *image) to keys (B, D_in, *N).
         stride, dilation: of the convolution, one item per axis.
-        center: key that the first query stands on, one item per axis.
         alpha: (N_h,), sharpness of each head.
     """
 
@@ -69,7 +54,6 @@ class ConvolutionalAttention(nn.Module):
         pad: Padding,
         stride: Sequence[int],
         dilation: Sequence[int],
-        center: Sequence[int],
         groups: int,
         alpha: Tensor,
     ) -> None:
@@ -79,26 +63,27 @@ class ConvolutionalAttention(nn.Module):
         self.pad = pad
         self.stride = list(stride)
         self.dilation = list(dilation)
-        self.center = list(center)
+        self.center = pad.center
         self.groups = groups
         self.out_channels, inner, *self.kernel_size = W_val().shape
         self.in_channels = inner * groups
+        self.convolve = CONVOLVE[len(self.kernel_size)]
         self.zeros = [0] * len(self.kernel_size)
         # From the first to the last key of a window.
         self.extent = [
             step * (size - 1) for step, size in zip(dilation, self.kernel_size, strict=True)
         ]
-        self.hold(head_shifts(self.kernel_size, dilation, center).to(alpha), alpha)
+        self.hold(head_shifts(self.kernel_size, dilation, self.center).to(alpha), alpha)
 
-    @torch.jit.ignore
-    def hold(
-        self,
-        Delta: Tensor,
-        alpha: Tensor,
-    ) -> None:
+    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
         """Register the heads' Delta (N_h, n) and alpha (N_h,): parameters, if they can be trained."""
         self.Delta = nn.Parameter(Delta)
         self.alpha = nn.Parameter(alpha)
+
+    def missed(self) -> Tensor:
+        """1 - P_h[q, target], with the targets in the order of the kernel's pixels: (N_h,), float64"""
+        target = head_shifts(self.kernel_size, self.dilation, self.center)
+        return missed_attention(self.Delta.detach().cpu().double() - target, self.alpha)
 
     @property
     def weight(self) -> Tensor:
@@ -116,11 +101,7 @@ class ConvolutionalAttention(nn.Module):
             for axis in range(len(sizes))
         ]
 
-    def axis_scores(
-        self,
-        axis: int,
-        sizes: list[int],
-    ) -> Tensor:
+    def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
         device = self.alpha.device
         standing = pixels(self.queries(sizes)[axis], device) * self.stride[axis] + self.center[axis]
@@ -151,11 +132,7 @@ class ConvolutionalAttention(nn.Module):
         keys = self.pad(x)
         return self.values(probabilities_from(self.scores(keys)), keys)
 
-    def values(
-        self,
-        P: Tensor,
-        keys: Tensor,
-    ) -> Tensor:
+    def values(self, P: Tensor, keys: Tensor) -> Tensor:
         """b_out + sum_h P_h X W_val_h: (.., N_h, prod Q, prod N), (B, D_in, *N) -> (B, D_out, *Q)"""
         heads = attend(P, keys.flatten(2).transpose(1, 2))  # (B, prod Q, N_h D_in)
         return self.project(heads.unflatten(1, self.queries(list(keys.shape[2:]))))
@@ -163,9 +140,8 @@ class ConvolutionalAttention(nn.Module):
     def project(self, heads: Tensor) -> Tensor:
         """b_out + sum_h heads_h W_val_h: (B, *Q, N_h D_in) -> (B, D_out, *Q)"""
         slices = self.W_val().flatten(2)
-        kernel = slices.unflatten(
-            0, [self.groups, -1]
-        )  # (groups, D_out / groups, D_in / groups, N_h)
+        # (groups, D_out / groups, D_in / groups, N_h)
+        kernel = slices.unflatten(0, [self.groups, -1])
         # (B, *Q, N_h, groups, D_in / groups)
         apart = heads.unflatten(-1, [slices.shape[2], self.groups, slices.shape[1]])
         out = torch.einsum("b...hgi,goih->b...go", apart, kernel).flatten(-2)
@@ -173,7 +149,6 @@ class ConvolutionalAttention(nn.Module):
             out = out + self.b_out.to(out.dtype)
         return out.movedim(-1, 1)
 
-    @torch.jit.ignore
     def composed_kernel(self, windows: list[range]) -> Tensor:
         """sum_h P_h[q, .] W_val_h for a query far from the border, which sees `windows`: (D_out, D_in / groups, ...)"""
         device = self.alpha.device
@@ -189,11 +164,6 @@ class ConvolutionalAttention(nn.Module):
         kernel = F.conv2d(heads_last, P.T[:, :, None, None]).permute(0, 2, 3, 1).squeeze(1)
         return kernel.to(slices.dtype).unflatten(-1, [len(window) for window in windows])
 
-    @torch.jit.ignore
-    def key_sizes(self, image: list[int]) -> list[int]:
-        """N of an image of this size."""
-        return self.pad.sizes(image)
-
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, heads={self.Delta.shape[0]}, kernel_size={self.kernel_size}, "
@@ -207,37 +177,29 @@ class HardAttention(ConvolutionalAttention):
     Delta and alpha are buffers: their gradients are too small for a floating-point number.
     """
 
-    @torch.jit.ignore
-    def hold(
-        self,
-        Delta: Tensor,
-        alpha: Tensor,
-    ) -> None:
+    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad
         self.outside: nn.Module = pad
         self.padding = self.zeros
-        if type(pad) is Padding and pad.mode == "constant" and pad.before == pad.after:
+        if type(pad) is Padding and pad.mode == "zeros" and pad.before == pad.after:
             self.outside = nn.Identity()
             self.padding = pad.before
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
         error_msgs: list[str] = args[-1]
-        alpha = state_dict.get(prefix + "alpha", self.alpha)
-        Delta = state_dict.get(prefix + "Delta", self.Delta)
-        offset = Delta.cpu() - head_shifts(self.kernel_size, self.dilation, self.center)
-        missed = float(missed_attention(offset, alpha).max())
+        missed = float(self.missed().max())
         if not missed <= EXACT:
             error_msgs.append(
                 f"{prefix}alpha: got heads that miss their targets by {missed:.1e}, expected exact ones in a layer "
                 "that was built for a large alpha; build it with the alpha of these weights"
             )
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
-        return convolve(
+        return self.convolve(
             self.outside(x),
             self.W_val(),
             self.b_out,

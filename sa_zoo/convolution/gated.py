@@ -25,12 +25,7 @@ class ContentAttention(ConvolutionalAttention):
     # Images evaluated at once: the probabilities of many more do not stay in a processor's caches.
     at_once: Final[int] = 16
 
-    @torch.jit.ignore
-    def hold(
-        self,
-        Delta: Tensor,
-        alpha: Tensor,
-    ) -> None:
+    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
         super().hold(Delta, alpha)
         heads = alpha.shape[0]
         shape = (heads, (self.in_channels + heads - 1) // heads, self.in_channels)

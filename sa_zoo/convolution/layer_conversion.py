@@ -18,7 +18,7 @@ from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.slices import LowRankSlices, Slices
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import exact_heads, head_shifts, is_exact, windows
+from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows
 from sa_zoo.kernels.situation import is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
@@ -46,37 +46,25 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     same_call = kind.forward is plain.forward and kind._conv_forward is plain._conv_forward
     if not same_call and kind not in TENSORFLOW_CONVOLUTIONS:
         return f"{kind.__name__} computes more than a convolution with its weight"
-    shifts = head_shifts(layer.kernel_size, layer.dilation, _center(layer))
+    shifts = head_shifts(layer.kernel_size, layer.dilation, _padding(layer).center)
     if (shifts.to(layer.weight.dtype) != shifts).any():
         return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
-    if content and any(
-        middle > size for middle, size in zip(_center(layer), _extent(layer), strict=True)
-    ):
+    if content and (shifts[-1] < 0).any():  # even those of the last kernel pixel
         return "its padding puts queries beyond all keys, where there is no content"
     return ""
 
 
-def _extent(conv: _ConvNd) -> list[int]:
-    """Last minus first key of a window, per axis."""
-    return [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
-
-
-def _amounts(conv: _ConvNd) -> list[tuple[int, int]]:
-    """Padding (before, after) each axis, by the padding argument of nn.Conv."""
-    if isinstance(conv.padding, tuple):
-        return [(amount, amount) for amount in conv.padding]
-    if conv.padding == "valid":
-        return [(0, 0) for _ in conv.kernel_size]
-    return [(size // 2, size - size // 2) for size in _extent(conv)]
-
-
-def _center(conv: _ConvNd) -> list[int]:
-    """The key that the first query stands on, per axis."""
-    if (
-        type(conv) in TENSORFLOW_CONVOLUTIONS
-    ):  # whose padding follows the image; the middle of the window does not
-        return [size // 2 for size in _extent(conv)]
-    return [before for before, _ in _amounts(conv)]
+def _padding(conv: _ConvNd) -> Padding:
+    """The convolution's padding, as a module."""
+    extent = [step * (size - 1) for step, size in zip(conv.dilation, conv.kernel_size, strict=True)]
+    if type(conv) in TENSORFLOW_CONVOLUTIONS:
+        return SamePadding(extent, conv.stride)
+    if conv.padding == "same":
+        before = [size // 2 for size in extent]
+        after = [size - size // 2 for size in extent]
+        return Padding(before, after, conv.padding_mode)
+    amounts = conv.padding if isinstance(conv.padding, tuple) else [0] * len(extent)  # "valid"
+    return Padding(amounts, amounts, conv.padding_mode)
 
 
 def attention_from_conv(
@@ -117,41 +105,28 @@ def attention_in_place(
         raise ValueError(
             "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
         )
-    if type(conv) in TENSORFLOW_CONVOLUTIONS:
-        pad: Padding = SamePadding(_extent(conv), conv.stride)
-    else:
-        pad = Padding(_amounts(conv), conv.padding_mode)
     weight = conv.weight.detach()
     W_val: nn.Module = Slices(weight)
     groups = conv.groups
     if head_dim is not None:
         W_val = LowRankSlices(weight, groups, head_dim)
         groups = 1
-    offset, alphas = exact_heads(math.prod(conv.kernel_size), alpha, len(conv.kernel_size))
+    heads = math.prod(conv.kernel_size)
+    alphas = torch.full([heads], alpha, device="cpu", dtype=torch.float64)
+    offset = torch.zeros(heads, len(conv.kernel_size), device="cpu")
     evaluation: type[ConvolutionalAttention] = SoftAttention
     if content:
         evaluation = ContentAttention
-    elif is_exact(offset, alphas):
+    elif missed_attention(offset, alphas).max() <= EXACT:
         evaluation = HardAttention
     attention = evaluation(
-        W_val,
-        conv.bias,
-        pad,
-        conv.stride,
-        conv.dilation,
-        _center(conv),
-        groups,
-        alphas.to(weight),
+        W_val, conv.bias, _padding(conv), conv.stride, conv.dilation, groups, alphas.to(weight)
     )
     _train_what_was_trained(attention, conv.weight, conv.bias)
     return attention.train(conv.training)
 
 
-def _train_what_was_trained(
-    layer: nn.Module,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> None:
+def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
     """Give the layer's bias the requires_grad of `bias`, and all of its other parameters that of `weight`."""
     for name, parameter in layer.named_parameters():
         given = bias if name in ("bias", "b_out") else weight
@@ -181,11 +156,11 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
         kind = Conv2dSame
     else:
         geometry["padding"] = pad.before if pad.before == pad.after else "same"
-        geometry["padding_mode"] = "zeros" if pad.mode == "constant" else pad.mode
+        geometry["padding_mode"] = pad.mode
     conv: _ConvNd = kind(
         attention.in_channels,
         attention.out_channels,
-        tuple(attention.kernel_size),
+        attention.kernel_size,
         groups=attention.groups,
         bias=attention.b_out is not None,
         device="meta",
@@ -201,9 +176,7 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
 def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     """Kernel (D_out, D_in / groups, *K) of the convolution on the layer's taps, and its distance; float64 inside."""
     taps = head_shifts(attention.kernel_size, attention.dilation, attention.center)
-    if isinstance(attention, HardAttention) or is_exact(
-        attention.Delta.cpu() - taps, attention.alpha
-    ):
+    if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
     # With the taps as heads of infinite sharpness, so that the windows contain them.
@@ -218,9 +191,10 @@ def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     whole = wide.composed_kernel(seen)
     kernel = whole
     for axis, offsets in enumerate(seen):
-        places = [offsets.index(tap) for tap in sorted(set(taps[:, axis].int().tolist()))]
+        places = [offsets.index(tap) for tap in taps[:, axis].int().unique().tolist()]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
     rounded = kernel.to(attention.W_val())
-    # Everything that is not on a tap, and the rounding of what is.
-    sums = [part.abs().flatten(1).sum(dim=1) for part in (whole, kernel, kernel - rounded)]
-    return rounded, float((sums[0] - sums[1]).clamp(min=0).add(sums[2]).max())
+    # Per output channel (D_out,); the distance is what is not on a tap, and the rounding of what is.
+    parts = (whole, kernel, kernel - rounded)
+    total, on_taps, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)
+    return rounded, float(((total - on_taps).clamp(min=0) + rounding).max())

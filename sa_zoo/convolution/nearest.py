@@ -21,11 +21,7 @@ from torch import Tensor, nn
 from sa_zoo.models.attention import Attention
 
 
-def taps(
-    P: Tensor,
-    grid: tuple[int, int],
-    K: int,
-) -> Tensor:
+def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     """c_h[a], the mean of P_h[q, q + a] over all queries whose window lies in the image: (N_h, T, T) -> (N_h, K, K)
 
     Of the sums of absolute values above it is, for maps that depend on displacements only, the smallest.
@@ -51,11 +47,7 @@ def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
     return answers.flatten(2).permute(1, 2, 0)  # from (T, N_h, T), keys first
 
 
-def distance(
-    P: Tensor,
-    grid: tuple[int, int],
-    K: int,
-) -> Tensor:
+def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     """d_h[q], from 0 to 2: (N_h, T, T) -> (N_h, T)"""
     return (P - maps_of_taps(taps(P, grid, K), grid)).abs().sum(dim=-1)
 
@@ -68,13 +60,7 @@ class NearestConvolution(nn.Module):
         P: (N_h, T, T), its maps; their mean over images where they depend on content.
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        P: Tensor,
-        grid: tuple[int, int],
-        K: int,
-    ) -> None:
+    def __init__(self, attention: Attention, P: Tensor, grid: tuple[int, int], K: int) -> None:
         super().__init__()
         weight = attention.W_val.weight.detach()
         slices = weight.unflatten(1, [len(P), -1])  # (D_out, N_h, D)

@@ -3,11 +3,11 @@
 import copy
 import difflib
 import fnmatch
-import json
 import math
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 
 # Scores per image in one layer from which `convert` warns of what a content term costs: 40 MB in float32.
 COSTLY = 10**7
+# A layer's name, the convolution, the attention in its place, and what the convolution was called with.
+Swapped = tuple[str, _ConvNd, ConvolutionalAttention, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,6 @@ class Report:
         )
         return "\n".join([head, "|---" * 9 + "|", *rows, "", *skipped, total, ""])
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
-
 
 def _range(shifts: list[int]) -> str:
     return str(shifts[0]) if len(shifts) == 1 else f"{shifts[0]}..{shifts[-1]}"
@@ -92,59 +91,51 @@ def convert(
         example = _noise(network)
     converted = copy.deepcopy(network).eval()
     convolutions, skipped = _chosen(converted, layers, content)
-    inputs: dict[str, list[Tensor]] = {name: [] for name in convolutions}
-    hooks = [
-        conv.register_forward_pre_hook(partial(_record, inputs[name]))
-        for name, conv in convolutions.items()
-    ]
+    inputs: dict[nn.Module, list[Tensor]] = {conv: [] for conv in convolutions.values()}
+
+    def record(conv: nn.Module, arguments: tuple[Tensor]) -> None:
+        # A copy, as a network may overwrite its activations.
+        inputs[conv].append(arguments[0].clone())
+
+    hooks = [conv.register_forward_pre_hook(record) for conv in inputs]
     with torch.no_grad():
         before = converted(example)
         for hook in hooks:
             hook.remove()
-        attentions = {
-            name: attention_in_place(copy.deepcopy(conv), alpha, content)
+        attentions = _swap(converted, convolutions.values(), alpha, content)
+        swapped = [
+            (name, conv, attentions[conv], inputs[conv])
             for name, conv in convolutions.items()
-        }
-        if content:
-            _warn_of_cost(attentions, inputs)
-        rows = [
-            _row(name, conv, attentions[name], inputs[name])
-            for name, conv in convolutions.items()
-            if inputs[name]
+            if inputs[conv]
         ]
-        for name, conv in convolutions.items():
-            _replace(converted, conv, attentions[name])
+        if content:
+            _warn_of_cost(swapped)
+        rows = [_row(*layer) for layer in swapped]
         after = converted(example)
-    for name, module in network.named_modules():
-        if name in attentions:
-            attentions[name].train(module.training)
-        converted.get_submodule(name).training = module.training
+    # Parents come first: a mode is passed on to all children, which then get their own.
+    for name, module in network.named_modules(remove_duplicate=False):
+        converted.get_submodule(name).train(module.training)
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
 
 
-def swap_convolutions(
-    network: nn.Module,
-    layers: str,
-    alpha: float,
-    content: bool,
-) -> None:
+def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
     """Replace the chosen convolutions that can be expressed, in place. Arguments and errors: see `convert`."""
     convolutions, _ = _chosen(network, layers, content)
-    for conv in convolutions.values():
-        _replace(network, conv, attention_in_place(conv, alpha, content))
+    _swap(network, convolutions.values(), alpha, content)
 
 
 def _chosen(
-    network: nn.Module,
-    layers: str,
-    content: bool,
+    network: nn.Module, layers: str, content: bool
 ) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
     uses = Counter(
         id(weight) for module in network.modules() for weight in module.parameters(recurse=False)
     )
+    # A network that is a convolution itself has no name for it.
     named = {
-        name: module for name, module in network.named_modules() if isinstance(module, _ConvNd)
+        name: module
+        for name, module in network.named_modules()
+        if name and isinstance(module, _ConvNd)
     }
     patterns = [part.strip() for part in layers.split(",")]
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part) for part in patterns)]
@@ -152,42 +143,44 @@ def _chosen(
         near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
         such = f"such as {', '.join(near)}" if near else "of which it has none"
         raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
-    skipped = {}
+    convolutions: dict[str, _ConvNd] = {}
+    skipped: dict[str, str] = {}
     for name in chosen:
-        reason = why_not(named[name], content)
-        if uses[id(named[name].weight)] > 1:
+        conv = named[name]
+        reason = why_not(conv, content)
+        if uses[id(conv.weight)] > 1:
             reason = "its weight is another layer's too"
         if reason:
             skipped[name] = reason
-    if len(skipped) == len(chosen):
+        else:
+            convolutions[name] = conv
+    if not convolutions:
         why = "; ".join(sorted(set(skipped.values())))
         raise ValueError(
             f"layers: got {layers!r}, expected layers that attention can express: {why}"
         )
-    return {name: named[name] for name in chosen if name not in skipped}, skipped
+    return convolutions, skipped
 
 
-def _replace(
-    network: nn.Module,
-    conv: nn.Module,
-    attention: nn.Module,
-) -> None:
-    """Put attention wherever the convolution is used."""
-    for module in list(network.modules()):
-        # named_children would name a layer used twice once.
-        for name, child in list(module._modules.items()):
-            if child is conv:
-                setattr(module, name, attention)
+def _swap(
+    network: nn.Module, convolutions: Iterable[_ConvNd], alpha: float, content: bool
+) -> dict[nn.Module, ConvolutionalAttention]:
+    """Put attention wherever the convolutions are used; each convolution's attention."""
+    attentions: dict[nn.Module, ConvolutionalAttention] = {
+        conv: attention_in_place(conv, alpha, content) for conv in convolutions
+    }
+    for name, module in list(network.named_modules(remove_duplicate=False)):
+        if module in attentions:
+            network.set_submodule(name, attentions[module])
     network.no_weight_decay = partial(undecayed, network)  # type: ignore[assignment]  # nn.Module knows no methods
+    return attentions
 
 
 def undecayed(network: nn.Module) -> set[str]:
     """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
     own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
-    last = ("Delta", "alpha", "gate")
-    return set(own) | {
-        name for name, _ in network.named_parameters() if name.rpartition(".")[2] in last
-    }
+    ours = (".Delta", ".alpha", ".gate")
+    return set(own) | {name for name, _ in network.named_parameters() if name.endswith(ours)}
 
 
 def _noise(network: nn.Module) -> Tensor:
@@ -206,24 +199,12 @@ def _difference(before: Any, after: Any) -> float:
     return max(differences)
 
 
-def _record(
-    seen: list[Tensor],
-    conv: nn.Module,
-    inputs: tuple[Tensor],
-) -> None:
-    """Hook of a convolution: keep a copy of its input, which a network may overwrite."""
-    seen.append(inputs[0].clone())
-
-
-def _warn_of_cost(
-    attentions: dict[str, ConvolutionalAttention], inputs: dict[str, list[Tensor]]
-) -> None:
+def _warn_of_cost(layers: list[Swapped]) -> None:
     """Warn of layers that score very many pairs of pixels, before they are evaluated."""
     scores = {}
-    for name, attention in attentions.items():
-        for x in inputs[name]:
-            keys = attention.key_sizes(list(x.shape[2:]))
-            scores[name] = math.prod([len(attention.alpha), *attention.queries(keys), *keys])
+    for name, _, attention, inputs in layers:
+        keys = attention.pad.sizes(list(inputs[0].shape[2:]))
+        scores[name] = math.prod([len(attention.alpha), *attention.queries(keys), *keys])
     costly = [name for name in scores if scores[name] > COSTLY]
     if costly:
         warnings.warn(
@@ -234,16 +215,12 @@ def _warn_of_cost(
 
 
 def _row(
-    name: str,
-    conv: nn.Module,
-    attention: ConvolutionalAttention,
-    inputs: list[Tensor],
+    name: str, conv: _ConvNd, attention: ConvolutionalAttention, inputs: list[Tensor]
 ) -> LayerReport:
     """The layer's report, for the input on which attention and convolution differ most."""
     differences = [float((attention(x) - conv(x)).abs().max()) for x in inputs]
     measured = max(differences)
     x = inputs[differences.index(measured)]
-    image = list(x.shape[2:])
     with FlopCounterMode(display=False) as counted:
         output = attention(x[:1])
     return LayerReport(
@@ -254,6 +231,6 @@ def _row(
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=counted.get_total_flops() // 2,
         conv_macs=attention.W_val().numel() * math.prod(output.shape[2:]),
-        bound=certificate(attention, image, float(x.abs().max())).worst,
+        bound=certificate(attention, x.shape[2:], float(x.abs().max())).worst,
         measured=measured,
     )

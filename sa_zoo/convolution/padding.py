@@ -1,4 +1,4 @@
-"""The keys of a convolutional layer: its padded image. Symbols: theorem.py."""
+"""The keys of a convolutional layer: its padded image, and where queries stand. Symbols: theorem.py."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,17 +19,17 @@ class Keys(NamedTuple):
 
 
 class Padding(nn.Module):
-    """Padding by fixed amounts, (before, after) per axis, in one of nn.Conv's padding modes."""
+    """Padding by fixed amounts before and after each axis, in one of nn.Conv's padding modes.
 
-    def __init__(
-        self,
-        amounts: Sequence[tuple[int, int]],
-        mode: str,
-    ) -> None:
+    center: the key that the first query stands on, per axis.
+    """
+
+    def __init__(self, before: Sequence[int], after: Sequence[int], mode: str) -> None:
         super().__init__()
-        self.before = [before for before, _ in amounts]
-        self.after = [after for _, after in amounts]
-        self.mode = "constant" if mode == "zeros" else mode
+        self.before = list(before)
+        self.after = list(after)
+        self.mode = mode
+        self.center = self.before
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
         """Keys added before and after each axis of an image of this size."""
@@ -43,7 +43,7 @@ class Padding(nn.Module):
     def keys(self, x: Tensor) -> Keys:
         """The keys of images (B, D_in, *image); zeros are not stored."""
         image = list(x.shape[2:])
-        if self.mode == "constant":
+        if self.mode == "zeros":
             return Keys(x, self.amounts(image)[0], self.sizes(image))
         return Keys(self.forward(x), [0] * len(image), self.sizes(image))
 
@@ -54,29 +54,27 @@ class Padding(nn.Module):
         amounts: list[int] = []
         for axis in range(len(before) - 1, -1, -1):
             amounts += [before[axis], after[axis]]
-        return F.pad(x, amounts, self.mode)
+        return F.pad(x, amounts, "constant" if self.mode == "zeros" else self.mode)
 
 
 class SamePadding(Padding):
     """Padding with zeros so that ceil(size / stride) queries fit, like TensorFlow's 'SAME'.
 
+    It depends on the image's size, but queries always stand on the middle of their windows.
     extent: last minus first key of a window, per axis.
     """
 
-    def __init__(
-        self,
-        extent: Sequence[int],
-        stride: Sequence[int],
-    ) -> None:
-        super().__init__([], "zeros")
+    def __init__(self, extent: Sequence[int], stride: Sequence[int]) -> None:
+        super().__init__([], [], "zeros")
         self.extent = list(extent)
         self.stride = list(stride)
+        self.center = [size // 2 for size in extent]
 
     def amounts(self, image: list[int]) -> tuple[list[int], list[int]]:
         """Keys added before and after each axis of an image of this size."""
-        missing: list[int] = []
-        for axis in range(len(image)):
-            # Where the last query's window starts.
-            last = (image[axis] - 1) // self.stride[axis] * self.stride[axis]
-            missing.append(max(last + self.extent[axis] + 1 - image[axis], 0))
+        # Of the last query's window, the first key and the (size - 1) % stride after it are in the image.
+        missing = [
+            max(self.extent[axis] - (image[axis] - 1) % self.stride[axis], 0)
+            for axis in range(len(image))
+        ]
         return [count // 2 for count in missing], [count - count // 2 for count in missing]

@@ -33,12 +33,7 @@ class LowRankSlices(nn.Module):
     Raises ValueError for a rank that is not between 1 and D_out.
     """
 
-    def __init__(
-        self,
-        kernel: Tensor,
-        groups: int,
-        head_dim: int,
-    ) -> None:
+    def __init__(self, kernel: Tensor, groups: int, head_dim: int) -> None:
         super().__init__()
         if not 0 < head_dim <= kernel.shape[0]:
             raise ValueError(f"head_dim: got {head_dim}, expected 1 to {kernel.shape[0]}")

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, convolve
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.padding import Keys
 from sa_zoo.convolution.theorem import windows
 from sa_zoo.kernels.situation import is_ordinary
@@ -39,11 +39,7 @@ class SoftAttention(ConvolutionalAttention):
             return self.by_axes(keys)
         return self.evaluate(keys)
 
-    def factor(
-        self,
-        axis: int,
-        keys: Keys,
-    ) -> Tensor:
+    def factor(self, axis: int, keys: Keys) -> Tensor:
         """The factor of P_h along one axis, for the stored keys: (N_h, Q, stored)"""
         P = probabilities_from(self.axis_scores(axis, keys.sizes))
         return P.narrow(2, keys.before[axis], keys.stored.shape[2 + axis])
@@ -62,22 +58,14 @@ class SoftAttention(ConvolutionalAttention):
             return self.framed(keys, inside, self.composed(keys, windows, inside))
         return self.by_axes(keys)
 
-    @torch.jit.ignore
     def windows(self) -> list[range]:
         """One window per axis; none where a head sees without end, or where numbers cannot be read."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self.Delta.is_meta:
-            return []
-        if not is_ordinary(self.Delta, self.alpha):
+        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if in_graph or self.Delta.is_meta or not is_ordinary(self.Delta, self.alpha):
             return []
         return windows(self.Delta, self.alpha, torch.finfo(at_least_float32(self.alpha).dtype).eps)
 
-    @torch.jit.ignore
-    def inside(
-        self,
-        axis: int,
-        keys: Keys,
-        window: range,
-    ) -> range:
+    def inside(self, axis: int, keys: Keys, window: range) -> range:
         """The queries along one axis whose windows lie within the keys."""
         stride = self.stride[axis]
         count = self.queries(keys.sizes)[axis]
@@ -85,12 +73,8 @@ class SoftAttention(ConvolutionalAttention):
         begin = max(0, -((self.center[axis] + window[0]) // stride))
         return range(begin, min(room // stride + 1, count))
 
-    @torch.jit.ignore
     def is_cheaper_composed(
-        self,
-        sizes: list[int],
-        windows: list[range],
-        inside: list[range],
+        self, sizes: list[int], windows: list[range], inside: list[range]
     ) -> bool:
         """Whether composing a kernel and a convolution with it cost less than the same queries of one image by axes."""
         heads = len(self.alpha)
@@ -100,13 +84,7 @@ class SoftAttention(ConvolutionalAttention):
         by_axes = queries * heads * (self.in_channels * sum(sizes) + weights)
         return composed <= self.axes_cost * by_axes
 
-    @torch.jit.ignore
-    def composed(
-        self,
-        keys: Keys,
-        windows: list[range],
-        inside: list[range],
-    ) -> Tensor:
+    def composed(self, keys: Keys, windows: list[range], inside: list[range]) -> Tensor:
         """The outputs of the queries `inside`, as one convolution: (B, D_out, *inside)"""
         x = keys.stored
         padding = [0] * len(windows)
@@ -129,15 +107,9 @@ class SoftAttention(ConvolutionalAttention):
             padding = self.zeros
         kernel = self.composed_kernel(windows)
         steps = [window.step for window in windows]
-        return convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
+        return self.convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
 
-    @torch.jit.ignore
-    def framed(
-        self,
-        keys: Keys,
-        inside: list[range],
-        out: Tensor,
-    ) -> Tensor:
+    def framed(self, keys: Keys, inside: list[range], out: Tensor) -> Tensor:
         """All outputs, from `out`, those of the queries `inside`: (B, D_out, *inside) -> (B, D_out, *Q)"""
         wanted: list[Any] = [slice(queries.start, queries.stop) for queries in inside]
         for axis, queries in enumerate(inside):

@@ -19,9 +19,7 @@ FARTHEST = 1e3
 
 
 def head_shifts(
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    center: Sequence[int],
+    kernel_size: Sequence[int], dilation: Sequence[int], center: Sequence[int]
 ) -> Tensor:
     """Delta_h = dilation * a - center for every kernel pixel a in row-major order: (N_h, n), float32, on the CPU."""
     axes = [
@@ -31,11 +29,7 @@ def head_shifts(
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def seen_offsets(
-    Delta: float,
-    alpha: float,
-    precision: float,
-) -> tuple[int, int]:
+def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int]:
     """First and last key that a head sees along one axis, as displacements from the query.
 
     A head sees a key if its probability, relative to that of the key nearest to Delta, is above `precision`.
@@ -55,11 +49,7 @@ def window(seen: Sequence[tuple[int, int]]) -> range:
     return range(first, last + 1, math.gcd(*gaps) or 1)
 
 
-def windows(
-    Delta: Tensor,
-    alpha: Tensor,
-    precision: float,
-) -> list[range]:
+def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
     """What all heads together see along each axis: (N_h, n), (N_h,) -> n windows; none if a head sees without end.
 
     Nothing else reads the numbers in Delta and alpha, for which the CPU has to wait for an accelerator.
@@ -94,18 +84,3 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
     return torch.where(alpha < DULLEST, 1.0, missed)
-
-
-def exact_heads(
-    heads: int,
-    alpha: float,
-    axes: int,
-) -> tuple[Tensor, Tensor]:
-    """offset (N_h, n) and alpha (N_h,) of heads centered on their targets, float64, on the CPU."""
-    offset = torch.zeros(heads, axes, device="cpu", dtype=torch.float64)
-    return offset, torch.full((heads,), alpha, device="cpu", dtype=torch.float64)
-
-
-def is_exact(offset: Tensor, alpha: Tensor) -> bool:
-    """Whether no head misses its target by more than float64 can represent. Arguments as `missed_attention`'s."""
-    return bool((missed_attention(offset, alpha) <= EXACT).all())

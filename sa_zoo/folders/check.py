@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,12 +134,14 @@ def check_config(path: Path) -> None:
         value = float(text)
         if not abs(value) <= LARGEST:
             raise ValueError(f"got the number {text[:20]}, expected at most {LARGEST:,}")
-        is_whole = not set(text) & set(".eEnN")
-        return int(text) if is_whole else value
+        return value
+
+    def whole(text: str) -> int:
+        return int(number(text))
 
     try:
         config = json.loads(
-            path.read_bytes(), parse_int=number, parse_float=number, parse_constant=number
+            path.read_bytes(), parse_int=whole, parse_float=number, parse_constant=number
         )
         FolderConfig.model_validate(config)
     except ValidationError as error:
@@ -190,9 +192,10 @@ def at_most(limit: int) -> Iterator[None]:
                 f"got a network of more than {limit:,} parameters, not those of its weights"
             )
 
-    with ExitStack() as hooks:
-        hooks.enter_context(registration.register_module_parameter_registration_hook(count))
-        hooks.enter_context(registration.register_module_buffer_registration_hook(count))
+    with (
+        registration.register_module_parameter_registration_hook(count),
+        registration.register_module_buffer_registration_hook(count),
+    ):
         yield
 
 

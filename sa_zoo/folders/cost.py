@@ -31,10 +31,10 @@ class Cost:
     """Counts for one image; a multiply-add (MAC) is two floating-point operations."""
 
     parameters: int
-    linear_macs: (
-        int  # in linear layers and convolutions, without the products of attention probabilities
-    )
-    macs: int  # in every matrix product and convolution of the definition, including those of attention
+    # in linear layers and convolutions, without the products of attention probabilities
+    linear_macs: int
+    # in every matrix product and convolution of the definition, including those of attention
+    macs: int
     activations: int  # elements that those products and convolutions write
 
 
@@ -52,13 +52,10 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
             linear_macs += met.numel() // len(layer.weight) * layer.weight.numel()
 
     model = copy.deepcopy(model).eval()
-    flops, hook = (
-        FlopCounterMode(display=False, custom_mapping=FUSED),
-        register_module_forward_hook(count_linear),
-    )
-    elements = FlopCounterMode(
-        display=False, custom_mapping=dict.fromkeys(flop_registry | FUSED, _elements_written)
-    )
+    flops = FlopCounterMode(display=False, custom_mapping=FUSED)
+    written = dict.fromkeys(flop_registry | FUSED, _elements_written)
+    elements = FlopCounterMode(display=False, custom_mapping=written)
+    hook = register_module_forward_hook(count_linear)
     with torch.no_grad(), only("definition"), flops, elements, hook:
         model(torch.zeros(1, *input_size))
     return Cost(
@@ -72,9 +69,8 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds per image (C, H, W) that training executes in the forward pass, measured on two images."""
     model = copy.deepcopy(model).train()
-    images = torch.zeros(
-        2, *input_size, device=next(model.parameters()).device
-    )  # batch norm needs more than one
+    # batch norm needs more than one image
+    images = torch.zeros(2, *input_size, device=next(model.parameters()).device)
     with FlopCounterMode(display=False, custom_mapping=FUSED) as flops:
         model(images)
     return flops.get_total_flops() // (2 * len(images))

@@ -175,6 +175,5 @@ def _commit() -> str:
     git = shutil.which("git")
     if git is None or not (checkout / ".git").exists():
         return ""
-    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    command = [git, "-C", str(checkout), *describe]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout.strip()

@@ -7,7 +7,8 @@ from typing import Any
 
 import timm
 from safetensors import SafetensorError
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
@@ -31,6 +32,16 @@ class Opened:
             raise ValueError(f"model: got {self.source}, expected a folder on this machine")
         return self.folder
 
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a file in the folder; none without one. Raises ValueError if the file is damaged."""
+        if self.folder is None or not (self.folder / name).is_file():
+            return {}
+        try:
+            return load_file(self.folder / name)
+        except SafetensorError as error:
+            message = f"{self.folder / name}: got a truncated or damaged file: {error}"
+            raise ValueError(message) from error
+
     def moved(self, folder: Path) -> "Opened":
         """The same in another folder, to which it was moved."""
         return replace(self, source=f"local-dir:{folder}", folder=folder)
@@ -44,39 +55,31 @@ def open_model(source: str) -> Opened:
     """
     folder = folder_of(source)
     if folder:
-        return open_folder(folder)
-    if ":" not in source:
+        check_sums(folder)
+        source = f"local-dir:{folder}"
+    elif ":" not in source:
         check_name(source, "a model folder or a timm name")
-    source, network = _loaded(source)
-    return Opened(source, None, network, {}, Metrics())
-
-
-def folder_of(source: str) -> Path | None:
-    """The folder that a source names; None for other sources. Raises FileNotFoundError if it is not there."""
-    kind, _, name = source.rpartition(":")
-    folder = Path(name)
-    if kind not in ("", "local-dir") or (not kind and os.sep not in name and not folder.is_dir()):
-        return None
-    if not folder.is_dir():
-        raise FileNotFoundError(f"model: got {folder}, which is not there; expected a model folder")
-    return folder
+    with checked(source) as exact:
+        network = build_model(exact, pretrained=True, model_name=exact).eval()
+    if not folder:
+        return Opened(exact, None, network, {}, Metrics())
+    return Opened(exact, folder, network, read_json(folder / "config.json"), read_metrics(folder))
 
 
 def open_folder(folder: Path) -> Opened:
     """Open a model folder on this machine; raises as `open_model` does."""
-    folder_of(f"local-dir:{folder}")
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"model: got {folder}, expected a model folder, with config.json")
-    check_sums(folder)
-    source, network = _loaded(f"local-dir:{folder}")
-    config = read_json(folder / "config.json")
-    return Opened(source, folder, network, config, read_metrics(folder))
+    return open_model(f"local-dir:{folder}")
 
 
-def _loaded(source: str) -> tuple[str, nn.Module]:
-    """What was checked, with the revision if it is on a Hub, and its network."""
-    with checked(source) as exact:
-        return exact, build_model(exact, pretrained=True, model_name=exact).eval()
+def folder_of(source: str) -> Path | None:
+    """The folder that a source names; None for other sources. Raises FileNotFoundError if it is not there."""
+    name = source.removeprefix("local-dir:")
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if name == source and (":" in name or os.sep not in name):
+        return None
+    raise FileNotFoundError(f"model: got {folder}, which is not there; expected a model folder")
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
@@ -86,12 +89,9 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
     """
     try:
         network = timm.create_model(**arguments, pretrained=pretrained)
-    except SafetensorError as error:
-        message = f"weights: got a truncated or damaged file in {source}: {error}"
-        raise ValueError(message) from error
     except ValueError:
         raise
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         message = " ".join(str(error).split())
         of_another = "state_dict" in message or "inconsistent" in message
         if isinstance(error, RuntimeError) and of_another:

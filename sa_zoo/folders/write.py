@@ -65,16 +65,14 @@ def json_object(text: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def check_new(folder: Path) -> None:
-    """Raise FileExistsError if `folder` exists and is not an empty folder, or has no name."""
-    if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise FileExistsError(f"out: got {folder}, expected the name of a new or an empty folder")
-
-
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Build a folder atomically: yields one of the same name elsewhere, moved here if the block raises nothing."""
-    check_new(folder)
+    """Build a folder atomically: yields one of the same name elsewhere, moved here if the block raises nothing.
+
+    Raises FileExistsError if `folder` exists and is not an empty folder, or has no name.
+    """
+    if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise FileExistsError(f"out: got {folder}, expected the name of a new or an empty folder")
     temporary = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
     new = temporary / folder.name
@@ -138,11 +136,11 @@ def check_sums(folder: Path) -> None:
 
 
 def check_inside(folder: Path, name: str) -> None:
-    """Raise ValueError if folder/name is a link that leads out of the folder: nothing is written through it."""
+    """Raise ValueError if folder/name is a link that leads out of the folder: nothing is read or written through it."""
     target = (folder / name).resolve()
     if not target.is_relative_to(folder.resolve()):
         raise ValueError(
-            f"got {folder / name}, a link to {target}, expected a folder inside of {folder}"
+            f"got {folder / name}, a link to {target}, expected a file or folder inside of {folder}"
         )
 
 

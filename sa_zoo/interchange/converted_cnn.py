@@ -32,8 +32,9 @@ def write_converted(
         raise ValueError(
             f"source: got {opened.source}, which is a network of attention, expected a CNN"
         )
-    converted, report = convert(network, layers, alpha, content)
-    backbone = _registered(network, {"layers": layers, "alpha": alpha, "content": content})
+    conversion: dict[str, Any] = {"layers": layers, "alpha": alpha, "content": content}
+    converted, report = convert(network, **conversion)
+    backbone = _registered(network, conversion)
     backbone.load_state_dict(converted.state_dict())
     write_timm_files(folder, backbone)
     write_file(folder / "report.md", report.table())
@@ -41,7 +42,7 @@ def write_converted(
         model=backbone.pretrained_cfg["architecture"],
         parameters=sum(parameter.numel() for parameter in backbone.parameters()),
         base_model=(network.pretrained_cfg.get("hf_hub_id") or "").partition("@")[0],
-        conversion=Conversion(layers=layers, alpha=alpha, content=content, logits=report.logits),
+        conversion=Conversion(**conversion, logits=report.logits),
     )
     write_metrics(folder, metrics)
     return report

@@ -10,8 +10,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import PARAMETERS, at_most
-from sa_zoo.interchange.timm_checkpoint import read_checkpoint
+from sa_zoo.interchange.timm_checkpoint import checkpoint_of, read_checkpoint
 
 CONVERTIBLE = (
     "sa_quadratic_cifar",
@@ -51,16 +50,10 @@ def network_from_reference(checkpoint: Path, model: str) -> nn.Module:
     if model not in CONVERTIBLE:
         raise ValueError(f"model: got {model!r}, expected one of {', '.join(CONVERTIBLE)}")
     content = read_checkpoint(checkpoint)
-    try:
+    with checkpoint_of(checkpoint, model):
         reference = content["model_state_dict"]
-        with at_most(PARAMETERS):
-            net: Any = timm.create_model(model, num_classes=len(reference["classifier.weight"]))
+        net: Any = timm.create_model(model, num_classes=len(reference["classifier.weight"]))
         net.load_state_dict(_state_dict(reference, net.patch_size))
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"checkpoint: got {checkpoint}, expected one of {model}: {reason}"
-        ) from error
     return net
 
 

@@ -14,14 +14,10 @@ CONFIGURATION = "sa_zoo.models.configuration_sa"
 MODELING = "sa_zoo.models.modeling_sa"
 
 
-def register_with_timm() -> None:
-    """Register the networks with timm, now or when timm or a network is imported."""
+def register() -> None:
+    """Register the networks with timm and transformers, now or when either, or a network, is imported."""
     for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution"):
         register_post_import_hook(_register_with_timm, name)
-
-
-def register_with_transformers() -> None:
-    """Register the classes with transformers' Auto classes, now or when transformers is imported."""
     register_post_import_hook(_register_with_transformers, MODELING)
     for name in (CONFIGURATION, "transformers"):
         register_post_import_hook(_import_models, name)

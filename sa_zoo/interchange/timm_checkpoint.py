@@ -1,6 +1,8 @@
 """Reads what timm's trainer and timm's `save_for_hf` leave: pickles of tensors, read without running code in them."""
 
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
+@contextmanager
+def checkpoint_of(path: Path, model: str) -> Iterator[None]:
+    """Bound the size of the network `model` that the block builds; its errors become ValueError, with the path."""
+    try:
+        with at_most(PARAMETERS):
+            yield
+    except Exception as error:  # a checkpoint of something else leads to errors of any kind
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"checkpoint: got {path}, expected one of {model}: {reason}") from error
+
+
 def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dict[str, Any]]:
     """The network in a checkpoint of timm's trainer, such as model_best.pth.tar, and what it expects of images.
 
@@ -44,7 +57,7 @@ def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dic
     content = read_checkpoint(path)
     name = model or str(content.get("arch"))
     check_name(name, f"the timm name of the network in {path}, as --model")
-    try:
+    with checkpoint_of(path, name):
         settings = vars(content.get("args", Namespace()))
         state = clean_state_dict(content.get("state_dict_ema") or content["state_dict"])
         classifier = timm.models.get_pretrained_cfg(name).classifier  # type: ignore[union-attr]
@@ -56,12 +69,8 @@ def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dic
         }
         arguments = {key: value for key, value in arguments.items() if value is not None}
         Arguments.model_validate(arguments)
-        with at_most(PARAMETERS):
-            network = timm.create_model(name, **arguments)
+        network = timm.create_model(name, **arguments)
         network.load_state_dict(state)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"checkpoint: got {path}, expected one of {name}: {reason}") from error
     return network.eval(), resolve_data_config(settings, model=network)
 
 

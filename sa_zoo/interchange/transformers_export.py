@@ -38,15 +38,11 @@ def export_for_transformers(opened: Opened) -> Opened:
         config = SAConfig.from_pretrained(folder)
     else:
         config = _config(network, kind, opened.config["pretrained_cfg"])
-    with TemporaryDirectory() as temporary:
-        _image_processor(network).save_pretrained(temporary)
-        config.save_pretrained(temporary)
-        written = {path.name: path.read_bytes() for path in Path(temporary).iterdir()}
-    # config.json comes last, as it refers to the other files
-    configuration = written.pop("config.json")
-    for name, content in (written | remote_code()).items():
+    write_file(folder / "preprocessor_config.json", _image_processor(network).to_json_string())
+    for name, content in remote_code().items():
         write_file(folder / name, content)
-    write_file(folder / "config.json", configuration)
+    # comes last, as it refers to the other files
+    write_file(folder / "config.json", config.to_json_string())
     return replace(opened, config=read_json(folder / "config.json"))
 
 

@@ -71,34 +71,33 @@ def published_card(opened: Opened, repo_id: str) -> str:
     return text
 
 
-def name_baseline(folder: Path, baseline: Path) -> Metrics:
-    """Put another run's test result into metrics.json, and return what it then holds.
+def name_baseline(folder: Path, baseline: Path) -> None:
+    """Put another run's test result into metrics.json.
 
     Raises ValueError if `baseline` is not the folder of a run that was measured on the same images.
     """
-    if not (baseline / "config.json").is_file():
-        raise ValueError(f"--baseline: got {baseline}, expected the folder of a finished run")
     mine = read_metrics(folder)
     other = read_metrics(baseline)
     got = _images_of(other)
     expected = _images_of(mine)
     if other.test is None or got != expected:
         raise ValueError(
-            f"--baseline: got a run measured on {got}, expected {expected} (data, revision, images)"
+            f"--baseline: got {baseline}, measured on {got}, "
+            f"expected the folder of a finished run on {expected} (data, revision, images)"
         )
+    settings = tomllib.loads(_text(baseline / "train.toml"))
     named = Baseline(
         model=read_json(baseline / "config.json").get("architecture", baseline.name),
-        fine_tuned=bool(_init(_text(baseline / "train.toml"))),
-        epochs=other.measured().get("train", {}).get("epochs"),
+        fine_tuned=bool(settings.get("model", {}).get("init")),
+        epochs=other.train.epochs if other.train else None,
         test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "loss"})),
     )
-    return write_metrics(folder, mine.model_copy(update={"baseline": named}))
+    write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
 
 def _images_of(run: Metrics) -> tuple[str | None, str | None, int | None]:
     """Data, revision and number of the images that a run was tested on."""
-    images = run.measured().get("test", {}).get("n")
-    return run.data, run.data_revision or None, images
+    return run.data, run.data_revision or None, run.test.n if run.test else None
 
 
 def _render(facts: dict[str, Any], repo_id: str = "") -> str:
@@ -121,39 +120,27 @@ def _facts(opened: Opened) -> dict[str, Any]:
     entry = timm.models.model_entrypoint(name)
     cfg: dict[str, Any] = network.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
-    license_of_all = "apache-2.0" if ours else "unknown"
+    recipe = _text(folder / "train.toml")
+    settings = tomllib.loads(recipe)
+    init = settings.get("model", {}).get("init", "")
     title = folder.resolve().name
     if not title.startswith(f"{name}."):  # NAME.TAG
         title = name
     return {
         "title": title,
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
-        "attention": cfg.get("paper_ids") == PAPER,
         "ours": ours,
-        "remote_code": "auto_map" in opened.config,
         "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "metrics": opened.metrics,
         "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
-        "labels": opened.config.get("label_names"),
-        "license": cfg.get("license") or license_of_all,
+        "config": opened.config,
+        "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(network, tuple(cfg["input_size"])),
-        "figures": [path.name for path in (folder / "figures").glob("*.png")],
-        "explorer": (folder / "explorer.html").is_file(),
-        "report": (folder / "report.md").is_file(),
-        **_training_facts(opened),
-    }
-
-
-def _training_facts(opened: Opened) -> dict[str, Any]:
-    """The recipe of a run, and what it started from."""
-    recipe = _text(opened.local_folder / "train.toml")
-    init = _init(recipe)
-    return {
+        "files": {path.relative_to(folder).as_posix() for path in folder.rglob("*")},
         "recipe": recipe.strip(),
-        # if the data have a title, their name is a folder
-        "title_of_data": tomllib.loads(recipe).get("data", {}).get("title", ""),
-        "base": init.partition(":")[2] or init,
+        "settings": settings,
+        "init": init,
         "base_model": opened.metrics.base_model or _hub_id(init),
     }
 
@@ -168,22 +155,23 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         dataset_type = data
         more["datasets"] = [data]
     tags = ["timm", "transformers", "image-classification"]
-    if facts["attention"]:
+    if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
     if metrics.test:
-        about: dict[str, Any] = {
-            "task_type": "image-classification",
-            "dataset_type": dataset_type,
-            "dataset_name": data,
-            "dataset_split": "test",
-            "dataset_revision": metrics.data_revision or None,
-            "metric_type": "accuracy",
-        }
         scores = {"top-1": metrics.test.top1, "top-5": metrics.test.top5}
         more["metrics"] = ["accuracy"]
         more["model_name"] = facts["title"]
         more["eval_results"] = [
-            EvalResult(**about, metric_name=f"{name} accuracy", metric_value=value)
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=dataset_type,
+                dataset_name=data,
+                dataset_split="test",
+                dataset_revision=metrics.data_revision or None,
+                metric_type="accuracy",
+                metric_name=f"{name} accuracy",
+                metric_value=value,
+            )
             for name, value in scores.items()
         ]
     return ModelCardData(
@@ -196,17 +184,10 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     )
 
 
-def _init(recipe: str) -> str:
-    """The weights that a run started from; empty if they were random."""
-    return tomllib.loads(recipe).get("model", {}).get("init", "")
-
-
 def _hub_id(init: str) -> str | None:
     """The Hub repository that a model started from, if there is one."""
     if init.startswith("hf-hub:"):
         return init.removeprefix("hf-hub:").partition("@")[0]
-    if not timm.is_model(init):
-        return None
     config = timm.models.get_pretrained_cfg(init)
     return config.hf_hub_id if config else None
 

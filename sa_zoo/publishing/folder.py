@@ -15,13 +15,26 @@ from safetensors import SafetensorError, deserialize
 from torch import nn
 
 from sa_zoo.folders.opened import Opened
+from sa_zoo.folders.write import check_inside
 
 # Everything that is not here (optimizer state, logs, pickles) stays on this machine.
 PATTERNS = (
-    *("config.json", "metrics.json", "model.safetensors"),
-    *("README.md", "LICENSE", "report.md", "preprocessor_config.json", "*.py"),
-    *("train.toml", "history.jsonl", "heads.safetensors", "attention.safetensors"),
-    *("check.json", "results/*.json", "figures/*.png", "explorer.html"),
+    "config.json",
+    "metrics.json",
+    "model.safetensors",
+    "README.md",
+    "LICENSE",
+    "report.md",
+    "preprocessor_config.json",
+    "*.py",
+    "train.toml",
+    "history.jsonl",
+    "heads.safetensors",
+    "attention.safetensors",
+    "check.json",
+    "results/*.json",
+    "figures/*.png",
+    "explorer.html",
 )
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
@@ -48,26 +61,25 @@ def with_list(manifest: Manifest) -> Manifest:
     return manifest | {PUBLISHED: (json.dumps({"files": files}, indent=2) + "\n").encode()}
 
 
-def published_files(content: bytes) -> dict[str, dict[str, str]] | None:
-    """Path -> digests, from a file PUBLISHED; None if it is something else."""
+def published_files(content: bytes) -> dict[str, dict[str, str]]:
+    """Path -> digests, from a file PUBLISHED; empty if it is something else."""
     try:
         return TypeAdapter(dict[str, dict[str, dict[str, str]]]).validate_json(content)["files"]
     except (ValidationError, KeyError):
-        return None
+        return {}
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The files to publish, sorted by path. Raises ValueError for a link that leads out of the folder."""
     paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
-    for path in paths:
-        target = path.resolve()
-        if not target.is_relative_to(folder.resolve()):
-            raise ValueError(f"got {path}, a link to {target}, expected files inside of the folder")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}
+    names = [path.relative_to(folder).as_posix() for path in sorted(paths)]
+    for name in names:
+        check_inside(folder, name)
+    return {name: (folder / name).read_bytes() for name in names}
 
 
-def check_folder(opened: Opened, manifest: Manifest) -> torch.Tensor:
-    """Check a complete folder and return the logits of `check_loads`. Raises ValueError that says what to do."""
+def check_folder(opened: Opened, manifest: Manifest) -> None:
+    """Raise ValueError, which says what to do, unless a folder is complete and both libraries load it."""
     if "metrics.json" not in manifest:
         raise ValueError(
             f"got {opened.folder} without metrics.json, expected the folder of a finished run; "
@@ -79,7 +91,7 @@ def check_folder(opened: Opened, manifest: Manifest) -> torch.Tensor:
         raise ValueError(
             "got num_classes in config.json's model_args, expected it outside: transformers refuses it"
         )
-    return check_loads(opened.network, opened.local_folder)
+    check_loads(opened.network, opened.local_folder)
 
 
 def _check_content(name: str, content: bytes) -> None:

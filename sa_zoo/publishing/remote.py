@@ -8,22 +8,22 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError
 
 from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_files
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
-# Of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does.
+# Of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does. HfHubHTTPError is one of them.
 HTTPError: Any = HfHubHTTPError.__bases__[0]
-TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
 class Refused(OSError):
     """The Hub does not do what was asked, or holds something else than what was sent."""
 
 
-# HTTP status -> what to raise, what to do. Steps already done are recognized, so running the command again is safe.
+# HTTP status -> what to raise, what to do. After a ConnectionError the step is tried again; others would come back.
+# Steps already done are recognized, so running the command again is safe.
 LOG_IN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
 ADVICE: dict[int, tuple[type[Exception], str]] = {
     401: (PermissionError, f"the token is missing or not accepted: {LOG_IN}"),
@@ -40,6 +40,7 @@ ADVICE: dict[int, tuple[type[Exception], str]] = {
         Refused,
         "somebody else changed {repo_id} meanwhile: look at it, then run this again to publish on top",
     ),
+    408: (ConnectionError, "it took too long: run this again"),
     429: (ConnectionError, "too many requests: wait a few minutes, then run this again"),
     400: (Refused, "the Hub refuses"),  # and every other status below 500
     500: (ConnectionError, "the Hub has a problem of its own: run this again later"),  # and above
@@ -57,14 +58,16 @@ def retried(doing: str) -> Callable[[Method], Method]:
             for wait in (*WAITS, None):
                 try:
                     return method(remote, *arguments)
-                except (OSError, RuntimeError, HTTPError) as error:
+                except Exception as error:
                     cause = _hub_error(error)
                     if cause is None:
                         raise
-                    pause = _pause(cause, wait)
-                    if pause is None:
-                        raise _explained(remote, doing, cause) from error
-                    time.sleep(pause)
+                    explained = _explained(remote, doing, cause)
+                    asked = _asked(cause)
+                    may_pass = isinstance(explained, ConnectionError) and asked <= LONGEST_WAIT
+                    if wait is None or not may_pass:
+                        raise explained from error
+                    time.sleep(max(wait, asked))
 
         return attempt
 
@@ -107,17 +110,17 @@ class Remote:
     def others(self, commit: str) -> tuple[bool, set[str]]:
         """Whether a commit has the list of what this package published, and all files that are not as listed there."""
         tree = self._tree(commit)
-        files = None
+        files: dict[str, dict[str, str]] = {}
         if PUBLISHED in tree:
             with TemporaryDirectory() as cache:
                 path = self.api.hf_hub_download(
                     self.repo_id, PUBLISHED, revision=commit, cache_dir=cache
                 )
                 files = published_files(Path(path).read_bytes())
-        if files is None:
+        if not files:
             return False, set(tree)
-        others = {name for name, file in tree.items() if not _is(file, files.get(name, {}))}
-        return True, others - {PUBLISHED}
+        mine = {name for name in files.keys() & tree.keys() if tree[name] in files[name].values()}
+        return True, tree.keys() - mine - {PUBLISHED}
 
     @retried("read the files")
     def differences(self, commit: str, manifest: Manifest, others: set[str]) -> list[str]:
@@ -126,7 +129,7 @@ class Remote:
         lines = [f"{name}: missing" for name in manifest.keys() - tree.keys()]
         lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys() - others]
         for name in manifest.keys() & tree.keys():
-            if not _is(tree[name], digests(manifest[name])):
+            if tree[name] not in digests(manifest[name]).values():
                 lines.append(f"{name}: other bytes")
         return sorted(lines)
 
@@ -159,43 +162,30 @@ class Remote:
         """Tag a commit. A tag that exists stays where it is: it may be from an attempt whose answer was lost."""
         self.api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
 
-    def _tree(self, commit: str) -> dict[str, RepoFile]:
+    def _tree(self, commit: str) -> dict[str, str]:
+        """Path -> one of the `digests` of each file of a commit."""
         listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
-        tree = {file.path: file for file in listed if isinstance(file, RepoFile)}
+        files = [file for file in listed if isinstance(file, RepoFile)]
+        tree = {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
         tree.pop(".gitattributes", None)  # the Hub itself writes it when it creates a repository
         return tree
-
-
-def _is(file: RepoFile, expected: dict[str, str]) -> bool:
-    """Whether a file of a tree has the content with these `digests`."""
-    if file.lfs:
-        return file.lfs.sha256 == expected.get("sha256")
-    return file.blob_id == expected.get("git")
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:
     """The HTTP or network error that `error` is or was raised from: the client wraps some of them."""
     while error:
-        # Xet storage raises ConnectionError, and so does offline mode.
-        if isinstance(error, (HfHubHTTPError, HTTPError, ConnectionError)):
+        if isinstance(error, (HTTPError, ConnectionError)):  # Xet storage raises ConnectionError
             return error
         error = error.__cause__
     return None
 
 
-def _pause(error: Exception, wait: float | None) -> float | None:
-    """Seconds to wait before trying again, or None if that would not help."""
-    if wait is None or isinstance(error, OfflineModeIsEnabled):
-        return None
+def _asked(error: Exception) -> float:
+    """Seconds to wait that the Hub asks for."""
     if not isinstance(error, HfHubHTTPError):
-        return wait
-    asked = 0.0
+        return 0.0
     header = error.response.headers.get("Retry-After", "")
-    if header.isdecimal():  # it can also be a date, which is ignored
-        asked = float(header)
-    if error.response.status_code not in TRANSIENT or asked > LONGEST_WAIT:
-        return None
-    return max(wait, asked)
+    return float(header) if header.isdecimal() else 0.0  # it can also be a date, which is ignored
 
 
 def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
@@ -206,8 +196,6 @@ def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
         kind, advice = ADVICE.get(status, ADVICE[400 if status < 500 else 500])
         reason = error.server_message or error.response.reason_phrase
         why = f"{advice.format(repo_id=remote.repo_id)} (HTTP {status}: {reason})"
-    elif isinstance(error, OfflineModeIsEnabled):
-        why = "HF_HUB_OFFLINE is set, unset it to publish"
     else:
         check = (
             "check the network, the proxy and HF_ENDPOINT, "

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
-from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 
 Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
-# independent streams of numbers
-ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, ERASE, STEP, HOLD_OUT = range(7)
+# independent streams of numbers; stream 4 is that of an option of earlier versions
+ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, _, STEP, HOLD_OUT = range(7)
 
 
 def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
@@ -48,24 +47,18 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 class Augment:
-    """Random crop with padding, flip, small images in early epochs, erasing, mixup and cutmix of one batch.
+    """Random crop with padding, flip, small images in early epochs, mixup and cutmix of one batch.
 
     uint8 images (B, C, H, W) -> normalized float32, on their device; int64 labels (B,) stay as they are, or become
     probabilities (B, classes) with mixup or cutmix.
     """
 
     def __init__(
-        self,
-        config: AugmentConfig,
-        seed: int,
-        classes: int,
-        normalize: Normalize,
-        device: torch.device,
+        self, config: AugmentConfig, seed: int, classes: int, normalize: Normalize
     ) -> None:
         self.config = config
         self.seed = seed
         self.normalize = normalize
-        self.erasing = RandomErasing(config.random_erasing, mode="const", device=device)
         self.mixup = None
         if config.mixup or config.cutmix:
             smoothing = config.label_smoothing
@@ -77,19 +70,13 @@ class Augment:
         self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
         config = self.config
-        counters = indices.cpu().numpy()
         if config.crop_padding or config.flip:
-            images = self._crop_and_flip(images, counters, epoch)
+            images = self._crop_and_flip(images, indices.cpu().numpy(), epoch)
         if epoch < config.small_epochs:
-            size = (config.small_size, config.small_size)
+            size = config.small_size
             images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
             images = images.clamp_(0, 255)
         images = self.normalize(images)
-        if config.random_erasing:
-            seeds = counter_hash(ERASE, self.seed, epoch, counters).tolist()
-            for image, seed in zip(images, seeds, strict=True):
-                random.seed(seed)
-                self.erasing(image)
         return self.mixup(images, labels) if self.mixup else (images, labels)
 
     def _crop_and_flip(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:

@@ -8,12 +8,13 @@ import re
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -36,6 +37,20 @@ KEPT = 2
 OWN = r"epoch-\d{5,}-step-\d{7,}"  # names of checkpoints; nothing else is read or removed
 
 
+class Counters(BaseModel):
+    """Progress of a run: with weights and optimizer state, all that a resumed run needs."""
+
+    epoch: int = 0
+    step: int = 0  # in the epoch
+    loss_sum: float = 0.0  # over the images of the epoch so far
+    correct: float = 0.0  # of these images
+    step_seconds: float = 0.0  # in training steps, over the run
+    seconds: float = 0.0  # with validation and saving, over the run
+    cpu_seconds: float = 0.0  # of all threads of this process in that time
+    history: list[dict[str, Any]] = []
+    scaler: dict[str, Any] = {}  # of the loss, with fp16
+
+
 def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:
     """All checkpoints of a folder, the newest first: folders with a name of ours, and no links."""
     named = (path for path in folder.glob("*") if re.fullmatch(pattern, path.name))
@@ -46,13 +61,10 @@ def save_checkpoint(
     folder: Path,
     modules: Modules,
     optimizer: Optimizer,
-    counters: dict[str, Any],
+    counters: Counters,
     files: Iterable[Path] = (),
 ) -> None:
-    """Write folder/epoch-E-step-S, then remove all but the last two undamaged ones.
-
-    `counters` holds epoch, step and whatever JSON can hold; `files` are copied along.
-    """
+    """Write folder/epoch-E-step-S with copies of `files`, then remove all but the last two undamaged ones."""
     saved = optimizer.state_dict()
     states = {name: module.state_dict() for name, module in modules.items()}
     states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
@@ -65,13 +77,14 @@ def save_checkpoint(
             else:
                 scalars[f"{name}.{key}"] = value
     groups = tree_map_only(Tensor, Tensor.item, saved["param_groups"])
-    final = folder / f"epoch-{counters['epoch']:05d}-step-{counters['step']:07d}"
+    rest = {"counters": counters.model_dump(), "scalars": scalars, "groups": groups}
+    final = folder / f"epoch-{counters.epoch:05d}-step-{counters.step:07d}"
     if final in checkpoints(folder):  # a damaged one, which this run did not resume from
         shutil.rmtree(final)
     with new_folder(final) as new:
         write_file(new / TENSORS, save(tensors, {"format": "pt"}))
         try:
-            write_json(new / COUNTERS, {"counters": counters, "scalars": scalars, "groups": groups})
+            write_json(new / COUNTERS, rest)
         except TypeError as error:
             raise ValueError(
                 f"optim.name: got an optimizer whose state cannot be saved: {error}"
@@ -92,20 +105,15 @@ def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
         shutil.rmtree(other)
 
 
-def load_checkpoint(
-    folder: Path,
-    modules: Modules,
-    optimizer: Optimizer,
-    read: Callable[[dict[str, Any]], Any] = dict,
-) -> Any:
-    """Load the newest undamaged checkpoint of `folder` into modules and optimizer; return `read` of its counters.
+def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> Counters:
+    """Load the newest undamaged checkpoint of `folder` into modules and optimizer; returns its counters.
 
-    These are {} if there is no checkpoint. Files that were saved along go back to where they were, next to `folder`.
+    If there is none, they are new. Files that were saved along go back to where they were, next to `folder`.
     Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is not of this run.
     """
     checkpoint = _newest(folder)
     if not checkpoint:
-        return read({})
+        return Counters()
     try:
         tensors = load_file(checkpoint / TENSORS)
         rest = read_json(checkpoint / COUNTERS)
@@ -118,7 +126,7 @@ def load_checkpoint(
         ) from error
     try:
         _load_optimizer(optimizer, _under("optimizer", tensors | rest["scalars"]), rest["groups"])
-        counters = read(rest["counters"])
+        counters = Counters.model_validate(rest["counters"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(repr(error).split())
         raise ValueError(

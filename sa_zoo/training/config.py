@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from sa_zoo.folders.check import LARGEST, Arguments, did_you_mean
 
@@ -31,10 +40,7 @@ class Section(BaseModel):
 
 
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
 Pixels = Annotated[int, Field(ge=0, le=LARGEST)]
-Number = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -56,13 +62,14 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    crop_padding: Count = 0  # pixels
+    crop_padding: NonNegativeInt = 0  # pixels
     flip: bool = False  # left-right, with probability 1/2
-    small_epochs: Count = 0  # first epochs, with images shrunk to small_size
+    small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to small_size
     small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
-    random_erasing: float = Field(0.0, ge=0, le=1)  # probability
-    mixup: Number = 0.0  # alpha of the beta distribution
-    cutmix: Number = 0.0
+    # an option of earlier versions, in the train.toml of their folders
+    random_erasing: float = Field(0.0, ge=0, le=0, exclude=True)
+    mixup: NonNegativeFloat = 0.0  # alpha of the beta distribution
+    cutmix: NonNegativeFloat = 0.0
     label_smoothing: Fraction = 0.0
 
 
@@ -70,21 +77,23 @@ class OptimConfig(Section):
     name: str = "sgd"  # any timm optimizer
     lr: float = Field(0.1, gt=0, le=1e30)  # maximum of the schedule
     momentum: Fraction = 0.9
-    weight_decay: Number = 0.0  # except on biases, norms and the model's no_weight_decay()
+    weight_decay: NonNegativeFloat = (
+        0.0  # except on biases, norms and the model's no_weight_decay()
+    )
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
     warmup: Fraction = 0.05  # of the run, linear
-    clip: Number = 0.0  # gradient norm; 0: none
+    clip: NonNegativeFloat = 0.0  # gradient norm; 0: none
     args: dict[str, Any] = {}  # further arguments of timm's optimizer
 
 
 class TrainConfig(Section):
-    epochs: Positive
-    batch_size: Positive = 100  # images per optimizer step, over all processes and accumulation
-    accumulation: Positive = 1  # micro-batches per step of each process
+    epochs: PositiveInt
+    batch_size: PositiveInt = 100  # images per optimizer step, over all processes and accumulation
+    accumulation: PositiveInt = 1  # micro-batches per step of each process
     precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
     ema: Fraction = 0.0  # decay of the weight average, which is then published; 0: none
-    checkpoint_steps: Count = 0  # also save after this many steps; 0: after epochs only
+    checkpoint_steps: NonNegativeInt = 0  # also save after this many steps; 0: after epochs only
     tracker: Literal["", "tensorboard"] = ""
 
 
@@ -102,11 +111,6 @@ class Config(Section):
             raise ValueError(
                 f"model.args.{key}: got {model.args[key]!r}, expected nothing: the data set and the "
                 "other keys of this file decide it"
-            )
-        if train.batch_size % train.accumulation:
-            raise ValueError(
-                f"train.accumulation: got {train.accumulation}, expected a divisor of "
-                f"train.batch_size = {train.batch_size}"
             )
         try:
             re.compile(model.freeze)
@@ -183,11 +187,10 @@ def _set(table: dict[str, Any], override: str) -> None:
     *sections, name = key.strip().split(".")
     if not equals or "" in (*sections, name):
         raise ValueError(f"--set: got {override!r}, expected key=value such as train.epochs=3")
-    for depth, section in enumerate(sections, start=1):
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            path = ".".join(sections[:depth])
-            raise ValueError(f"--set: got {override!r}, but {path} is not a table")
+    for section in sections:
+        if not isinstance(table.get(section), dict):
+            table[section] = {}
+        table = table[section]
     try:
         table[name] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -196,7 +199,6 @@ def _set(table: dict[str, Any], override: str) -> None:
 
 def _describe(error: Mapping[str, Any]) -> str:
     path = ".".join(map(str, error["loc"]))
-    value = repr(error["input"])
     expected = error["msg"].removeprefix("Input should be ")
     match error["type"]:
         case "value_error":  # from Config._consistent, whose messages name their keys
@@ -209,13 +211,13 @@ def _describe(error: Mapping[str, Any]) -> str:
             expected = "a table"
         case "literal_error":
             expected += did_you_mean(str(error["input"]), re.findall(r"'(\w+)'", expected))
-    return f"{path}: got {value}, expected {expected}"
+    return f"{path}: got {error['input']!r}, expected {expected}"
 
 
 def _known_keys(*path: str) -> str:
     """The keys next to an unknown one, and the nearest of all, which may be in another section."""
-    sections: dict[str, Any] = Config.model_fields
-    keys: dict[str, Any] = {name: sections[name].annotation.model_fields for name in sections}
+    any_config = Config(model=ModelConfig(name="any"), train=TrainConfig(epochs=1))
+    keys = any_config.model_dump()
     near = {key: f"{section}.{key}" for section in keys for key in keys[section]}
     siblings = keys[path[0]] if len(path) > 1 else keys
     near |= {key: ".".join((*path[:-1], key)) for key in siblings}

@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import nn
-from torch.utils.data import DataLoader
 
 from sa_zoo.folders.metrics import Metrics, Scores
 from sa_zoo.folders.opened import Opened
@@ -30,20 +29,21 @@ BATCH_SIZE = 128
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    loader: DataLoader[Any],
+    split: Split,
     input_format: InputFormat,
     accelerator: Accelerator,
+    batch_size: int = BATCH_SIZE,
     detail: bool = False,
 ) -> Scores:
     """The scores of a model on a split, whose every image counts exactly once, with any number of processes.
 
-    The loader covers the whole split and was prepared by the accelerator. `detail` adds accuracy per class, calibration
-    error and curve (one point per bin of confidence that has images), and the confusion matrix (rows: true class). The
-    model keeps its mode.
+    `detail` adds accuracy per class, calibration error and curve (one point per bin of confidence that has images), and
+    the confusion matrix (rows: true class). The model keeps its mode.
     """
-    training, parts = model.training, []
+    training = model.training
     model.eval()
-    for images, labels, _ in loader:
+    parts = []
+    for images, labels, _ in accelerator.prepare(split.loader(batch_size)):
         logits = model(input_format.normalize(images)).float()
         confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
@@ -52,7 +52,7 @@ def evaluate(
     loss, predicted, probability, true = (
         torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
     )
-    assert len(true) == len(loader.dataset), "some images do not count exactly once"  # type: ignore[arg-type]
+    assert len(true) == len(split), "some images do not count exactly once"
     correct = predicted == true[:, None]  # (n, 5)
     return Scores(
         top1=float(correct[:, 0].mean()),
@@ -91,9 +91,8 @@ def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> M
     """Evaluate a model on the test split, in full precision. Raises ValueError if the numbers of classes differ."""
     accelerator = open_accelerator()
     name, split, input_format = open_test_split(opened.network, data, accelerator)
-    loader = accelerator.prepare(split.loader(BATCH_SIZE))
     network = opened.network.to(accelerator.device)
-    test = evaluate(network, loader, input_format, accelerator, detail)
+    test = evaluate(network, split, input_format, accelerator, detail=detail)
     network.cpu()  # where those who open a model expect it
     model = str(opened.folder or opened.source)
     return Metrics(model=model, data=name, data_revision=data.revision or None, test=test)

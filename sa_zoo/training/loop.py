@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from pydantic import TypeAdapter
 from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 
@@ -26,22 +25,7 @@ from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_hea
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
-Batches = list[tuple[Tensor, Tensor, Tensor]]  # images (B, C, H, W), labels, indices (B,)
-
-
-@dataclass
-class Counters:
-    """Progress of a run: with weights and optimizer state, all that a resumed run needs."""
-
-    epoch: int = 0
-    step: int = 0  # in the epoch
-    loss_sum: float = 0.0  # over the images of the epoch so far
-    correct: float = 0.0  # of these images
-    step_seconds: float = 0.0  # in training steps, over the run
-    seconds: float = 0.0  # with validation and saving, over the run
-    cpu_seconds: float = 0.0  # of all threads of this process in that time
-    history: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, Any] = field(default_factory=dict)  # of the loss, with fp16
+Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
 
 
 @dataclass
@@ -59,15 +43,16 @@ class Run:
         train = self.config.train
         self.micro_batch = self._images_at_once()
         self.steps = len(self.split) // train.batch_size  # per epoch
-        self.images = train.epochs * self.steps * train.batch_size  # of the whole run
+        self.images_per_epoch = self.steps * train.batch_size
+        self.images = train.epochs * self.images_per_epoch  # of the whole run
         self.ema = None
         self.averaged = self.model  # what is evaluated and published
         self.modules = {"model": self.model}
         if train.ema:
             self.ema = ModelEmaV3(self.model, decay=train.ema, use_warmup=True)
             self.averaged = self.modules["ema"] = self.ema.module
-        self.optimizer = self.accelerator.prepare(optimizer_of(self.model, self.config.optim))
-        self.prepared = self.accelerator.prepare(self.model)
+        optimizer = optimizer_of(self.model, self.config.optim)
+        self.prepared, self.optimizer = self.accelerator.prepare(self.model, optimizer)
         # sums since the last reading: loss, correct answers, requests to stop
         self.unread = torch.zeros(3, device=self.accelerator.device)
         self.folder = self.out / CHECKPOINTS
@@ -108,8 +93,10 @@ class Run:
         read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self.prepared.train()
         start = time.perf_counter()
-        for batches in self._remaining_steps():
-            self.step(batches)
+        batches = self._remaining_batches()
+        while counters.step < self.steps:
+            # read before the step seeds its random numbers, as a loader draws one when it starts
+            self.step(list(islice(batches, self.config.train.accumulation)))
             last = counters.step == self.steps  # after it, the epoch is validated and saved anyway
             save = checkpoint_steps and self.steps_done() % checkpoint_steps == 0 and not last
             stop = False
@@ -127,18 +114,16 @@ class Run:
             for module in self.modules.values():
                 distribute_bn(module, self.accelerator.num_processes, reduce=True)
 
-    def _remaining_steps(self) -> Iterator[Batches]:
-        """The micro-batches of this process, for each remaining step of the epoch."""
+    def _remaining_batches(self) -> Iterator[Batch]:
+        """The micro-batches of this process for the remaining steps of the epoch."""
         train = self.config.train
         order = permutation(len(self.split), ORDER, train.seed, self.counters.epoch)
         parts = (self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
-        order = order[: self.steps * train.batch_size].reshape(parts)
+        order = order[: self.images_per_epoch].reshape(parts)
         mine = order[self.counters.step :, :, self.accelerator.process_index]
-        batches = iter(self.split.loader_in_order(mine.reshape(-1, self.micro_batch)))
-        for _ in range(len(mine)):
-            yield list(islice(batches, train.accumulation))
+        return iter(self.split.loader_in_order(mine.reshape(-1, self.micro_batch)))
 
-    def step(self, batches: Batches) -> None:
+    def step(self, batches: list[Batch]) -> None:
         """One optimizer step: load, augment, forward, backward, update, record."""
         accelerator = self.accelerator
         self._set_learning_rate()
@@ -196,11 +181,10 @@ class Run:
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history and save a checkpoint; returns its line of the history."""
         counters = self.counters
-        images = self.steps * self.config.train.batch_size
         record = {
             "epoch": counters.epoch + 1,
-            "loss": counters.loss_sum / images,
-            "top1": counters.correct / images,
+            "loss": counters.loss_sum / self.images_per_epoch,
+            "top1": counters.correct / self.images_per_epoch,
             "lr": max(group["lr"] for group in self.optimizer.param_groups),
         }
         if validation:
@@ -226,15 +210,13 @@ class Run:
         if self.accelerator.scaler:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
-            heads = filter(Path.is_file, [self.out / HEADS])
-            counters = asdict(self.counters)
-            save_checkpoint(self.folder, self.modules, self.optimizer, counters, heads)
+            heads = self.out.glob(HEADS)  # none for a model without positional parameters
+            save_checkpoint(self.folder, self.modules, self.optimizer, self.counters, heads)
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
-        read = TypeAdapter(Counters).validate_python
-        self.counters = load_checkpoint(self.folder, self.modules, self.optimizer, read)
+        self.counters = load_checkpoint(self.folder, self.modules, self.optimizer)
         if self.counters.scaler and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(self.counters.scaler)
 

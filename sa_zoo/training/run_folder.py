@@ -118,19 +118,19 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
     on positions only, or for another network.
     """
-    if not isinstance(model, SANet):
-        return
-    blocks: Any = model.blocks
-    if all(term.positional for term in terms_in(model)):
+    if not isinstance(model, SANet) or all(term.positional for term in terms_in(model)):
         return
     height, width = (size // model.patch_size for size in images.shape[2:])
     middle = height // 2 * width + width // 2
-    seen: list[list[Tensor]] = [[] for _ in blocks]
+    seen = []
     for some in images.split(IMAGES_AT_ONCE):
-        for rows, P in zip(seen, model.attention_maps(some), strict=True):
-            rows.append(P[..., middle, :].cpu().expand(len(some), -1, -1))  # (B, N_h, T)
-    means = [torch.cat(rows).mean(dim=0).unflatten(-1, [height, width]) for rows in seen]
-    named = {f"blocks.{index}.attn": mean for index, mean in enumerate(means)}
+        maps = model.attention_maps(some)
+        seen.append(
+            [P[..., middle, :].cpu().expand(len(some), -1, -1) for P in maps]
+        )  # (B, N_h, T)
+    named = {}
+    for index, rows in enumerate(zip(*seen, strict=True)):
+        named[f"blocks.{index}.attn"] = torch.cat(rows).mean(dim=0).unflatten(-1, [height, width])
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
 
 

@@ -3,7 +3,7 @@
 import gc
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,20 +58,25 @@ class Split(Dataset[Any]):
 
 
 class StreamedSplit(Split):
-    """A Split whose images are decoded by worker processes each time they are read."""
+    """Rows of a table of a Source, decoded by worker processes each time they are read.
 
-    def __init__(self, decode: "Decoder", source: Source, table: str, rows: np.ndarray) -> None:
-        self.decode = decode
-        self.source = source
+    Images become uint8 (C, H, W) of the model's size and color, resized and cropped as in timm's evaluation.
+    """
+
+    def __init__(
+        self, source: Source, table: str, rows: np.ndarray, input_format: InputFormat
+    ) -> None:
+        self.pictures = source.images[table]
         self.table = table
         self.rows = rows
         self.labels = torch.from_numpy(source.labels[table][rows])
+        self.input_size = input_format.input_size
+        self.transform = create_transform(**vars(input_format), normalize=False)
         self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         positions = torch.tensor(indices)
-        rows = self.rows[indices].tolist()
-        images = [self.decode.read(self.source, self.table, row) for row in rows]
+        images = [self.read(row) for row in self.rows[indices].tolist()]
         return torch.stack(images), self.labels[positions], positions
 
     def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
@@ -82,22 +87,16 @@ class StreamedSplit(Split):
         finally:
             gc.unfreeze()
 
+    def read(self, row: int) -> Tensor:
+        """Decode one image of the table. Raises UnreadableImage."""
+        try:
+            return self._decoded(self.pictures[row])
+        except Exception as error:
+            where = f"image {row} of the {self.table} split: {error or type(error).__name__}"
+            named = filter(None, [self.pictures.path(row), where])
+            raise UnreadableImage(", ".join(named)) from error
 
-def _cores() -> int:
-    """Cores that this process may use, where the system says so."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-class Decoder:
-    """PIL image -> uint8 (C, H, W) of the model's size and color, resized and cropped as in timm's evaluation."""
-
-    def __init__(self, input_format: InputFormat) -> None:
-        self.input_size = input_format.input_size
-        self.transform = create_transform(**vars(input_format), normalize=False)
-
-    def __call__(self, image: Image.Image) -> Tensor:
+    def _decoded(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
         if channels in COLORS:
             image = image.convert(COLORS[channels])  # as timm's train.py does
@@ -109,21 +108,19 @@ class Decoder:
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
-    def read(self, source: Source, table: str, row: int) -> Tensor:
-        """Decode one of the images. Raises UnreadableImage."""
-        images = source.images[table]
-        try:
-            return self(images[row])
-        except Exception as error:
-            where = f"image {row} of the {table} split: {error or type(error).__name__}"
-            raise UnreadableImage(", ".join(filter(None, [images.path(row), where]))) from error
+    def kept(self, device: torch.device) -> Split:
+        """The same split, decoded now and kept on a device."""
+        images = torch.empty((len(self), *self.input_size), dtype=torch.uint8)
+        for position, row in enumerate(self.rows.tolist()):
+            images[position] = self.read(row)
+        return Split(images.to(device), self.labels.numpy())
 
-    def table(self, source: Source, table: str) -> Tensor:
-        """All images of a table, uint8 (N, C, H, W)."""
-        decoded = torch.empty((len(source.labels[table]), *self.input_size), dtype=torch.uint8)
-        for row in range(len(decoded)):
-            decoded[row] = self.read(source, table, row)
-        return decoded
+
+def _cores() -> int:
+    """Cores that this process may use, where the system says so."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def splits_of(
@@ -132,23 +129,17 @@ def splits_of(
     input_format: InputFormat,
     device: torch.device,
     names: Iterable[str] = SPLITS,
-) -> dict[str, Split]:
+) -> Mapping[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
     rows = _rows(source, validation)
-    chosen = {name: rows[name] for name in names}
-    if "test" in chosen and not len(chosen["test"][1]):
+    splits = {name: StreamedSplit(source, *rows[name], input_format) for name in names}
+    if "test" in splits and not len(splits["test"]):
         expected = "a test split, or more images, of which a fifth become one"
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
-    decode = Decoder(input_format)
-    tables = {table for table, _ in chosen.values()}
-    images = sum(len(source.labels[table]) for table in tables)
+    images = sum(map(len, splits.values()))
     if images * math.prod(input_format.input_size) > KEPT_BYTES:
-        return {name: StreamedSplit(decode, source, *places) for name, places in chosen.items()}
-    decoded = {table: decode.table(source, table) for table in tables}
-    return {
-        name: Split(decoded[table][torch.from_numpy(rows)].to(device), source.labels[table][rows])
-        for name, (table, rows) in chosen.items()
-    }
+        return splits
+    return {name: split.kept(device) for name, split in splits.items()}
 
 
 def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:

@@ -6,6 +6,7 @@ depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch
 The last epoch is published and reported (its weight average if train.ema asks for one), never the best.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_accelerator, report_lost_process, with_launched_precision
-from sa_zoo.training.evaluate import BATCH_SIZE, evaluate
+from sa_zoo.training.evaluate import evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import (
     InputFormat,
@@ -73,7 +74,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     splits = splits_of(source, config.data.validation, input_format, device)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"], input_format)
-    augment = Augment(config.augment, seed, classes, input_format.normalize, device)
+    augment = Augment(config.augment, seed, classes, input_format.normalize)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
@@ -110,16 +111,16 @@ def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
     """Multiply-adds of the forward passes of one training image, over all epochs."""
     small, size = config.augment.small_epochs, config.augment.small_size
     channels, height, width = input_format.input_size
-    sizes = {(height, width): config.train.epochs - small}
+    passes = [(config.train.epochs - small, input_format.input_size)]
     if small:
         if getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
             raise ValueError(
                 f"augment.small_epochs: got {small}, expected 0: {config.model.name} takes images "
                 "of one size"
             )
-        sizes[size, size] = small
+        passes.append((small, (channels, size, size)))
     try:
-        return sum(n * training_macs(model, (channels, *hw)) for hw, n in sizes.items())
+        return sum(epochs * training_macs(model, input_size) for epochs, input_size in passes)
     except AssertionError as error:
         small_images = f" and {size}x{size}, augment.small_size" if small else ""
         raise ValueError(f"data.image_size: got {height}x{width}{small_images}: {error}") from error
@@ -128,7 +129,7 @@ def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
 def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
     accelerator = run.accelerator
     train = run.config.train
-    loader = accelerator.prepare(validation.loader(train.batch_size))
+    batch = train.batch_size
     with interruption() as run.signals, run.progress:
         run.begin()
         if train.tracker:
@@ -143,13 +144,13 @@ def _loop(run: Run, validation: Split, input_format: InputFormat) -> None:
             scores = None
             if len(validation):
                 with accelerator.autocast():
-                    scores = evaluate(run.averaged, loader, input_format, accelerator)
+                    scores = evaluate(run.averaged, validation, input_format, accelerator, batch)
             record = run.end_epoch(scores)
             # a tracker gets it, if there is one
             accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])
 
 
-def _evaluated(run: Run, source: Source, splits: dict[str, Split], macs: int) -> Opened:
+def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int) -> Opened:
     """Open the run folder, and evaluate it in full precision, on the test split for the only time; record its maps."""
     config = run.config
     accelerator = run.accelerator
@@ -158,14 +159,14 @@ def _evaluated(run: Run, source: Source, splits: dict[str, Split], macs: int) ->
     input_format = input_format_of(network)
     scores = {}
     for name in ("test", "validation"):
-        if len(splits[name]):
-            loader = accelerator.prepare(splits[name].loader(BATCH_SIZE))
-            scores[name] = evaluate(network, loader, input_format, accelerator, name == "test")
+        split = splits[name]
+        if len(split):
+            detail = name == "test"
+            scores[name] = evaluate(network, split, input_format, accelerator, detail=detail)
     if accelerator.is_main_process:
         images = next(iter(splits["test"].loader(IMAGES)))[0]
         record_maps(run.out, network, input_format.normalize(images).to(accelerator.device))
     network.cpu()
-    images_per_epoch = run.steps * config.train.batch_size
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
@@ -175,7 +176,7 @@ def _evaluated(run: Run, source: Source, splits: dict[str, Split], macs: int) ->
         train=Training(
             seconds=run.counters.seconds,
             cpu_seconds=run.counters.cpu_seconds,
-            pflop=3 * 2 * macs * images_per_epoch / 1e15,  # backward costs two forward passes
+            pflop=3 * 2 * macs * run.images_per_epoch / 1e15,  # backward costs two forward passes
             epochs=config.train.epochs,
             images_per_second=run.images_per_second(),
             n=len(run.split),

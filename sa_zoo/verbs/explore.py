@@ -1,15 +1,13 @@
 """The explorer's page of a model: its attention, its training path, and images to look at."""
 
-from itertools import islice
 from pathlib import Path
 
 from PIL import Image
-from safetensors.torch import load_file
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.explorer import Page, explore
 from sa_zoo.folders.opened import Opened, open_model
-from sa_zoo.training.config import load_config
+from sa_zoo.training.config import data_of
 from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.sources import open_source
 
@@ -41,16 +39,8 @@ def write_explorer(opened: Opened) -> Path | None:
 
 def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | None = None) -> Page:
     """The page of a model, which shows `load_from` as what to load it from."""
-    heads = _file(opened, "heads.safetensors")
-    recorded = load_file(heads) if heads else {}
+    recorded = opened.tensors("heads.safetensors")
     return explore(opened.network, pictures, source=load_from, recorded=recorded)
-
-
-def _file(opened: Opened, name: str) -> Path | None:
-    """A file in the folder of a model; None if it is not there."""
-    if opened.folder is None or not (opened.folder / name).is_file():
-        return None
-    return opened.folder / name
 
 
 def _pictures(files: list[Path]) -> dict[str, Image.Image]:
@@ -68,13 +58,13 @@ def _pictures(files: list[Path]) -> dict[str, Image.Image]:
 
 def _test_pictures(opened: Opened, count: int) -> dict[str, Image.Image]:
     """The first test images of the run's data set, by number and class; of its training images if it has no others."""
-    config = _file(opened, "train.toml")
-    if config is None:
+    if opened.folder is None or not (opened.folder / "train.toml").is_file():
         raise ValueError(
             f"--images: got {count} for {opened.source}, which is no run with a data set; expected --image FILE"
         )
-    source = open_source(load_config(config).data)
+    source = open_source(data_of(str(opened.folder)))
     split = "test" if "test" in source.images else "train"
-    labels = enumerate(source.labels[split].tolist(), start=1)
-    pairs = zip(labels, islice(source.images[split], count), strict=False)
-    return {f"{number}: {source.classes[label]}": picture for (number, label), picture in pairs}
+    pictures = {}
+    for row, label in enumerate(source.labels[split][:count].tolist()):
+        pictures[f"{row + 1}: {source.classes[label]}"] = source.images[split][row]
+    return pictures

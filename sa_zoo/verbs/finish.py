@@ -1,6 +1,5 @@
 """From a trained network to the folder that is published: what transformers and people read is added."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from sa_zoo.analysis.figures import draw_figures
@@ -13,7 +12,11 @@ from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
 from sa_zoo.verbs.explore import write_explorer
 
-CHANGING = ("README.md", "metrics.json")  # may be written again, so the manifest leaves them out
+CHANGING = {
+    "README.md",
+    "metrics.json",
+    SUMS,
+}  # may be written again, so the manifest leaves them out
 
 
 def finish(opened: Opened) -> Opened:
@@ -28,8 +31,8 @@ def finish(opened: Opened) -> Opened:
         if path.is_file():  # of a process that was killed while it wrote
             path.unlink()
     paths = [*folder.glob("*"), *folder.glob("figures/*")]
-    names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
-    write_sums(folder, [name for name in names if name not in (*CHANGING, SUMS)])
+    names = {path.relative_to(folder).as_posix() for path in paths if path.is_file()}
+    write_sums(folder, sorted(names - CHANGING))
     return opened
 
 
@@ -55,8 +58,10 @@ def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
                 source = new
             network = open_folder(source).network
             write_timm_files(new, network)
-        opened = open_folder(new)
-        parameters = sum(parameter.numel() for parameter in network.parameters())
-        metrics = Metrics(model=opened.config["architecture"], parameters=parameters)
-        opened = finish(replace(opened, metrics=write_metrics(new, metrics)))
+        metrics = Metrics(
+            model=network.pretrained_cfg["architecture"],  # type: ignore[index]
+            parameters=sum(parameter.numel() for parameter in network.parameters()),
+        )
+        write_metrics(new, metrics)
+        opened = finish_folder(new)
     return opened.moved(out)

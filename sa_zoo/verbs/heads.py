@@ -20,7 +20,7 @@ from sa_zoo.folders.write import write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import BATCH_SIZE, evaluate, open_test_split
+from sa_zoo.training.evaluate import evaluate, open_test_split
 
 IMAGES = 32  # test images that maps which depend on content are averaged over
 
@@ -38,9 +38,8 @@ class TestImages:
         return self.input_format.normalize(images).cpu()
 
     def accuracy(self, network: nn.Module) -> float:
-        loader = self.accelerator.prepare(self.split.loader(BATCH_SIZE))
         network = network.to(self.accelerator.device)
-        return evaluate(network, loader, self.input_format, self.accelerator).top1
+        return evaluate(network, self.split, self.input_format, self.accelerator).top1
 
 
 def study(
@@ -63,15 +62,15 @@ def study(
     if convolve:
         text = _convolutions(network, layers, test, _windows(convolve))
         return _written(out, "convolutions.md", text)
-    heads = [head for layer in layers for head in measure(layer, window)]
-    text = table(heads, window)
+    measured = [measure(layer, window) for layer in layers]
+    text = table(measured, window)
     left_out = ", ".join(layer.name for layer in every if layer.grid != layer.keys)
     if left_out:
         text += (
             f"\n\nNot shown, because their keys include padding or they have a stride: {left_out}."
         )
     if out:
-        save_figure(head_depth(heads, window), out / "head_depth.png")
+        save_figure(head_depth(measured, window), out / "head_depth.png")
     return _written(out, "heads.md", text)
 
 
@@ -90,40 +89,31 @@ def _convolutions(
         raise ValueError(
             f"--convolve: got {type(network).__name__}, expected one of this package's attention networks"
         )
-    nearest = {K: [_nearest(network, layer, K) for layer in layers] for K in windows}
+    nearest: dict[tuple[str, int], NearestConvolution] = {}
+    for layer in layers:
+        attention: Any = layer.module
+        height, width = layer.grid
+        for K in windows:
+            nearest[layer.name, K] = NearestConvolution(attention, layer.maps, (height, width), K)
     accuracy = test.accuracy(network)
-    one = {
-        K: [test.accuracy(_with(network, {index: each})) for index, each in enumerate(replaced)]
-        for K, replaced in nearest.items()
-    }
-    every = {
-        K: test.accuracy(_with(network, dict(enumerate(replaced))))
-        for K, replaced in nearest.items()
-    }
     lines = [
         "| layer |" + "".join(f" {K} x {K}: accuracy | bound |" for K in windows),
         "|---" * (1 + 2 * len(windows)) + "|",
     ]
-    for index, layer in enumerate(layers):
-        cells = (f" {one[K][index]:.2%} | {nearest[K][index].bound:.2g} |" for K in windows)
-        lines.append(f"| {layer.name} |" + "".join(cells))
-    lines.append("| all |" + "".join(f" {every[K]:.2%} | |" for K in windows))
+    replaced = {layer.name: [layer.name] for layer in layers}
+    replaced["all"] = list(replaced)
+    for row, names in replaced.items():
+        line = f"| {row} |"
+        for K in windows:
+            changed = copy.deepcopy(network)
+            for name in names:
+                changed.set_submodule(name, nearest[name, K])
+            bound = f" {nearest[row, K].bound:.2g}" if row in names else ""
+            line += f" {test.accuracy(changed):.2%} |{bound} |"
+        lines.append(line)
     images = f"{test.name}, {len(test.split)} images"
     lines += ["", f"Test accuracy with attention: {accuracy:.2%} ({images})."]
     return "\n".join(lines)
-
-
-def _nearest(network: Any, layer: LayerMaps, K: int) -> NearestConvolution:
-    height, width = layer.grid
-    return NearestConvolution(network.get_submodule(layer.name), layer.maps, (height, width), K)
-
-
-def _with(network: Any, convolutions: dict[int, NearestConvolution]) -> Any:
-    """A copy of the network with other layers in the place of attention."""
-    changed = copy.deepcopy(network)
-    for index, convolution in convolutions.items():
-        changed.blocks[index].attn = copy.deepcopy(convolution)
-    return changed
 
 
 def _written(out: Path | None, name: str, text: str) -> str:
