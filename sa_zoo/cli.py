@@ -243,12 +243,15 @@ def publish(
     merge: Annotated[
         bool, typer.Option("--merge", help="Publish next to other work; replace equal names.")
     ] = False,
+    space: Annotated[
+        str, typer.Option(help="Space to publish the explorer as, as in you/NAME.")
+    ] = "",
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
     from sa_zoo.folders.opened import open_folder
     from sa_zoo.publishing.hub import publish
 
-    publish(open_folder(folder), repo_id, private, tag, dry_run, merge)
+    publish(open_folder(folder), repo_id, private, tag, dry_run, merge, space)
 
 
 @app.command()

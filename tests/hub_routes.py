@@ -59,13 +59,19 @@ def create(handler: "Handler", body: bytes) -> object:
     request = json.loads(body)
     repo = f"{request['organization'] or USER}/{request['name']}"
     handler.authorise(repo)
+    files = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
+    if request.get("type") == "space":
+        if request.get("sdk") != "static":
+            raise Problem(400, f"sdk: got {request.get('sdk')}")
+        repo = f"spaces/{repo}"
+        files |= {"README.md": b"an example", "index.html": b"<h1>", "style.css": b"h1 {}"}
     url = f"{handler.server.url}/{repo}"
     if repo in handler.server.repositories:
         raise Problem(409, "You already created this model repo", url=url)
     repository = handler.server.repositories[repo] = Repository(
         private=request.get("visibility") == "private"
     )
-    repository.commit({".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
+    repository.commit(files)
     return {"url": url}
 
 
@@ -83,7 +89,7 @@ def info(handler: "Handler", body: bytes, repo: str, revision: str = "main") -> 
 
 def validate_yaml(handler: "Handler", body: bytes) -> object:
     metadata = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
-    if not metadata.get("license"):
+    if not (metadata.get("license") or metadata.get("sdk")):
         raise Problem(400, "license is missing")
     return {"errors": [], "warnings": []}
 
@@ -194,19 +200,21 @@ def resolve(
     }, content
 
 
-REPO, REVISION = r"(?P<repo>[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
+# A Space is at spaces/OWNER/NAME, in repositories too.
+REPO, REVISION = r"(?P<repo>(?:spaces/)?[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
+API = rf"/api/(?:models/|(?=spaces/)){REPO}"
 ROUTES = [
     ("POST", "/api/repos/create", create),
     ("POST", "/api/validate-yaml", validate_yaml),
-    ("GET", f"/api/models/{REPO}", info),
-    ("GET", f"/api/models/{REPO}/revision/{REVISION}", info),
-    ("POST", f"/api/models/{REPO}/preupload/{REVISION}", preupload),
+    ("GET", API, info),
+    ("GET", f"{API}/revision/{REVISION}", info),
+    ("POST", f"{API}/preupload/{REVISION}", preupload),
     ("POST", f"/{REPO}\\.git/info/lfs/objects/batch", lfs_batch),
     ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", lfs_put),
     ("POST", f"/{REPO}/verify", lfs_verify),
-    ("POST", f"/api/models/{REPO}/commit/{REVISION}", commit),
-    ("GET", f"/api/models/{REPO}/tree/{REVISION}", tree),
-    ("GET", f"/api/models/{REPO}/refs", refs),
-    ("POST", f"/api/models/{REPO}/tag/{REVISION}", tag),
+    ("POST", f"{API}/commit/{REVISION}", commit),
+    ("GET", f"{API}/tree/{REVISION}", tree),
+    ("GET", f"{API}/refs", refs),
+    ("POST", f"{API}/tag/{REVISION}", tag),
     ("GET|HEAD", f"/{REPO}/resolve/{REVISION}/(?P<path>.+)", resolve),
 ]

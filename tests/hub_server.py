@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Problem(401, "Invalid credentials in Authorization header")
-        if repo and repo.split("/")[0] != USER:
+        if repo and repo.removeprefix("spaces/").split("/")[0] != USER:
             raise Problem(403, f"you have no write access to {repo}")
 
     def readable(self, repo: str | None) -> bool:

@@ -17,7 +17,7 @@ import torch
 from catalogue import app
 from hub_routes import Repository
 from hub_server import TOKEN, Fault, HubServer
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 from model_folders import make_run
 from packaging.version import Version
 from typer.testing import CliRunner
@@ -27,6 +27,7 @@ from sa_zoo.folders.opened import open_folder
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing import remote
 from sa_zoo.publishing.card import published_card, write_card
+from sa_zoo.publishing.folder import PUBLISHED
 from sa_zoo.publishing.hub import publish
 from sa_zoo.publishing.remote import Refused
 
@@ -99,6 +100,61 @@ def test_the_whole_road_is_one_commit_and_a_tag_on_it(hub, run):
         name: hashlib.sha256(content).hexdigest() for name, content in expected.items()
     }
     assert published(hub) == expected | {"sa_zoo.json": published(hub)["sa_zoo.json"]}
+
+
+SPACE = "you/attention"
+SPACE_FILES = {"README.md", "index.html", PUBLISHED}
+
+
+@pytest.fixture
+def explored(run):
+    """The run with an explorer."""
+    (run / "explorer.html").write_text("<p>a page")
+    return run
+
+
+def files_of(hub, name):
+    repository = hub.repositories[name]
+    return repository.commits[repository.head]
+
+
+def test_the_explorer_becomes_a_space_to_which_the_card_leads(hub, explored):
+    publish(open_folder(explored), REPO, tag="v1", space=SPACE)
+    files = files_of(hub, f"spaces/{SPACE}")
+    assert files.keys() - {".gitattributes"} == SPACE_FILES, "without the Hub's example"
+    assert files["index.html"] == b"<p>a page"
+    metadata = ModelCard(files["README.md"].decode()).data.to_dict()
+    assert (metadata["sdk"], metadata["models"]) == ("static", [REPO])
+    assert f"({hub.url}/spaces/{SPACE})" in published(hub)["README.md"].decode()
+    assert f"({hub.url}/{REPO})" in files["README.md"].decode()
+    before = hub.writes()
+    publish(open_folder(explored), REPO, tag="v1", space=SPACE)
+    assert hub.writes() == before, "nothing to do"
+
+
+def test_a_space_with_other_work_is_left_alone_unless_merged(hub, explored):
+    repository = hub.repositories[f"spaces/{SPACE}"] = Repository(private=False)
+    theirs = {"README.md": b"theirs", "app.py": b"theirs"}
+    repository.commit(theirs)
+    with pytest.raises(Refused, match=r"holds README\.md, app\.py"):
+        publish(open_folder(explored), REPO, space=SPACE)
+    assert files_of(hub, f"spaces/{SPACE}") == theirs
+    publish(open_folder(explored), REPO, space=SPACE, merge=True)
+    merged = files_of(hub, f"spaces/{SPACE}")
+    assert merged.keys() == SPACE_FILES | {"app.py"} and merged["app.py"] == b"theirs"
+
+
+def test_a_flipped_bit_of_a_space_is_noticed(hub, explored):
+    hub.faults.append(Fault("GET /spaces/.*/index.html", "flip"))
+    with pytest.raises(Refused, match=r"index\.html with other bytes"):
+        publish(open_folder(explored), REPO, space=SPACE)
+
+
+def test_a_model_without_an_explorer_has_no_space_and_nothing_is_sent(hub, run):
+    (run / "explorer.html").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"without explorer\.html"):
+        publish(open_folder(run), REPO, space=SPACE)
+    assert not hub.log
 
 
 def test_publishing_and_a_dry_run_leave_the_folder_as_it_is_and_any_name_can_follow(

@@ -41,8 +41,10 @@ def write_card(opened: Opened) -> Path:
     return write_file(opened.local_folder / "README.md", render_card(opened))
 
 
-def published_card(opened: Opened, repo_id: str) -> str:
+def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     """README.md as it is published as `repo_id`, with the edits that somebody made to it. The folder stays as it is.
+
+    `space_url` is the address of the explorer's Space, if there is one.
 
     Raises ValueError for edits that leave a placeholder, or other metadata, weights or usage code than the folder's.
     """
@@ -50,7 +52,7 @@ def published_card(opened: Opened, repo_id: str) -> str:
     rendered = _render(facts)
     text = _text(opened.local_folder / "README.md")
     if text in ("", rendered):
-        return _render(facts, repo_id)
+        return _render(facts, repo_id, space_url)
     text = text.replace(f"you/{facts['title']}", repo_id)
     again = "render it again with `sa-zoo card`"
     gap = PLACEHOLDERS.search(text)
@@ -100,7 +102,7 @@ def _images_of(run: Metrics) -> tuple[str | None, str | None, int | None]:
     return run.data, run.data_revision or None, run.test.n if run.test else None
 
 
-def _render(facts: dict[str, Any], repo_id: str = "") -> str:
+def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> str:
     template = jinja2.Template(
         _text(Path(__file__).with_name("card.md.jinja")),
         undefined=jinja2.StrictUndefined,
@@ -109,7 +111,8 @@ def _render(facts: dict[str, Any], repo_id: str = "") -> str:
         keep_trailing_newline=True,
     )
     repo_id = repo_id or f"you/{facts['title']}"
-    return template.render(facts, repo_id=repo_id, metadata=_metadata(facts).to_yaml())
+    metadata = _metadata(facts).to_yaml()
+    return template.render(facts, repo_id=repo_id, space_url=space_url, metadata=metadata)
 
 
 def _facts(opened: Opened) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def check_folder(opened: Opened, manifest: Manifest) -> None:
             f"`sa-zoo finish {opened.folder} --out NEW` makes one of a folder of another trainer"
         )
     for name, content in manifest.items():
-        _check_content(name, content)
+        check_content(name, content)
     if "num_classes" in opened.config.get("model_args", {}):
         raise ValueError(
             "got num_classes in config.json's model_args, expected it outside: transformers refuses it"
@@ -94,7 +94,7 @@ def check_folder(opened: Opened, manifest: Manifest) -> None:
     check_loads(opened.network, opened.local_folder)
 
 
-def _check_content(name: str, content: bytes) -> None:
+def check_content(name: str, content: bytes) -> None:
     """Raise ValueError for a file that must not be published."""
     # Tensors begin with the size of their header, which may look like the first bytes of a pickle.
     is_tensors = False

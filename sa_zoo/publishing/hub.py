@@ -21,6 +21,7 @@ from sa_zoo.publishing.folder import (
     with_list,
 )
 from sa_zoo.publishing.remote import Refused, Remote
+from sa_zoo.publishing.space import space_files
 
 
 def publish(
@@ -30,8 +31,11 @@ def publish(
     tag: str | None = None,
     dry_run: bool = False,
     merge: bool = False,
+    space: str = "",
 ) -> str | None:
     """Publish a folder as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
+
+    With `space`, the explorer becomes a static Space of that name, to which the card leads.
 
     The Hub is that of HF_ENDPOINT, the token that of HF_TOKEN or the client's login. The tag comes last, on a commit
     that was downloaded, compared and loaded. A repository with other work is refused unless `merge` is on; files that
@@ -39,34 +43,61 @@ def publish(
     the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused for the Hub, each with
     what to do.
     """
+    endpoint = os.environ.get("HF_ENDPOINT")
     _check_names(repo_id, tag)
-    manifest = _checked(opened, repo_id)
-    remote = Remote(repo_id, os.environ.get("HF_ENDPOINT"))
+    remote = Remote(repo_id, endpoint)
+    page: Manifest = {}
+    if space:
+        _check_names(space, tag)
+        online = Remote(space, endpoint, "space")
+        page = space_files(opened, repo_id, remote.url)
+    manifest = _checked(opened, repo_id, online.url if page else "")
     with_tag = f", tag {tag}" if tag else ""
     print(f"{opened.folder} -> {remote.url}{' (private)' * private}{with_tag}")
-    for name, content in manifest.items():
-        print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
+    _list(manifest)
     sent = {name.split("/")[0] for name in manifest}
     others = {path.name for path in opened.local_folder.iterdir()} - sent
     if others:
         print(f"  not published: {', '.join(sorted(others))}")
+    if page:
+        print(f"{opened.folder} -> {online.url}{' (private)' * private}")
+        _list(page)
     if dry_run:
         print("the local checks pass; nothing was sent")
         return None
     if is_offline_mode():
         raise ConnectionError(f"could not publish {remote.url}: HF_HUB_OFFLINE is set, unset it")
+    commit = _publish_model(remote, manifest, private, tag, merge)
+    if page:
+        created = online.create(private)
+        at = _commit(online, page, merge, created)
+        with tempfile.TemporaryDirectory() as cache:
+            _download(online, at, page, cache)
+        print(f"published {online.url} at {at}")
+    return commit
 
-    remote.create(private)
+
+def _list(manifest: Manifest) -> None:
+    """Print what is published."""
+    for name, content in manifest.items():
+        print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
+
+
+def _publish_model(
+    remote: Remote, manifest: Manifest, private: bool, tag: str | None, merge: bool
+) -> str:
+    """Commit, check and tag; returns the commit."""
+    created = remote.create(private)
     tagged = remote.tags().get(tag or "")
     if tagged:
         _check_same(remote, tagged, manifest, str(tag))
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
-    commit = _commit(remote, manifest, merge)
+    commit = _commit(remote, manifest, merge, created)
     _check_download(remote, commit, manifest)
     if tag:
         _tag(remote, tag, commit)
-    print(f"published {remote.url} at {commit}{with_tag}")
+    print(f"published {remote.url} at {commit}" + (f", tag {tag}" if tag else ""))
     return commit
 
 
@@ -81,7 +112,7 @@ def _check_names(repo_id: str, tag: str | None) -> None:
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
 
 
-def _checked(opened: Opened, repo_id: str) -> Manifest:
+def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
     """All files to publish, after the checks that need no Hub.
 
     Code that config.json promises and the folder does not have is this package's.
@@ -90,7 +121,7 @@ def _checked(opened: Opened, repo_id: str) -> Manifest:
         manifest = read_manifest(opened.local_folder)
         if "auto_map" in opened.config:
             manifest = remote_code() | manifest
-        manifest["README.md"] = published_card(opened, repo_id).encode()
+        manifest["README.md"] = published_card(opened, repo_id, space_url).encode()
         manifest = with_list(dict(sorted(manifest.items())))
         check_folder(opened, manifest)
     return manifest
@@ -117,13 +148,14 @@ def _tag(remote: Remote, tag: str, commit: str) -> None:
         )
 
 
-def _commit(remote: Remote, manifest: Manifest, merge: bool) -> str:
+def _commit(remote: Remote, manifest: Manifest, merge: bool, created: bool) -> str:
     """Make main hold the manifest, if it does not yet, next to files that are not from here; return its commit.
 
-    Raises Refused, before anything is sent, if such files are in the way and `merge` is off.
+    Raises Refused, before anything is sent, if such files are in the way and `merge` is off. Where the repository was
+    `created` just now, there are none: the Hub fills new Spaces with an example, which is replaced.
     """
     commit = remote.head()
-    listed, others = remote.others(commit)
+    listed, others = (True, set()) if created else remote.others(commit)
     same = sorted(others & manifest.keys())
     in_the_way = same if listed else sorted(others)
     if in_the_way and not merge:
@@ -145,23 +177,22 @@ def _commit(remote: Remote, manifest: Manifest, merge: bool) -> str:
     return commit
 
 
+def _download(remote: Remote, commit: str, manifest: Manifest, cache: str) -> None:
+    """Download a commit into a new cache, and compare its bytes: the client checks lengths only."""
+    snapshot = remote.download(commit, cache)
+    for name, content in manifest.items():
+        if (snapshot / name).read_bytes() != content:
+            raise Refused(
+                f"{remote.url} returned {name} with other bytes, nothing was tagged: run this again"
+            )
+
+
 def _check_download(remote: Remote, commit: str, manifest: Manifest) -> None:
-    """Download a commit into a new cache, compare its bytes (the client checks lengths), load it by both libraries."""
+    """Download a commit, and load it by both libraries."""
     with tempfile.TemporaryDirectory() as cache:
-        snapshot = remote.download(commit, cache)
-        for name, content in manifest.items():
-            if (snapshot / name).read_bytes() != content:
-                raise Refused(
-                    f"{remote.url} returned {name} with other bytes, nothing was tagged: "
-                    "run this again"
-                )
+        _download(remote, commit, manifest, cache)
         network = timm.create_model(
             f"hf-hub:{remote.repo_id}@{commit}", pretrained=True, cache_dir=cache
         )
-        check_loads(
-            network.eval(),
-            remote.repo_id,
-            revision=commit,
-            cache_dir=cache,
-            local_files_only=True,
-        )
+        where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
+        check_loads(network.eval(), remote.repo_id, **where)

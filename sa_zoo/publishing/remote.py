@@ -75,36 +75,44 @@ def retried(doing: str) -> Callable[[Method], Method]:
 
 
 class Remote:
-    """A model repository on the Hub at `endpoint` (None: the client's default)."""
+    """A repository on the Hub at `endpoint` (None: the client's default): a "model" or a static "space"."""
 
-    def __init__(self, repo_id: str, endpoint: str | None) -> None:
+    def __init__(self, repo_id: str, endpoint: str | None, kind: str = "model") -> None:
         self.api = HfApi(endpoint=endpoint, library_name="sa_zoo")
         self.repo_id = repo_id
-        self.url = f"{self.api.endpoint}/{repo_id}"
+        self.place: dict[str, Any] = {"repo_id": repo_id, "repo_type": kind}
+        self.settings = {"space_sdk": "static"} if kind == "space" else {}
+        folder = "spaces/" if kind == "space" else ""
+        self.url = f"{self.api.endpoint}/{folder}{repo_id}"
 
     @retried("create the repository")
-    def create(self, private: bool) -> None:
-        """Create the repository if it does not exist. Raises PermissionError if it has to be private and is public."""
+    def create(self, private: bool) -> bool:
+        """Create the repository, and return True, if it does not exist.
+
+        Raises PermissionError if it has to be private and is public.
+        """
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
         # exist_ok would hide why a Hub refuses one that exists
-        if not self.api.repo_exists(self.repo_id):
-            self.api.create_repo(self.repo_id, private=private)
-        if private and not self.api.model_info(self.repo_id).private:
+        new = not self.api.repo_exists(**self.place)
+        if new:
+            self.api.create_repo(**self.place, **self.settings, private=private)
+        if private and not self.api.repo_info(**self.place).private:
             raise PermissionError(
                 f"{self.url} is already public, expected private: change that or choose a new name"
             )
+        return new
 
     @retried("read the repository")
     def head(self) -> str:
         """Commit sha of the main branch; a Hub creates repositories with a first commit."""
-        return str(self.api.model_info(self.repo_id).sha)
+        return str(self.api.repo_info(**self.place).sha)
 
     @retried("read the tags")
     def tags(self) -> dict[str, str]:
         """Tag -> commit sha."""
-        return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(self.repo_id).tags}
+        return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(**self.place).tags}
 
     @retried("read the files")
     def others(self, commit: str) -> tuple[bool, set[str]]:
@@ -114,7 +122,7 @@ class Remote:
         if PUBLISHED in tree:
             with TemporaryDirectory() as cache:
                 path = self.api.hf_hub_download(
-                    self.repo_id, PUBLISHED, revision=commit, cache_dir=cache
+                    **self.place, filename=PUBLISHED, revision=commit, cache_dir=cache
                 )
                 files = published_files(Path(path).read_bytes())
         if not files:
@@ -140,14 +148,14 @@ class Remote:
         If main has moved from `parent`, nothing is committed: either the answer to an earlier attempt was lost, or
         somebody else committed. `differences` tells which.
         """
-        head = str(self.api.model_info(self.repo_id).sha)
+        head = str(self.api.repo_info(**self.place).sha)
         if head != parent:
             return head
         left = sorted(self._tree(parent).keys() - manifest.keys() - others)
         added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
         committed = self.api.create_commit(
-            self.repo_id,
-            [*added, *map(CommitOperationDelete, left)],
+            **self.place,
+            operations=[*added, *map(CommitOperationDelete, left)],
             commit_message="Publish with sa_zoo",
             parent_commit=parent,
         )
@@ -155,16 +163,16 @@ class Remote:
 
     @retried("download what was committed")
     def download(self, commit: str, cache: str) -> Path:
-        return Path(self.api.snapshot_download(self.repo_id, revision=commit, cache_dir=cache))
+        return Path(self.api.snapshot_download(**self.place, revision=commit, cache_dir=cache))
 
     @retried("tag")
     def tag(self, name: str, commit: str) -> None:
         """Tag a commit. A tag that exists stays where it is: it may be from an attempt whose answer was lost."""
-        self.api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
+        self.api.create_tag(**self.place, tag=name, revision=commit, exist_ok=True)
 
     def _tree(self, commit: str) -> dict[str, str]:
         """Path -> one of the `digests` of each file of a commit."""
-        listed = self.api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
+        listed = self.api.list_repo_tree(**self.place, recursive=True, revision=commit)
         files = [file for file in listed if isinstance(file, RepoFile)]
         tree = {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
         tree.pop(".gitattributes", None)  # the Hub itself writes it when it creates a repository

@@ -1,0 +1,36 @@
+"""The explorer of a model as a static Space: a page on the Hub that opens in a browser, without a download."""
+
+from huggingface_hub import SpaceCardData
+
+from sa_zoo.folders.opened import Opened
+from sa_zoo.publishing.folder import Manifest, check_content, with_list
+
+README = """---
+{metadata}
+---
+
+What the attention heads of [{repo_id}]({url}) look at, for any query pixel. The page needs no server and sends nothing.
+Its two photographs come with scikit-learn (CC BY 2.0).
+"""
+
+
+def space_files(opened: Opened, repo_id: str, url: str) -> Manifest:
+    """The files of the Space for a model that is published as `repo_id`, at `url`.
+
+    Raises ValueError for a folder without an explorer, or with a page that must not be published.
+    """
+    page = opened.local_folder / "explorer.html"
+    if not page.is_file():
+        raise ValueError(
+            f"--space: got {opened.folder} without explorer.html, expected one: `sa-zoo card` writes it "
+            "for a network whose attention can be shown"
+        )
+    network = repo_id.partition("/")[2]
+    metadata = SpaceCardData(
+        title=f"Attention of {network}", sdk="static", app_file="index.html", models=[repo_id]
+    )
+    readme = README.format(metadata=metadata.to_yaml(), repo_id=repo_id, url=url)
+    files = {"README.md": readme.encode(), "index.html": page.read_bytes()}
+    for name, content in files.items():
+        check_content(name, content)
+    return with_list(files)
