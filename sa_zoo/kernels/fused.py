@@ -44,7 +44,7 @@ LIBRARY = _loaded()
 
 
 def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
-    """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D), and the type and device of its other inputs."""
+    """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D), and the other tensors' types and devices."""
     right = all(x.is_cpu and x.dtype == torch.float32 for x in (X, W_val, *others))
     fills_lanes = X.shape[-1] % LANES == 0 and W_val.shape[0] % LANES == 0
     return LIBRARY is not None and right and fills_lanes

@@ -121,7 +121,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     if not isinstance(model, SANet):
         return
     blocks: Any = model.blocks
-    if all(term.positional for term in terms_in(model)):
+    if all(term.positional for term in terms_in(model).values()):
         return
     height, width = (size // model.patch_size for size in images.shape[2:])
     middle = height // 2 * width + width // 2
