@@ -102,13 +102,15 @@ def test_portions_draw_the_same_dropout_again_for_their_gradients():
 def test_only_large_batches_in_float32_are_recomputed():
     large = torch.empty(2 * 3 * K + 1)
 
-    def recomputed(X: torch.Tensor) -> bool:
-        return portions.is_recomputed(X, situation([], X))
+    def divided(X: torch.Tensor) -> bool:
+        return portions.is_divided(X, situation([], X))
 
-    assert recomputed(large) and not recomputed(large[1:])
-    assert not recomputed(large.bfloat16()) and not recomputed(large.half())
+    assert divided(large) and not divided(large[1:])
+    assert not divided(large.bfloat16()) and not divided(large.half())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not recomputed(large)
+        assert not divided(large)
+    with torch.no_grad():
+        assert divided(large[1:].half())
 
 
 def test_a_result_is_not_overwritten_by_the_next_call_where_values_are_not_projected():

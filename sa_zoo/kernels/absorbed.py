@@ -14,9 +14,11 @@ from torch.nn.functional import linear, pad
 from sa_zoo.kernels.portions import in_portions
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.terms import Absolute, Content, Relative, Term
+from sa_zoo.models.positions import displacements
+from sa_zoo.models.terms import Absolute, Content, Relative, RelativeTables, Term
 
 Scores = Callable[[Tensor], Tensor]  # (B, H, W, D) -> (B, T, N_h, T)
+LinearMap = tuple[Tensor, Tensor]  # weight and bias
 
 
 def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -56,7 +58,7 @@ def absorbed_content(term: Content) -> Scores:
     encodings = torch.cat([row, col], dim=1).transpose(1, 2)  # (N_h, D_h, displacements)
     content = multiplied(W_key, b_qry, W_qry)
     position = multiplied(encodings, b_qry, W_qry)
-    return relative_scores(content, position, [len(term.row), len(term.col)])
+    return relative_scores(term, content, position)
 
 
 def absorbed_relative(term: Relative) -> Scores:
@@ -68,7 +70,7 @@ def absorbed_relative(term: Relative) -> Scores:
     encodings = torch.cat([term.row @ What_row, term.col @ What_col], dim=1).transpose(1, 2)
     content = multiplied(W_key, term.u, W_qry)
     position = multiplied(encodings, term.v, W_qry)
-    return relative_scores(content, position, [len(term.row), len(term.col)])
+    return relative_scores(term, content, position)
 
 
 def absorbed_absolute(term: Absolute) -> Scores:
@@ -93,12 +95,12 @@ ABSORBED: dict[type[Term], Callable[..., Scores]] = {
 }
 
 
-def weights_of(layer: nn.Linear, num_heads: int) -> tuple[Tensor, Tensor]:
+def weights_of(layer: nn.Linear, num_heads: int) -> LinearMap:
     """Weight (N_h, D_h, D) and bias (N_h, D_h) of a projection for all heads."""
     return layer.weight.unflatten(0, [num_heads, -1]), layer.bias.unflatten(0, [num_heads, -1])
 
 
-def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Tensor]:
+def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> LinearMap:
     """Weight (N_h F, D) and bias (N_h F,) of the linear map from X to q . factor / sqrt(D_h).
 
     factor: (N_h, D_h, F), what the queries of each head are multiplied with; b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
@@ -107,14 +109,14 @@ def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> tuple[Tensor, Te
     return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
 
 
-def relative_scores(
-    content: tuple[Tensor, Tensor], position: tuple[Tensor, Tensor], sizes: list[int]
-) -> Scores:
-    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy: `sizes`.
+def relative_scores(term: RelativeTables, content: LinearMap, position: LinearMap) -> Scores:
+    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy.
 
     A position is one more product: each pixel gets the one-hot vectors of its column and row as channels, and what a
     query is multiplied with, its scores of each column and row. No sum over all pairs of pixels is left.
     """
+
+    sizes = [len(term.row), len(term.col)]
 
     def scores(X: Tensor) -> Tensor:
         height, width, D = X.shape[1:]
@@ -144,6 +146,5 @@ def keys_of_axis(scores: Tensor) -> Tensor:
     """From displacements to keys along one axis of S pixels: (..., S, 2 S - 1) -> (..., S, S), [.., q, k]"""
     size = scores.shape[-2]
     scores = scores.unflatten(-1, [2 * size - 1])  # raises RuntimeError for tables of another size
-    position = torch.arange(size, device=scores.device)
-    index = position[None, :] - position[:, None] + (size - 1)
+    index = displacements(size, scores.device).long() + (size - 1)
     return scores.gather(-1, index.expand(scores.shape[:-1] + index.shape[-1:]))

@@ -57,73 +57,44 @@ ROWS = (
         lambda layer, X, now: now.fixed_graph,
         "asks nothing about the batch, any of which the graph has to take",
     ),
-    Row(
-        "absorbed",
-        can_absorb,
-        "builds neither queries nor keys",
-    ),
-    Row(
-        "fused",
-        can_fuse,
-        "never builds the tensor of all heads",
-    ),
+    Row("absorbed", can_absorb, "builds neither queries nor keys"),
+    Row("fused", can_fuse, "never builds the tensor of all heads"),
     Row(
         "portions",
         can_divide,
         "keeps what lies between products in caches; in training, keeps only inputs and outputs",
     ),
-    Row(
-        "by axes",
-        is_large,
-        "costs O(T (H + W)) instead of O(T^2)",
-    ),
-    Row(
-        "definition",
-        lambda layer, X, now: True,
-        "is as fast for small images",
-    ),
+    Row("by axes", is_large, "costs O(T (H + W)) instead of O(T^2)"),
+    Row("definition", lambda layer, X, now: True, "is as fast for small images"),
 )
 
 _only: list[str] = []
 
 
-def choose(layer: Attention, X: Tensor) -> str:
-    """Name of the route for X (B, H, W, D)."""
-    return _chosen(layer, X, _situation(layer, X))
-
-
-def _situation(layer: Attention, X: Tensor) -> Situation:
-    return situation(layer.children(), X, *layer.parameters())
-
-
-def _chosen(layer: Attention, X: Tensor, now: Situation) -> str:
+def choose(layer: Attention, X: Tensor) -> tuple[str, Situation]:
+    """Name of the route for X (B, H, W, D), and the situation that it is chosen in."""
+    now = situation(layer.children(), X, *layer.parameters())
     if _only:
-        return _only[-1]
-    return next(row.route for row in ROWS if row.condition(layer, X, now))
+        return _only[-1], now
+    return next(row.route for row in ROWS if row.condition(layer, X, now)), now
 
 
 # `self` has no type in these two: TorchScript would compile its class instead of the module.
 def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """Eq. 10 by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
-    if torch.jit.is_scripting():
-        return self.cheaper(X)
-    return _routed(self, X)
-
-
-@torch.jit.ignore
-def _routed(layer: Attention, X: Tensor) -> Tensor:
-    now = _situation(layer, X)
-    return ROUTES[_chosen(layer, X, now)](layer, X, now)
+    if not torch.jit.is_scripting():
+        route, now = choose(self, X)
+        return ROUTES[route](self, X, now)
+    return self.cheaper(X)
 
 
 def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Block.rest` for as many images at a time as attention takes: (B, H, W, D), twice -> (B, H, W, D)"""
-    if torch.jit.is_scripting():
-        return self.rest(x, attended)
-    return _rest(self, x, attended)
+    if not torch.jit.is_scripting():
+        return _rest(self, x, attended)
+    return self.rest(x, attended)
 
 
-@torch.jit.ignore
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     if _only:
         return block.rest(x, attended)

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from sa_zoo.kernels.portions import WORKSPACE, factorizes
+from sa_zoo.kernels.portions import WORKSPACE, factorizes, is_plain_inference
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 
@@ -43,18 +43,17 @@ def _loaded() -> ctypes.CDLL | None:
 LIBRARY = _loaded()
 
 
-def takes(X: Tensor, W_val: Tensor) -> bool:
-    """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D)."""
-    is_float32 = X.dtype == W_val.dtype == torch.float32
+def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
+    """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D), and the other tensors' types and devices."""
+    right = all(x.is_cpu and x.dtype == torch.float32 for x in (X, W_val, *others))
     fills_lanes = X.shape[-1] % LANES == 0 and W_val.shape[0] % LANES == 0
-    return LIBRARY is not None and X.is_cpu and W_val.is_cpu and is_float32 and fills_lanes
+    return LIBRARY is not None and right and fills_lanes
 
 
 def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
-    plain = type(layer.W_val) is nn.Linear and not now.autocast
-    numbers = now.ordinary and not now.trains and not now.fixed_graph
-    return plain and numbers and factorizes(layer) and takes(X, layer.W_val.weight)
+    plain = is_plain_inference(layer, now) and now.ordinary and not now.fixed_graph
+    return plain and factorizes(layer) and takes(X, layer.W_val.weight)
 
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -107,8 +106,7 @@ def fused_values(
 def _check(X: Tensor, given: list[Tensor], expected: list[tuple[int, ...]]) -> None:
     """Raise ValueError for tensors that the compiled code does not take; W_val is the third of `given`."""
     fits = [tuple(tensor.shape) for tensor in given] == expected
-    right = all(tensor.dtype == X.dtype and tensor.is_cpu for tensor in given)
-    if not takes(X, given[2]) or not fits or not right:
+    if not fits or not takes(X, given[2], *given):
         got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
         raise ValueError(
             f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "

@@ -7,7 +7,7 @@ portion is evaluated once more in the backward pass, so that nothing but its inp
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -48,19 +48,20 @@ def images_in(numbers: float, X: Tensor) -> int:
     return max(1, int(numbers) // max(1, X[:1].numel()))
 
 
-def is_recomputed(X: Tensor, now: Situation) -> bool:
-    """Whether training evaluates a batch X on a CPU again in the backward pass, rather than keeping all of it.
+def is_divided(X: Tensor, now: Situation) -> bool:
+    """Whether a batch X is evaluated in portions; where gradients are wanted, if recomputing them is worth it.
 
     Not in half precision, where products are so fast that recomputing costs more time than it is worth.
     """
-    return X.numel() > KEPT * PORTION and not now.half
+    recomputed = X.numel() > KEPT * PORTION and not now.half
+    return now.by_hand and (recomputed or not now.trains)
 
 
 def in_portions(
     function: Callable[..., Tensor], now: Situation, X: Tensor, *more: Tensor, factor: float = 1.0
 ) -> Tensor:
     """function(X, *more), by hand for a few images at a time if X holds more than `factor` portions."""
-    if not now.by_hand or (now.trains and not is_recomputed(X, now)):
+    if not is_divided(X, now):
         return function(X, *more)
     images = images_in(factor * PORTION, X)
     if images >= len(X):
@@ -69,16 +70,13 @@ def in_portions(
     if now.trains:
         recomputed = partial(checkpoint, function, use_reentrant=False)
         return torch.cat([recomputed(*portion) for portion in portions])
-    return _filled(len(X), (function(*portion) for portion in portions))
-
-
-def _filled(images: int, parts: Iterable[Tensor]) -> Tensor:
-    """torch.cat(parts), each part put in its place before the next one is computed."""
+    # torch.cat would hold all of the results twice.
     whole = torch.empty(0)
     start = 0
-    for part in parts:
+    for portion in portions:
+        part = function(*portion)
         if start == 0:
-            whole = part.new_empty(images, *part.shape[1:])
+            whole = part.new_empty(len(X), *part.shape[1:])
         whole[start : start + len(part)] = part
         start += len(part)
     return whole
@@ -89,10 +87,15 @@ def factorizes(layer: Attention) -> bool:
     return layer.separable and not layer.drops()
 
 
+def is_plain_inference(layer: Attention, now: Situation) -> bool:
+    """Whether no gradients are wanted, and W_val is just a weight and a bias: no adapter, no other precision."""
+    return type(layer.W_val) is nn.Linear and not now.trains and not now.autocast
+
+
 def can_divide(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether P or its factors can be computed once, for all portions of X (B, H, W, D)."""
     positional = all(term.positional for term in layer.terms)
-    return positional and now.by_hand and (not now.trains or is_recomputed(X, now))
+    return positional and is_divided(X, now)
 
 
 def portions(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -102,18 +105,12 @@ def portions(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         return in_portions(partial(layer.values, P), now, X)
     factors = layer.axis_probabilities(X)
     # Another projection than a plain one could return what it is given, which the next call overwrites.
-    plain = type(layer.W_val) is nn.Linear and not now.autocast
-    if now.trains or not plain or not now.by_hand:
+    if not is_plain_inference(layer, now) or not now.by_hand:
         return in_portions(lambda some: layer.W_val(attend_by_axes(factors, some)), now, X)
     down, across = (P.to(X.dtype) for P in factors)
 
     def in_workspace(some: Tensor) -> Tensor:
-        heads = attend_in_workspace(down, across, some)
-        values: Tensor = layer.W_val(heads)
-        # What returns a view of its input, as nn.Identity does, would hand out memory that the next call overwrites.
-        if values.untyped_storage().data_ptr() == heads.untyped_storage().data_ptr():
-            return values.clone()
-        return values
+        return layer.W_val(attend_in_workspace(down, across, some))
 
     # Larger portions for W_val, whose layout libraries change in each call; what is mixed at a time stays in caches.
     return in_portions(in_workspace, now, X, factor=1.75)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 
 from .positions import at_least_float32
-from .terms import Term
+from .terms import Grid, Terms
 
 # Above so many pixels (8x8 is below, 16x16 above) the factors of P by axis are faster than P itself.
 AXES_FROM = 128
@@ -81,8 +81,8 @@ class Attention(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        terms: tuple[type[Term], ...],
-        grid: tuple[int, int],
+        terms: Terms,
+        grid: Grid,
         attn_drop: float = 0.0,
         **dd: Any,
     ) -> None:

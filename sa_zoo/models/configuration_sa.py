@@ -12,8 +12,8 @@ from transformers.configuration_utils import PreTrainedConfig
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
-from .terms import Term  # noqa: F401
-from .variants import TERMS, takes_any_grid
+from .terms import has_fixed_size
+from .variants import TERMS
 
 # Where transformers finds the classes in a folder that contains copies of these files.
 AUTO_MAP = {
@@ -126,7 +126,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 "num_classes": self.num_labels,
                 "input_size": [self.num_channels, *self.height_and_width],
                 "pool_size": None,
-                "fixed_input_size": not takes_any_grid(TERMS[self.attention_type]),
+                "fixed_input_size": has_fixed_size(TERMS[self.attention_type]),
             },
         }
         return super().to_dict() | derived | {"auto_map": dict(AUTO_MAP)}

@@ -23,18 +23,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import (
-    Block,
-    checked_size,
-    new_head,
-    set_grid,
-    terms_in,
-    terms_of_block,
-)
+from .network import Block, ImageSize, checked_size, new_head, set_grid, terms_of_block
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
-from .terms import Term  # noqa: F401
+from .terms import Grid, has_fixed_size
 from .variants import TERMS
 
 
@@ -70,9 +63,7 @@ class SABlock(GradientCheckpointingLayer, Block):
             drop_path=config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1),
         )
 
-    def forward(
-        self, hidden_states: Tensor, grid: tuple[int, int], output_attentions: bool = False
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T, D) -> (B, T, D), with T = H * W and (H, W) the grid."""
         X = hidden_states.unflatten(1, grid)
         attended, _ = self.attn(X, output_attentions)
@@ -89,6 +80,7 @@ class SAPreTrainedModel(PreTrainedModel):
     input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers' own models, too
     supports_gradient_checkpointing = True
     _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
+    _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  a classifier's
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
     _can_record_outputs = {  # noqa: RUF012
@@ -104,7 +96,7 @@ class SAPreTrainedModel(PreTrainedModel):
         self.blocks = nn.ModuleList(
             SABlock(config, index) for index in range(config.num_hidden_layers)
         )
-        self.fixed_img_size = not all(term.any_grid for term in terms_in(self.blocks))
+        self.fixed_img_size = has_fixed_size(TERMS[config.attention_type])
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -127,10 +119,9 @@ class SAPreTrainedModel(PreTrainedModel):
             raise ValueError(f"{got}, expected 'eager' or none: these models choose by themselves")
         return "eager"
 
-    def grid(self, pixel_values: Tensor) -> tuple[int, int]:
+    def grid(self, pixel_values: Tensor) -> Grid:
         """(H, W), in tokens, of images (B, C, P H, P W)."""
-        height, width = pixel_values.shape[2:]
-        height, width = checked_size((height, width), self.config.patch_size)
+        height, width = checked_size(pixel_values.shape[2:], self.config.patch_size)
         if self.fixed_img_size and (height, width) != self.config.height_and_width:
             expected = "x".join(map(str, self.config.height_and_width))
             raise ValueError(
@@ -154,7 +145,7 @@ class SAPreTrainedModel(PreTrainedModel):
             hidden_states = block(hidden_states, grid, output_attentions)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def set_input_size(self, image_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, image_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
         height, width = checked_size(image_size, self.config.patch_size)
         self.config.image_size = height if height == width else [height, width]
@@ -163,8 +154,6 @@ class SAPreTrainedModel(PreTrainedModel):
 
 class SAModel(SAPreTrainedModel):
     """Tokens of the last block, and their mean."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  transformers' own declaration
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
@@ -216,8 +205,6 @@ class SAForImageClassification(SAPreTrainedModel):
 class SABackbone(BackboneMixin, SAPreTrainedModel):
     """Feature maps of chosen stages; index 0 is the embedding, index N the output of the Nth block."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  transformers' own declaration
-
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
@@ -229,8 +216,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
         """Images (B, C, P H, P W) -> one map (B, D, H, W) per chosen stage, or tokens: see SAConfig."""
         kwargs["output_hidden_states"] = True  # transformers 5.4 leaves this to us
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
-        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
-        chosen = [tokens for stage, tokens in stages if stage in self.out_features]
+        chosen = [outputs.hidden_states[index] for index in self.out_indices]
         if self.config.reshape_hidden_states:
             grid = self.grid(pixel_values)
             feature_maps = [tokens.transpose(1, 2).unflatten(2, grid) for tokens in chosen]

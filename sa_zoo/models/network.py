@@ -5,8 +5,8 @@ the layout (B, H, W, D).
 """
 
 import logging
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,10 @@ from torch.nn.functional import dropout
 from torch.types import Device
 
 from .attention import Attention
-from .terms import Term
+from .terms import Grid, Groups, Term, Terms, has_fixed_size
 
 _logger = logging.getLogger(__name__)
-Terms = tuple[type[Term], ...]  # classes of score terms that are added up
+ImageSize = int | Sequence[int]  # in pixels: the side of a square, or height and width
 
 
 class DropPath(nn.Dropout):
@@ -40,7 +40,7 @@ class Block(nn.Module):
         num_heads: int,
         hidden_dim: int,
         terms: Terms,
-        grid: tuple[int, int],
+        grid: Grid,
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
@@ -83,16 +83,16 @@ class SANet(nn.Module):
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for a size below 1, `terms` that are no classes, an unknown `global_pool`, an `img_size` that
-            `patch_size` does not divide, or a list of heads that does not fit the blocks.
+        ValueError: for a size that is no positive whole number, `terms` that are no classes, an unknown
+            `global_pool`, or an `img_size` that `patch_size` does not divide.
     """
 
     block_class: type[Block] = Block
 
     def __init__(
         self,
-        terms: tuple[Terms, ...],
-        img_size: int | tuple[int, int] = 32,
+        terms: Groups,
+        img_size: ImageSize = 32,
         in_chans: int = 3,
         num_classes: int = 10,
         global_pool: str = "avg",
@@ -135,12 +135,12 @@ class SANet(nn.Module):
             )
             for index in range(depth)
         ]
-        self.blocks = nn.Sequential(*blocks)
-        self.fixed_img_size = not all(term.any_grid for term in terms_in(self.blocks))
+        self.blocks: Any = nn.Sequential(*blocks)
+        self.fixed_img_size = has_fixed_size(terms)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_head(embed_dim, num_classes, **dd)
 
-    def expected_grid(self) -> tuple[int, int]:
+    def expected_grid(self) -> Grid:
         """(H, W), in tokens, of the images that the network expects."""
         return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
 
@@ -187,13 +187,13 @@ class SANet(nn.Module):
         """
         x = self.embed(x)
         maps = []
-        for block in cast(Iterable[Block], self.blocks):
+        for block in self.blocks:
             maps.append(block.attn.probabilities(x))
             x = block(x)
         return maps
 
     @torch.jit.ignore
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
         old = self.img_size
         self.img_size = checked_size(img_size, self.patch_size)
@@ -225,19 +225,20 @@ def check_terms(terms: object) -> None:
             raise ValueError(f"terms: got {terms}, expected {expected}")
 
 
-def terms_of_block(terms: tuple[Terms, ...], index: int, depth: int) -> Terms:
+def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
     """The group of score terms of a block; the `depth` blocks are divided equally among the groups."""
     return terms[index * len(terms) // depth]
 
 
-def terms_in(network: nn.Module) -> list[Term]:
-    """All score terms of a network."""
-    return [module for module in network.modules() if isinstance(module, Term)]
+def terms_in(network: nn.Module) -> dict[str, Term]:
+    """All score terms of a network, by path."""
+    modules = network.named_modules()
+    return {path: module for path, module in modules if isinstance(module, Term)}
 
 
-def set_grid(blocks: nn.Module, grid: tuple[int, int]) -> None:
+def set_grid(blocks: nn.Module, grid: Grid) -> None:
     """Interpolate the learned encodings in `blocks` to a grid of (H, W) pixels."""
-    for term in terms_in(blocks):
+    for term in terms_in(blocks).values():
         if not term.any_grid:
             term.set_grid(grid)
 
@@ -247,7 +248,7 @@ def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Ide
     return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
 
 
-def checked_size(img_size: int | tuple[int, int], patch_size: int) -> tuple[int, int]:
+def checked_size(img_size: ImageSize, patch_size: int) -> tuple[int, int]:
     """(height, width) of an image that patches of `patch_size` tile."""
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if height % patch_size or width % patch_size or min(height, width) < patch_size:

@@ -35,8 +35,7 @@ def displacements(size: int, device: torch.device) -> Tensor:
 def table_rows(table: Tensor, size: int) -> Tensor:
     """r_delta along one axis: (2 * size - 1, D_p), from delta = -(size - 1) to size - 1 -> (size, size, D_p), [q, k]"""
     table = table.unflatten(0, [2 * size - 1])  # raises RuntimeError for a table of another size
-    position = torch.arange(size, device=table.device)
-    return table[position[None, :] - position[:, None] + (size - 1)]
+    return table[displacements(size, table.device).long() + (size - 1)]
 
 
 def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

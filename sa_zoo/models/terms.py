@@ -30,9 +30,7 @@ class Term(nn.Module):
 
     positional = False  # whether scores depend on the height and width of X only
     separable = False  # whether they are also a sum of one score per axis: see Separable
-    any_grid = (
-        True  # False if it holds learned encodings for one grid of (H, W) pixels: see `resized`
-    )
+    any_grid = True  # False if it holds learned encodings for one grid of (H, W) pixels: `resized`
     drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
     not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
 
@@ -259,6 +257,15 @@ class Absolute(Term):
         query = split_heads(self.W_qry(X + self.P), self.num_heads)
         key = split_heads(self.W_key(X + self.P), self.num_heads)
         return dot_scores(query * X.shape[-1] ** -0.5, key)
+
+
+Terms = tuple[type[Term], ...]  # whose scores are added up
+Groups = tuple[Terms, ...]  # the blocks of a network are divided equally among them
+
+
+def has_fixed_size(groups: Groups) -> bool:
+    """Whether a term has learned encodings, for one size of images."""
+    return not all(term.any_grid for terms in groups for term in terms)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

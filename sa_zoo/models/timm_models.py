@@ -14,8 +14,9 @@ from timm.models._pretrained import DefaultCfg
 from timm.models.resnet import BasicBlock
 from torch import nn
 
+from .terms import has_fixed_size
 from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
-from .variants import VARIANTS, Variant, takes_any_grid
+from .variants import VARIANTS, Variant
 
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
@@ -31,10 +32,18 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_weights(variant.name, variant.name, pretrained, kwargs)
-        if variant.terms:
-            return _create_sanet(variant, pretrained, kwargs)
-        kwargs = {"block": BasicBlock} | variant.sizes | kwargs
-        return build_model_with_cfg(CifarResNet, variant.name, pretrained, **kwargs)
+        args = variant.sizes | kwargs
+        if not variant.terms:
+            args = {"block": BasicBlock} | args
+            return build_model_with_cfg(CifarResNet, variant.name, pretrained, **args)
+        return build_model_with_cfg(
+            TimmSANet,
+            variant.name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            **{"terms": variant.terms} | args,
+        )
 
     create.__name__ = create.__qualname__ = variant.name
     create.__doc__ = variant.sentence
@@ -46,7 +55,9 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
 
 def configurations(variant: Variant) -> DefaultCfg:
     """timm's configurations of a variant, by the tags of its weights."""
-    cfg = _sanet_cfg(variant) if variant.terms else RESNET_CFG
+    cfg = RESNET_CFG
+    if variant.terms:
+        cfg = SANET_CFG | {"fixed_input_size": has_fixed_size(variant.terms)}
     names = [f"{variant.name}.{tag}".rstrip(".") for tag in variant.trained]
     cfgs: dict[str, Any] = {variant.name: cfg} | {name: cfg | _weights(name) for name in names}
     return generate_default_cfgs(cfgs)[variant.name]
@@ -68,17 +79,6 @@ def check_weights(name: str, trained: str, pretrained: bool, args: dict[str, Any
     raise RuntimeError(f"pretrained: got True for {name}, expected False: {reason}")
 
 
-def _create_sanet(variant: Variant, pretrained: bool, args: dict[str, Any]) -> TimmSANet:
-    return build_model_with_cfg(
-        TimmSANet,
-        variant.name,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-        **{"terms": variant.terms} | variant.sizes | args,
-    )
-
-
 CIFAR_CFG: dict[str, Any] = {
     "num_classes": 10,
     "input_size": (3, 32, 32),
@@ -96,17 +96,13 @@ RESNET_CFG = CIFAR_CFG | {
     "paper_ids": "arXiv:1512.03385",
     "paper_name": "Deep Residual Learning for Image Recognition",
 }
-
-
-def _sanet_cfg(variant: Variant) -> dict[str, Any]:
-    return CIFAR_CFG | {
-        "pool_size": None,  # with a size, fastai takes the features for (B, D, H, W) and pools them
-        "fixed_input_size": not takes_any_grid(variant.terms),
-        "first_conv": "patch_embed",
-        "classifier": "head",
-        "paper_ids": "arXiv:1911.03584",
-        "paper_name": "On the Relationship between Self-Attention and Convolutional Layers",
-    }
+SANET_CFG = CIFAR_CFG | {
+    "pool_size": None,  # with a size, fastai takes the features for (B, D, H, W) and pools them
+    "first_conv": "patch_embed",
+    "classifier": "head",
+    "paper_ids": "arXiv:1911.03584",
+    "paper_name": "On the Relationship between Self-Attention and Convolutional Layers",
+}
 
 
 def _weights(name: str) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from timm.models._input import update_model_input_size
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.fx import Proxy
-from torch.types import Device
 
-from .network import Block, SANet, Terms, checked_pool, new_head
-from .terms import Term
+from .network import Block, ImageSize, SANet, checked_pool, new_head, terms_in
+from .terms import Groups
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class TimmSANet(SANet):
     output_fmt = "NHWC"
     block_class = TimmBlock
 
-    def __init__(self, terms: tuple[Terms, ...], **kwargs: Any) -> None:
+    def __init__(self, terms: Groups, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
         self.grad_checkpointing = False
         self.feature_info = [
@@ -53,14 +52,15 @@ class TimmSANet(SANet):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        return {f"{path}.{name}" for path, term in named_terms(self) for name in term.not_decayed}
+        terms = terms_in(self).items()
+        return {f"{path}.{name}" for path, term in terms for name in term.not_decayed}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {"stem": r"^patch_embed", "blocks": r"^blocks\.(\d+)"}
 
     @torch.jit.ignore
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+    def set_input_size(self, img_size: ImageSize | None = None) -> None:
         """Accept images of another size, which is saved with the model."""
         super().set_input_size(img_size or self.img_size)
         update_model_input_size(self, self.img_size)
@@ -117,24 +117,14 @@ class TimmSANet(SANet):
         return chosen
 
 
-def named_terms(network: nn.Module) -> list[tuple[str, Term]]:
-    """All score terms of a network, and their paths."""
-    modules = network.named_modules()
-    return [(path, module) for path, module in modules if isinstance(module, Term)]
-
-
 class CifarResNet(ResNet):
     """timm's ResNet for small images: a 3x3 stem of stride 1 and no max-pooling (He et al. 2016, as in the paper)."""
 
-    def __init__(
-        self,
-        in_chans: int = 3,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(in_chans=in_chans, device=device, dtype=dtype, **kwargs)
-        stem = nn.Conv2d(in_chans, 64, 3, padding=1, bias=False, device=device, dtype=dtype)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        like: Any = self.conv1.weight
+        dd = {"device": like.device, "dtype": like.dtype}
+        stem = nn.Conv2d(like.shape[1], 64, 3, padding=1, bias=False, **dd)
         self.conv1 = stem  # type: ignore[assignment]  # mypy takes the first of timm's assignments as the type
         self.maxpool = nn.Identity()  # type: ignore[assignment]
         for index, info in enumerate(self.feature_info):
@@ -145,7 +135,7 @@ class CifarResNet(ResNet):
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dict[str, Tensor]:
     """Interpolate learned encodings of a checkpoint that was trained on another image size."""
     fitted = dict(state_dict)
-    for path, term in named_terms(model):
+    for path, term in terms_in(model).items():
         for name, target in term.named_parameters(recurse=False):
             key = f"{path}.{name}"
             given = fitted.get(key)

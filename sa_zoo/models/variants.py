@@ -14,14 +14,12 @@ from .terms import (
     Absolute,
     Content,
     GeneralizedQuadratic,
+    Groups,
     Learned,
     Quadratic,
     QuadraticKernel,
     Relative,
-    Term,
 )
-
-Groups = tuple[tuple[type[Term], ...], ...]  # of terms; the blocks are divided equally among them
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,3 @@ TERMS = {
     for variant in VARIANTS
     if variant.terms and not variant.sizes
 }
-
-
-def takes_any_grid(terms: Groups) -> bool:
-    """Whether no term has learned encodings for one size of images."""
-    return all(term.any_grid for group in terms for term in group)

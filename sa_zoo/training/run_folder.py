@@ -118,7 +118,9 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
     on positions only, or for another network.
     """
-    if not isinstance(model, SANet) or all(term.positional for term in terms_in(model)):
+    if not isinstance(model, SANet):
+        return
+    if all(term.positional for term in terms_in(model).values()):
         return
     height, width = (size // model.patch_size for size in images.shape[2:])
     middle = height // 2 * width + width // 2
