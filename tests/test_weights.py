@@ -90,9 +90,9 @@ def test_weights_know_the_names_of_their_classes(name):
 
 
 WITHOUT = {
-    "sa_quadratic_cifar": "not trained yet, but sa_quadratic_tiny_cifar is",
+    "sa_quadratic_cifar": "not trained yet, but sa_quadratic_tiny_cifar.long is",
     "sa_mixed_cifar": "not trained yet, but sa_mixed_tiny_cifar is",
-    "sa_eq8_cifar": "not trained yet, but sa_quadratic_tiny_cifar is",
+    "sa_eq8_cifar": "not trained yet, but sa_quadratic_tiny_cifar.long is",
     "resnet18_cifar": r"in a checkout, .*'local-dir:model_cards/resnet18_cifar', pretrained=True",
     "mhsa_resnet18_cifar": r"in a checkout, .*'local-dir:model_cards/mhsa_resnet18_cifar', pret",
 }
