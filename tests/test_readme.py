@@ -11,7 +11,6 @@ import pytest
 import timm
 import torch
 from test_offline import without_network
-from test_paper_checkpoint import reference_state
 from tiny_runs import image_folder
 
 import sa_zoo  # noqa: F401  registers the names
@@ -72,7 +71,6 @@ def typed(tmp_path_factory):
     files = home / "files"
     image_folder(files / "data/images/train", {"cat": 23, "dog": 17})
     image_folder(files / "data/images/test", {"cat": 3, "dog": 2})
-    torch.save({"model_state_dict": reference_state("isotropic")}, files / "final.checkpoint")
     network = timm.create_model("sa_quadratic_tiny_cifar")
     checkpoint = {"arch": "sa_quadratic_tiny_cifar", "state_dict": network.state_dict()}
     torch.save(checkpoint, files / "model_best.pth.tar")
