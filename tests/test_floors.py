@@ -31,23 +31,23 @@ FLOORS = [
 ]
 # Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 10_500,
-    "kernels": 4_400,
-    "convolution": 13_200,
-    "folders": 3_700,
+    "models": 9_900,
+    "kernels": 4_350,
+    "convolution": 10_050,
+    "folders": 4_050,
     "interchange": 2_600,
-    "training": 13_600,
-    "publishing": 4_400,
-    "analysis": 9_900,
-    "verbs": 2_400,
-    "": 2_300,
+    "training": 13_150,
+    "publishing": 4_650,
+    "analysis": 7_900,
+    "verbs": 2_650,
+    "": 1_900,
 }
-TOTAL = 67_000
-LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_700, 540, 6
+TOTAL = 60_800
+LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
 REMOTE_CODE = 8_500  # tokens that somebody who loads a model with trust_remote_code has to read
 # What squeezing looks like, per 1,000 lines of code.
-MOST_PARALLEL_ASSIGNMENTS, MOST_CONDITIONAL_EXPRESSIONS, MOST_WALRUSES = 20, 26, 7
+MOST_PARALLEL_ASSIGNMENTS, MOST_CONDITIONAL_EXPRESSIONS, MOST_WALRUSES = 8, 18, 2
 MOST_TOKENS_PER_LINE, MOST_LONG_LINES = 9.5, 0.03  # long: beyond 100 columns
 LAYOUT = {
     tokenize.COMMENT,

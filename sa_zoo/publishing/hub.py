@@ -20,7 +20,7 @@ from sa_zoo.publishing.folder import (
     read_manifest,
     with_list,
 )
-from sa_zoo.publishing.remote import Refused, Remote
+from sa_zoo.publishing.remote import Refused, Remote, Space
 from sa_zoo.publishing.space import space_files
 
 
@@ -46,14 +46,15 @@ def publish(
     endpoint = os.environ.get("HF_ENDPOINT")
     _check_names(repo_id, tag)
     remote = Remote(repo_id, endpoint)
+    online = Space(space, endpoint)
     page: Manifest = {}
+    space_url = ""
     if space:
         _check_names(space, tag)
-        online = Remote(space, endpoint, "space")
         page = space_files(opened, repo_id, remote.url)
-    manifest = _checked(opened, repo_id, online.url if page else "")
-    with_tag = f", tag {tag}" if tag else ""
-    print(f"{opened.folder} -> {remote.url}{' (private)' * private}{with_tag}")
+        space_url = online.url
+    manifest = _checked(opened, repo_id, space_url)
+    print(f"{opened.folder} -> {remote.url}{' (private)' * private}{_tagged(tag)}")
     _list(manifest)
     sent = {name.split("/")[0] for name in manifest}
     others = {path.name for path in opened.local_folder.iterdir()} - sent
@@ -69,12 +70,15 @@ def publish(
         raise ConnectionError(f"could not publish {remote.url}: HF_HUB_OFFLINE is set, unset it")
     commit = _publish_model(remote, manifest, private, tag, merge)
     if page:
-        created = online.create(private)
-        at = _commit(online, page, merge, created)
+        at = _commit(online, page, merge, created=online.create(private))
         with tempfile.TemporaryDirectory() as cache:
             _download(online, at, page, cache)
         print(f"published {online.url} at {at}")
     return commit
+
+
+def _tagged(tag: str | None) -> str:
+    return f", tag {tag}" if tag else ""
 
 
 def _list(manifest: Manifest) -> None:
@@ -97,7 +101,7 @@ def _publish_model(
     _check_download(remote, commit, manifest)
     if tag:
         _tag(remote, tag, commit)
-    print(f"published {remote.url} at {commit}" + (f", tag {tag}" if tag else ""))
+    print(f"published {remote.url} at {commit}{_tagged(tag)}")
     return commit
 
 
@@ -155,7 +159,9 @@ def _commit(remote: Remote, manifest: Manifest, merge: bool, created: bool) -> s
     `created` just now, there are none: the Hub fills new Spaces with an example, which is replaced.
     """
     commit = remote.head()
-    listed, others = (True, set()) if created else remote.others(commit)
+    listed, others = remote.others(commit)
+    if created:
+        listed, others = True, set()
     same = sorted(others & manifest.keys())
     in_the_way = same if listed else sorted(others)
     if in_the_way and not merge:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError
@@ -75,15 +75,17 @@ def retried(doing: str) -> Callable[[Method], Method]:
 
 
 class Remote:
-    """A repository on the Hub at `endpoint` (None: the client's default): a "model" or a static "space"."""
+    """A model repository on the Hub at `endpoint` (None: the client's default)."""
 
-    def __init__(self, repo_id: str, endpoint: str | None, kind: str = "model") -> None:
+    kind = "model"
+    folder = ""  # of such repositories on the Hub
+    settings: ClassVar[dict[str, Any]] = {}  # of a new one
+
+    def __init__(self, repo_id: str, endpoint: str | None) -> None:
         self.api = HfApi(endpoint=endpoint, library_name="sa_zoo")
         self.repo_id = repo_id
-        self.place: dict[str, Any] = {"repo_id": repo_id, "repo_type": kind}
-        self.settings = {"space_sdk": "static"} if kind == "space" else {}
-        folder = "spaces/" if kind == "space" else ""
-        self.url = f"{self.api.endpoint}/{folder}{repo_id}"
+        self.place: dict[str, Any] = {"repo_id": repo_id, "repo_type": self.kind}
+        self.url = f"{self.api.endpoint}/{self.folder}{repo_id}"
 
     @retried("create the repository")
     def create(self, private: bool) -> bool:
@@ -177,6 +179,14 @@ class Remote:
         tree = {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
         tree.pop(".gitattributes", None)  # the Hub itself writes it when it creates a repository
         return tree
+
+
+class Space(Remote):
+    """A static Space."""
+
+    kind = "space"
+    folder = "spaces/"
+    settings: ClassVar[dict[str, Any]] = {"space_sdk": "static"}
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:
