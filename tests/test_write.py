@@ -66,6 +66,8 @@ def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
     with new_folder(out) as folder:
         write_file(folder / "a.txt", "content")
         assert not out.exists()
+        inode = folder.stat().st_ino
+    assert out.stat().st_ino == inode, "moved at once, not copied file by file"
     assert [path.name for path in out.parent.iterdir()] == ["folder"]
     assert (out / "a.txt").read_text() == "content"
 
