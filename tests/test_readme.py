@@ -112,7 +112,7 @@ def test_every_command_of_the_readme_works_on_a_fresh_machine(typed):
     assert " passed in " in printed and "logits (1, 10)" in printed
     where = run("cd /; python -c 'import sa_zoo; print(sa_zoo.__file__)'").strip()
     assert ".venv" in where and not list(Path(where).parent.rglob("*.so"))
-    left = "page.html mine/README.md mhsa/README.md paper/README.md runs/finetune_folder/README.md"
+    left = "page.html mine/README.md mine.onnx mhsa/README.md runs/finetune_folder/README.md"
     run(f"ls {left}")
 
 

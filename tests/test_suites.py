@@ -6,6 +6,8 @@ import timm
 import torch
 from benchmark import measure
 from torch import nn
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 
 from sa_zoo.kernels import fused
 from sa_zoo.kernels.choose import ROUTES, only
@@ -92,6 +94,15 @@ def test_a_cnn_is_its_own_yardstick(steps):
     assert "definition" not in cases[0].subjects()
 
 
+def missing_compiler() -> str:
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(missing_compiler() != "", reason="torch.compile finds no C++ compiler")
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning"
 )  # of torch.compile itself
