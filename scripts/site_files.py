@@ -13,7 +13,16 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"""(?<=\]\()[^)\s]+(?=\))|(?<=src=")[^"]+""")
-OUTSIDE = ("model_cards", "results", "sa_zoo", "scripts", "configs", "examples", "LICENSE", "CITATION.cff")
+OUTSIDE = (
+    "model_cards",
+    "results",
+    "sa_zoo",
+    "scripts",
+    "configs",
+    "examples",
+    "LICENSE",
+    "CITATION.cff",
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
