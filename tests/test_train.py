@@ -311,7 +311,7 @@ def launched(config: Config, out: Path, *arguments: str) -> str:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),  # sums have the order of those here
         "CUDA_VISIBLE_DEVICES": "",
     }
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
