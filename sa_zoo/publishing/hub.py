@@ -70,7 +70,7 @@ def publish(
         raise ConnectionError(f"could not publish {remote.url}: HF_HUB_OFFLINE is set, unset it")
     commit = _publish_model(remote, manifest, private, tag, merge)
     if page:
-        at = _commit(online, page, merge, created=online.create(private))
+        at = _commit(online, page, merge, new_space=online.create(private))
         with tempfile.TemporaryDirectory() as cache:
             _download(online, at, page, cache)
         print(f"published {online.url} at {at}")
@@ -91,13 +91,13 @@ def _publish_model(
     remote: Remote, manifest: Manifest, private: bool, tag: str | None, merge: bool
 ) -> str:
     """Commit, check and tag; returns the commit."""
-    created = remote.create(private)
+    remote.create(private)
     tagged = remote.tags().get(tag or "")
     if tagged:
         _check_same(remote, tagged, manifest, str(tag))
         print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
         return tagged
-    commit = _commit(remote, manifest, merge, created)
+    commit = _commit(remote, manifest, merge)
     _check_download(remote, commit, manifest)
     if tag:
         _tag(remote, tag, commit)
@@ -152,15 +152,15 @@ def _tag(remote: Remote, tag: str, commit: str) -> None:
         )
 
 
-def _commit(remote: Remote, manifest: Manifest, merge: bool, created: bool) -> str:
+def _commit(remote: Remote, manifest: Manifest, merge: bool, new_space: bool = False) -> str:
     """Make main hold the manifest, if it does not yet, next to files that are not from here; return its commit.
 
-    Raises Refused, before anything is sent, if such files are in the way and `merge` is off. Where the repository was
-    `created` just now, there are none: the Hub fills new Spaces with an example, which is replaced.
+    Raises Refused, before anything is sent, if such files are in the way and `merge` is off. A `new_space` has none:
+    the Hub fills it with an example, which is replaced.
     """
     commit = remote.head()
     listed, others = remote.others(commit)
-    if created:
+    if new_space:
         listed, others = True, set()
     same = sorted(others & manifest.keys())
     in_the_way = same if listed else sorted(others)
