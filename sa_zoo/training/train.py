@@ -181,6 +181,7 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
             images_per_second=run.images_per_second(),
             n=len(run.split),
         ),
-        environment=environment(accelerator.device) | {"processes": accelerator.num_processes},
+        environment=environment(accelerator.device)
+        | {"processes": accelerator.num_processes, "precision": config.train.precision},
     )
     return replace(published, metrics=metrics)
