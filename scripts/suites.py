@@ -149,33 +149,50 @@ def models(
 
 
 def layers(
-    model: str, sides: Iterable[int], device: torch.device, routes: dict[str, str]
+    model: str,
+    sides: Iterable[int],
+    device: torch.device,
+    routes: dict[str, str],
+    phase: str = PHASES[0],
+    pixels: int = 1,
 ) -> Iterator[Case]:
-    """One attention layer at inference on one image of SIDE x SIDE tokens, by route.
+    """One attention layer on images of SIDE x SIDE tokens, by route: one image, or so many that they have `pixels`.
 
     The last route is the yardstick. The definition is left out where its maps would fill LARGEST_MAPS bytes.
     """
     for side in sides:
+        images = max(1, pixels // side**2)
         whole = timm.create_model(model)
         if not isinstance(whole, SANet):
             raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
         network: Any = timm.create_model(model, depth=1, img_size=side * whole.patch_size)
-        layer = network.blocks[0].attn.eval().to(device)
+        layer = network.blocks[0].attn.train(phase.startswith("training")).to(device)
         dim = network.embed_dim
         fits = 4 * layer.W_val.in_features // dim * side**4 <= LARGEST_MAPS
         chosen = {name: route for name, route in routes.items() if fits or route != "definition"}
 
-        build = partial(_by_route, layer, chosen, (1, side, side, dim), device)
+        dtype = torch.bfloat16 if "bfloat16" in phase else torch.float32
+        build = partial(_by_route, layer, chosen, (images, side, side, dim), dtype, device)
         name = f"one layer of {model}, {side}x{side} tokens"
-        yield Case(name, PHASES[0], 1, list(chosen)[-1], build)
+        yield Case(name, phase, images, list(chosen)[-1], build)
 
 
 def _by_route(
-    layer: Any, routes: dict[str, str], shape: tuple[int, ...], device: torch.device
+    layer: Any,
+    routes: dict[str, str],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Subjects:
     X = torch.randn(shape, device=device)
+    if layer.training:
+        X.requires_grad_()
+    else:
+        layer.to(dtype)
+        X = X.to(dtype)
     return {
-        name: Subject(step(layer, X, route), function="layer") for name, route in routes.items()
+        name: Subject(step(layer, X, route, dtype), dtype, "layer")
+        for name, route in routes.items()
     }
 
 

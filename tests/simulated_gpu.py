@@ -1,8 +1,8 @@
 """A GPU that does not exist: tensors that say they are on it, and whose numbers are computed on the CPU.
 
-As on a GPU, tensors of two devices do not mix. Where asked, an error is raised where the host would wait for the device:
-where it reads numbers or counts elements, and at copies that are not asynchronous. torch's FakeTensorMode has no backward
-pass here: autograd asks for streams of the driver that a build for CUDA lacks.
+As on a GPU, tensors of two devices do not mix. Where asked, an error is raised where the host would wait for the
+device: where it reads numbers or counts elements, and at copies that are not asynchronous. torch's FakeTensorMode
+has no backward pass here: autograd asks for streams of the driver that a build for CUDA lacks.
 """
 
 from collections.abc import Iterator

@@ -28,9 +28,10 @@ def training_on_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "simulated GPU")
 
 
+MIXED = {"mixup": 0.8, "cutmix": 1.0, "small_epochs": 1, "small_size": 4}
 RECIPES = {
     "muon": MUON,
-    "mixup": {**MUON, "train": {"epochs": 3, "batch_size": 212}, "augment": {"mixup": 0.8, "cutmix": 1.0, "small_epochs": 1, "small_size": 4}},
+    "mixup": {**MUON, "augment": MIXED, "train": {"epochs": 3, "batch_size": 212}},
 }
 # of an attention network; its grid stays, which decides how it is evaluated
 SMALL = {"embed_dim": 36, "hidden_dim": 17, "num_heads": 3, "depth": 2}

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from torch.backends import cuda, cudnn
 
 from sa_zoo.folders.check import mistakes
