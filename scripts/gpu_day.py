@@ -58,16 +58,19 @@ def steps_of(day: Day) -> list[Step]:
 
 
 class Clock:
-    """How long this command has run, over all calls; the time between two calls does not count."""
+    """How long this command has run by `now`, over all calls; the time between two calls does not count."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(
+        self, path: Path, seconds: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.path = path
         self.seconds = seconds
+        self.now = now
         self.before = read_json(path)["seconds"] if path.is_file() else 0.0
-        self.start = time.monotonic()
+        self.start = now()
 
     def used(self) -> float:
-        return self.before + time.monotonic() - self.start
+        return self.before + self.now() - self.start
 
     def left(self) -> float:
         return self.seconds - self.used()
@@ -104,30 +107,36 @@ def run_steps(day: Day, steps: Iterable[Step], clock: Clock) -> bool:
     return True
 
 
+def run_day(day: Day, clock: Clock) -> bool:
+    """Run or continue a day; returns False if a step failed, after which others need a new process."""
+    for left_behind in day.out.glob(".*.incomplete"):
+        if left_behind.is_file():
+            left_behind.unlink()
+    rehearsal = {"rehearsal": day.device.type == "cpu"}
+    write_json(day.out / "conditions.json", rehearsal | environment(day.device))
+    threading.Thread(target=clock.record, daemon=True).start()
+    return run_steps(day, steps_of(day), clock)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder of everything that the day brings.")],
     data: Annotated[str, typer.Option(help="CIFAR-10: folder or Hub data set.")],
     minutes: Annotated[float, typer.Option(help="For all steps, over all calls.", min=0.1)] = 40,
     title: Annotated[str, typer.Option(help="What results call the data.")] = "",
 ) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for left_behind in out.glob(".*.incomplete"):
-        left_behind.unlink()
-    there = torch.cuda.is_available()
-    device = torch.device("cuda" if there else "cpu")
-    day = Day(out, data, title, device, SCALE if there else REHEARSAL)
-    if not there:
+    if torch.cuda.is_available():
+        day = Day(out, data, title, torch.device("cuda"), SCALE)
+    else:
         print("no GPU: a rehearsal with small networks and few images", flush=True)
-    write_json(out / "conditions.json", {"rehearsal": not there} | environment(device))
-    clock = Clock(out / "clock.json", 60 * minutes)
-    threading.Thread(target=clock.record, daemon=True).start()
+        day = Day(out, data, title, torch.device("cpu"), REHEARSAL)
+    out.mkdir(parents=True, exist_ok=True)
     try:
-        complete = run_steps(day, steps_of(day), clock)
+        complete = run_day(day, Clock(out / "clock.json", 60 * minutes))
     except (Interrupted, KeyboardInterrupt) as stopped:
-        sys.exit(f"{stopped or 'stopped'}; the same command continues")
+        sys.exit(f"{str(stopped) or 'stopped'}; the same command continues")
     if not complete:  # in a new process: an error may have left the device unusable for this one
         os.execv(sys.executable, [sys.executable, *sys.argv])
-    print(f"{clock.used() / 60:.1f} min: {out / 'report.md'}")
+    print(out / "report.md")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,12 +61,11 @@ class Timing:
 def timing(day: Day, model: str, rate: float) -> Timing:
     """Time a run of a few epochs, with small images and with others if the recipe has both."""
     out = day.out / "timing" / model
-    shutil.rmtree(out, ignore_errors=True)
     config = recipe(day, model, rate, 4)
     if config.augment.small_epochs:
         config = recipe(day, model, rate, 4, "augment.small_epochs=2")
     start = time.monotonic()
-    metrics = fit(config, out)
+    metrics = fit(config, out, resume=is_begun(out))
     total = time.monotonic() - start
     ends = [json.loads(line)["seconds"] for line in (out / "history.jsonl").open()]
     # the second epoch of each size; the first one compiles and allocates

@@ -348,7 +348,7 @@ def test_two_processes_follow_the_curve_of_one(tmp_path):
         "train": {"batch_size": 210},
     }
     train(tiny_config(**table), tmp_path / "one")
-    launch = ("--multi_gpu", "--num_processes=2", "--main_process_port=0", "--mixed_precision=no")
+    launch = ("--config_file=configs/accelerate/ddp.yaml", "--mixed_precision=no")
     printed = launched(tiny_config(**table), tmp_path / "two", *launch)
     assert len(re.findall(r"^epoch 2/2", printed, re.M)) == 1, "one process speaks"
     metrics = [
