@@ -60,25 +60,27 @@ def outputs(network: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     return logits.detach().cpu(), torch.cat(gradients).cpu()
 
 
-def measured_cases(day: Day) -> Iterator[Case]:
-    """The cases of the benchmark, the most important first."""
+def measured_cases(day: Day) -> Iterator[tuple[str, Case]]:
+    """The cases of the benchmark by name, the most important first: again without compiling, should that fail."""
     scale = day.scale
     names = [name for name in scale.trained if timm.is_model(name)]
-    half = list(suites.models(names, scale.batch, day.device, scale.compiled))
-    every = list(suites.models(names, scale.batch, day.device))
-    yield from (case for case in half if case.phase == "training, bfloat16")
-    yield from (case for case in half if case.phase == "inference, bfloat16")
+    compiled = list(suites.models(names, scale.batch, day.device, scale.compiled))
+    for phase in ("training, bfloat16", "inference, bfloat16"):
+        for case in compiled:
+            if case.phase == phase:
+                yield f"{case.model}, {phase}, compiled", case
     ways = {"as built": "", "by axes": "by axes", "definition": "definition"}
-    yield from suites.layers(scale.measured[0], scale.sides, day.device, ways)
-    yield from (case for case in every if "float32" in case.phase and case.model in scale.measured)
+    layers = suites.layers(scale.measured[0], scale.sides, day.device, ways)
+    others = suites.models(scale.measured, scale.batch, day.device)
+    for case in (*layers, *others):
+        yield f"{case.model}, {case.phase}", case
 
 
 def benchmark(day: Day, record: Record) -> None:
     """Measure each case that was not, and write OUT/speed.json, in the form of docs/benchmarks/*.json."""
     path = day.out / "speed.json"
     errors = record.found.get("errors", {})
-    for case in measured_cases(day):
-        name = f"{case.model}, {case.phase}"
+    for name, case in measured_cases(day):
         done = {(row["model"], row["phase"]) for row in rows_of(path)}
         if (case.model, case.phase) in done or name in errors or record.left() < 0:
             continue
