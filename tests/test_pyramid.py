@@ -5,17 +5,28 @@ import numpy_sanet as oracle
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.layers import set_scriptable
 from timm.models import group_parameters
+from tiny_runs import tiny_config
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 from transformers import AutoBackbone, AutoModelForImageClassification
+from typer.testing import CliRunner
 
+from sa_zoo.analysis.head_figures import head_maps
+from sa_zoo.analysis.maps import attention_layers
+from sa_zoo.cli import app
+from sa_zoo.folders.cost import cost_of, training_macs
+from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.kernels.choose import choose
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.models.network import Merge, SANet
 from sa_zoo.models.stages import Level, Stage, levels_of, stages_of
 from sa_zoo.models.terms import Absolute, Content, Learned, Quadratic, QuadraticKernel
 from sa_zoo.models.timm_network import TimmSANet
+from sa_zoo.training.run_folder import record_maps
+from sa_zoo.verbs.fit import fit
 
 SIZES = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": (13, 3, 17)}
 IMAGE = (24, 40)  # 12 x 20, 6 x 10 and 3 x 5 tokens
@@ -289,3 +300,81 @@ def test_a_saved_pyramid_is_loaded_by_both_libraries(tmp_path):
     with torch.no_grad():
         assert torch.equal(theirs(x), network(x))
         assert torch.equal(ours(x).logits, network(x))
+
+
+def macs(grids, widths, by_axes) -> int:
+    """Multiply-adds for one image, written out by hand."""
+    total = 12 * 20 * 3 * 4 * 7 + 3 * 5 * 4 * 5 * 11 + 6 * 10 * 4 * 7 * 5 + 11 * 11
+    hidden = [13, 13, 3, 17, 17, 17]
+    for (height, width), D, F in zip(grids, widths, hidden, strict=True):
+        T = height * width
+        keys = height + width if by_axes and T > 128 else T
+        total += 2 * T * D * keys + T * (2 * D * D + D * D + 2 * D * F)
+    return total
+
+
+def test_work_is_that_of_each_stages_grid_and_width():
+    network = pyramid()
+    assert cost_of(network, (3, *IMAGE)).macs == macs(GRIDS, WIDTHS, by_axes=False)
+    assert training_macs(network, (3, *IMAGE)) == macs(GRIDS, WIDTHS, by_axes=True)
+
+
+def test_training_on_a_cpu_takes_the_cheaper_form_of_each_stage():
+    network = timm.create_model("sa_pyramid_tiny_cifar").train()
+    x = network.embed(images(1, (32, 32)))
+    routes = []
+    for block in network.blocks:
+        routes.append(choose(block.attn, block.merge(x))[0])
+        x = block(x)
+    assert routes == ["by axes"] * 2 + ["definition"] * 5
+
+
+def test_maps_of_the_pixel_in_the_middle_are_recorded_on_each_grid(tmp_path):
+    network, x = pyramid("content"), images(7)
+    record_maps(tmp_path, network, x)
+    recorded = load_file(tmp_path / "attention.safetensors")
+    for index, P in enumerate(network.attention_maps(x)):
+        height, width = GRIDS[index]
+        expected = P.mean(0).unflatten(1, (height, width))[:, height // 2, width // 2]
+        got = recorded[f"blocks.{index}.attn"]
+        assert torch.allclose(got, expected.unflatten(-1, (height, width)), atol=1e-6)
+
+
+def test_the_figure_of_maps_marks_the_middle_of_each_grid():
+    layers = attention_layers(pyramid(), images())
+    assert [tuple(layer.grid) for layer in layers] == GRIDS
+    middles = [layer.at([size // 2 for size in layer.grid]) for layer in layers]
+    figure = head_maps(middles)
+    for row, (height, width) in enumerate(GRIDS):
+        axes = figure.axes[2 * row]
+        assert axes.get_images()[0].get_array().shape == (height, width)
+        assert axes.patches[0].get_xy() == (width // 2 - 0.5, height // 2 - 0.5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    arguments = {key: list(size) for key, size in SIZES.items() if key != "num_heads"}
+    model = {"name": "sa_pyramid_tiny_cifar", "args": arguments | {"num_heads": 2}}
+    out = tmp_path_factory.mktemp("runs") / "run"
+    fit(tiny_config(model=model, data={"image_size": 24}, train={"epochs": 1}), out)
+    return out
+
+
+def test_a_run_leaves_figures_explorer_and_a_folder_for_both_libraries(run):
+    figures = {path.stem for path in run.glob("figures/*.png")}
+    assert {"head_maps", "head_depth", "head_positions", "head_paths"} <= figures
+    assert (run / "explorer.html").is_file()
+    ours = AutoModelForImageClassification.from_pretrained(run)
+    assert ours.config.hidden_size == [7, 5, 11]
+    assert ours.config.attention_type == "pyramid"
+    theirs = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
+    with torch.no_grad():
+        assert torch.equal(ours(images(size=(24, 24))).logits, theirs(images(size=(24, 24))))
+
+
+def test_heads_studies_every_stage(run):
+    result = CliRunner().invoke(app, ["heads", str(run), "--convolve", "3"])
+    assert result.exit_code == 0, result.output
+    rows = [line.split("|")[1].strip() for line in result.output.splitlines() if "|" in line]
+    assert rows[2:] == [*(f"blocks.{i}.attn" for i in range(6)), "all"]
+    assert read_metrics(run).test.n == 359
