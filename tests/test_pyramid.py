@@ -22,7 +22,7 @@ from sa_zoo.kernels.choose import choose
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.models.network import Merge, SANet
-from sa_zoo.models.stages import Level, Stage, levels_of, stages_of
+from sa_zoo.models.stages import Layout, Level, Stage, layout_of
 from sa_zoo.models.terms import Absolute, Content, Learned, Quadratic, QuadraticKernel
 from sa_zoo.models.timm_network import TimmSANet
 from sa_zoo.training.run_folder import record_maps
@@ -94,9 +94,9 @@ def test_merging_is_a_convolution_whose_stride_is_its_kernel():
 
 def test_a_number_alone_is_that_of_all_stages():
     stages = [Stage(7, 2, 3, 5), Stage(7, 4, 3, 11)]
-    assert stages_of(7, [2, 4], 3, (5, 11)) == stages
-    assert levels_of(stages, 3) == [Level(2, 7, 3), Level(6, 7, 6)]
-    assert levels_of(stages[:1], 3) == [Level(1, 7, 3), Level(2, 7, 3)]
+    assert layout_of(3, 7, [2, 4], 3, (5, 11)) == Layout(3, stages)
+    assert Layout(3, stages).levels == [Level(2, 7, 3), Level(6, 7, 6)]
+    assert Layout(3, stages[:1]).levels == [Level(1, 7, 3), Level(2, 7, 3)]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,7 @@ def test_a_number_alone_is_that_of_all_stages():
     ],
 )
 def test_sizes_that_do_not_fit_the_stages_are_refused(changes):
-    with pytest.raises(
-        ValueError, match=r"embed_dim, depth, num_heads, hidden_dim: got .* per stage"
-    ):
+    with pytest.raises(ValueError, match=r"hidden_dim: got .* per stage"):
         SANet(((Quadratic,),), **SIZES | changes)
 
 

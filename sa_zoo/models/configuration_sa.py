@@ -4,7 +4,6 @@ The keys of timm are derived from the fields when a configuration is written and
 cannot contradict each other. This file is also published together with weights, as remote code.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -13,7 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
-from .stages import Grid, Level, Stage, grids_of, levels_of, reductions_of, stages_of
+from .stages import Layout, layout_of
 from .terms import has_fixed_size
 from .variants import TERMS
 
@@ -93,30 +92,17 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def stage_names(self) -> list[str]:
-        return ["stem", *(f"stage{number}" for number, _ in enumerate(self.levels, start=1))]
+        return ["stem", *(f"stage{number}" for number, _ in enumerate(self.layout.levels, start=1))]
 
     @property
-    def stages(self) -> list[Stage]:
-        return stages_of(
+    def layout(self) -> Layout:
+        return layout_of(
+            self.patch_size,
             self.hidden_size,
             self.num_hidden_layers,
             self.num_attention_heads,
             self.intermediate_size,
         )
-
-    @property
-    def levels(self) -> list[Level]:
-        """What a backbone may return, after the embedding."""
-        return levels_of(self.stages, self.patch_size)
-
-    @property
-    def reduction(self) -> int:
-        """Side of the square of pixels that is one token of the last stage."""
-        return reductions_of(self.stages, self.patch_size)[-1]
-
-    def grids(self, image_size: Sequence[int]) -> list[Grid]:
-        """(H, W), in tokens, of each block for images of (height, width) pixels."""
-        return grids_of(self.stages, self.patch_size, image_size)
 
     @property
     def height_and_width(self) -> tuple[int, int]:
@@ -132,7 +118,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         labels = sorted((int(index), label) for index, label in (self.id2label or {}).items())
         derived = {
             "num_classes": self.num_labels,
-            "num_features": self.stages[-1].dim,
+            "num_features": self.layout.stages[-1].dim,
             "global_pool": "avg",
             "label_names": [label for _, label in labels],
             "model_args": {

@@ -1,7 +1,7 @@
 """The paper's networks for transformers: a base model, an image classifier and a backbone, built from the same blocks.
 
 Modules have the same names as in timm_models.py, at the top level, so that one file of weights fits both libraries.
-Hidden states are (B, T, D), as is usual in transformers. R is the `reduction` of the configuration. This file is also
+Hidden states are (B, T, D), as is usual in transformers. R is the last of the layout's `reductions`. This file is also
 published together with weights, as remote code.
 """
 
@@ -27,7 +27,7 @@ from .network import Block, block_arguments, new_head, set_grids
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
-from .stages import Grid, ImageSize, checked_size
+from .stages import Grid, ImageSize
 from .terms import has_fixed_size
 from .variants import TERMS
 
@@ -79,15 +79,19 @@ class SAPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
         terms = TERMS[config.attention_type]
-        size = checked_size(config.height_and_width, config.reduction)
+        self.layout = config.layout
         self.patch_embed = nn.Conv2d(
-            config.num_channels, config.stages[0].dim, config.patch_size, stride=config.patch_size
+            config.num_channels,
+            self.layout.stages[0].dim,
+            config.patch_size,
+            stride=config.patch_size,
         )
+        size = self.layout.checked_size(config.height_and_width)
         drops = {
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }
-        arguments = block_arguments(config.stages, terms, config.grids(size), config.drop_path_rate)
+        arguments = block_arguments(self.layout, terms, size, config.drop_path_rate)
         self.blocks = nn.ModuleList(SABlock(**each, **drops) for each in arguments)
         self.fixed_img_size = has_fixed_size(terms)
 
@@ -114,14 +118,14 @@ class SAPreTrainedModel(PreTrainedModel):
 
     def grids(self, pixel_values: Tensor) -> list[Grid]:
         """(H, W), in tokens, of the embedding and of each block for images (B, C, R H, R W)."""
-        size = checked_size(pixel_values.shape[2:], self.config.reduction)
+        size = self.layout.checked_size(pixel_values.shape[2:])
         if self.fixed_img_size and size != self.config.height_and_width:
             got = "x".join(map(str, size))
             expected = "x".join(map(str, self.config.height_and_width))
             raise ValueError(
                 f"pixel_values: got images of {got}, expected {expected}; call set_input_size"
             )
-        grids = self.config.grids(size)
+        grids = self.layout.grids(size)
         return [grids[0], *grids]
 
     @capture_outputs
@@ -142,9 +146,9 @@ class SAPreTrainedModel(PreTrainedModel):
 
     def set_input_size(self, image_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
-        height, width = checked_size(image_size, self.config.reduction)
+        height, width = self.layout.checked_size(image_size)
         self.config.image_size = height if height == width else [height, width]
-        set_grids(self.blocks, self.config.grids((height, width)))
+        set_grids(self.blocks, self.layout.grids((height, width)))
 
 
 class SAModel(SAPreTrainedModel):
@@ -175,7 +179,7 @@ class SAForImageClassification(SAPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.head_drop = nn.Dropout(config.classifier_dropout)
-        self.head = new_head(config.stages[-1].dim, config.num_labels)
+        self.head = new_head(self.layout.stages[-1].dim, config.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -202,7 +206,10 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
-        self.num_features = [config.stages[0].dim, *(level.dim for level in config.levels)]
+        self.num_features = [
+            self.layout.stages[0].dim,
+            *(level.dim for level in self.layout.levels),
+        ]
         self.post_init()
 
     @can_return_tuple
@@ -211,7 +218,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
         """Images (B, C, R H, R W) -> one map (B, D, H, W) per chosen stage, or tokens: see SAConfig."""
         kwargs["output_hidden_states"] = True  # transformers 5.4 leaves this to us
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
-        blocks = [0, *(level.blocks for level in self.config.levels)]  # before each stage's output
+        blocks = [0, *(level.blocks for level in self.layout.levels)]  # before each stage's output
         grids = self.grids(pixel_values)
         feature_maps = []
         for index in self.out_indices:

@@ -15,17 +15,7 @@ from torch.nn.functional import dropout
 from torch.types import Device
 
 from .attention import Attention
-from .stages import (
-    Grid,
-    ImageSize,
-    Sizes,
-    Stage,
-    checked_size,
-    grids_of,
-    levels_of,
-    reductions_of,
-    stages_of,
-)
+from .stages import Grid, ImageSize, Layout, Sizes, layout_of
 from .terms import Groups, Term, Terms, has_fixed_size
 
 _logger = logging.getLogger(__name__)
@@ -142,34 +132,26 @@ class SANet(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        check_sizes("in_chans, patch_size", (in_chans, patch_size))
         check_terms(terms)
-        self.in_chans = in_chans
+        self.layout = layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim)
+        self.in_chans = checked_channels(in_chans)
         self.num_classes = num_classes
         self.patch_size = patch_size
-        self.stages = stages_of(embed_dim, depth, num_heads, hidden_dim)
-        self.levels = levels_of(self.stages, patch_size)
-        self.reduction = reductions_of(self.stages, patch_size)[-1]
-        self.num_features = self.head_hidden_size = self.embed_dim = self.stages[-1].dim
-        self.img_size = checked_size(img_size, self.reduction)
+        self.reduction = self.layout.reductions[-1]
+        self.num_features = self.head_hidden_size = self.embed_dim = self.layout.stages[-1].dim
+        self.img_size = self.layout.checked_size(img_size)
         self.global_pool = checked_pool(global_pool)
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
-        self.patch_embed = nn.Conv2d(
-            in_chans, self.stages[0].dim, patch_size, stride=patch_size, **dd
-        )
+        first = self.layout.stages[0].dim
+        self.patch_embed = nn.Conv2d(in_chans, first, patch_size, stride=patch_size, **dd)
         blocks = [
             self.block_class(**each, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, **dd)
-            for each in block_arguments(self.stages, terms, self.grids(), drop_path_rate)
+            for each in block_arguments(self.layout, terms, self.img_size, drop_path_rate)
         ]
         self.blocks: Any = nn.Sequential(*blocks)
         self.fixed_img_size = has_fixed_size(terms)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_head(self.num_features, num_classes, **dd)
-
-    @torch.jit.ignore
-    def grids(self, img_size: Sequence[int] | None = None) -> list[Grid]:
-        """(H, W), in tokens, of each block for images of (height, width) pixels; default: of the expected size."""
-        return grids_of(self.stages, self.patch_size, img_size or self.img_size)
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -223,11 +205,11 @@ class SANet(nn.Module):
     def set_input_size(self, img_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
         old = self.img_size
-        self.img_size = checked_size(img_size, self.reduction)
+        self.img_size = self.layout.checked_size(img_size)
         if self.fixed_img_size and old != self.img_size:
             new = self.img_size
             _logger.warning("learned encodings: interpolated from images of %s to %s", old, new)
-            set_grids(self.blocks, self.grids())
+            set_grids(self.blocks, self.layout.grids(self.img_size))
 
     @torch.jit.ignore
     def init_weights(self) -> None:
@@ -236,11 +218,6 @@ class SANet(nn.Module):
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
-
-
-def check_sizes(names: str, sizes: tuple[int, ...]) -> None:
-    if not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ValueError(f"{names}: got {sizes}, expected positive whole numbers")
 
 
 def check_terms(terms: object) -> None:
@@ -258,12 +235,13 @@ def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
 
 
 def block_arguments(
-    stages: Sequence[Stage], terms: Groups, grids: Sequence[Grid], drop_path_rate: float
+    layout: Layout, terms: Groups, img_size: Sequence[int], drop_path_rate: float
 ) -> list[dict[str, Any]]:
-    """What distinguishes the blocks of a network: arguments of each Block."""
+    """The arguments that distinguish the blocks of a network."""
+    grids = layout.grids(img_size)
     blocks: list[dict[str, Any]] = []
     dim = None
-    for stage in stages:
+    for stage in layout.stages:
         for position in range(stage.depth):
             index = len(blocks)
             block = {
@@ -297,6 +275,12 @@ def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
 def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
     """The linear map from features to logits; none for 0 classes."""
     return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
+
+
+def checked_channels(in_chans: int) -> int:
+    if not isinstance(in_chans, int) or in_chans < 1:
+        raise ValueError(f"in_chans: got {in_chans}, expected a positive whole number")
+    return in_chans
 
 
 def checked_pool(global_pool: str) -> str:

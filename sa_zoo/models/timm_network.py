@@ -40,6 +40,7 @@ class TimmSANet(SANet):
     def __init__(self, terms: Groups, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
         self.grad_checkpointing = False
+        self.levels = self.layout.levels
         self.feature_info = [
             {
                 "num_chs": level.dim,
@@ -143,7 +144,7 @@ class CifarResNet(ResNet):
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dict[str, Tensor]:
     """Interpolate learned encodings of a checkpoint that was trained on another image size."""
     fitted = dict(state_dict)
-    grids = model.grids()
+    grids = model.layout.grids(model.img_size)
     for index, block in enumerate(model.blocks):
         for path, term in terms_in(block).items():
             for name, target in term.named_parameters(recurse=False):

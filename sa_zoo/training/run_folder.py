@@ -123,7 +123,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
         return
     if all(term.positional for term in terms_in(model).values()):
         return
-    grids = model.grids(images.shape[2:])
+    grids = model.layout.grids(images.shape[2:])
     sums: dict[str, Any] = defaultdict(float)
     for some in images.split(IMAGES_AT_ONCE):
         for index, P in enumerate(model.attention_maps(some)):
