@@ -130,7 +130,7 @@ def head_depth(layers: Sequence[Heads], window: int) -> Figure:
     reach, share = figure.subplots(1, 2)
     _depth(reach, [heads.reach for heads in layers])
     _depth(share, [100 * heads.share for heads in layers])
-    over_whole_numbers(reach, "layer", "mean distance from the query, in pixels of the layer")
+    over_whole_numbers(reach, "layer", "mean distance from the query, in pixels")
     over_whole_numbers(share, "layer", f"attention inside {window} x {window} pixels, %")
     reach.legend(frameon=False)
     return figure
