@@ -361,7 +361,8 @@ def run(tmp_path_factory):
 def test_a_run_leaves_figures_explorer_and_a_folder_for_both_libraries(run):
     figures = {path.stem for path in run.glob("figures/*.png")}
     assert {"head_maps", "head_depth", "head_positions", "head_paths"} <= figures
-    assert (run / "explorer.html").is_file()
+    page = (run / "explorer.html").read_text()
+    assert [page.count(f'"grid":[{side},{side}]') for side in (12, 6, 3)] == [2, 1, 3]
     ours = AutoModelForImageClassification.from_pretrained(run)
     assert ours.config.hidden_size == [7, 5, 11]
     assert ours.config.attention_type == "pyramid"

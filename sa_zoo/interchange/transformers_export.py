@@ -77,10 +77,7 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
             f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes"
         )
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
-    sizes = [list(column) for column in zip(*network.layout.stages, strict=True)]
-    if len(network.layout.stages) == 1:
-        sizes = [column[0] for column in sizes]
-    dims, depths, heads, hidden = sizes
+    dims, depths, heads, hidden = network.layout.sizes
     return SAConfig(
         attention_type=kind,
         hidden_size=dims,

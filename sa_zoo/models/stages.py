@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Sizes = int | Sequence[int]  # one number for all stages, or one per stage
 ImageSize = int | Sequence[int]  # in pixels: the side of a square, or height and width
@@ -33,6 +33,14 @@ class Layout:
 
     patch_size: int
     stages: Sequence[Stage]
+
+    @property
+    def sizes(self) -> list[Any]:
+        """`embed_dim`, `depth`, `num_heads` and `hidden_dim`: numbers if there is one stage, else one list each."""
+        columns = [list(column) for column in zip(*self.stages, strict=True)]
+        if len(self.stages) == 1:
+            return [column[0] for column in columns]
+        return columns
 
     @property
     def reductions(self) -> list[int]:
