@@ -105,6 +105,7 @@ def test_a_number_alone_is_that_of_all_stages():
         {"embed_dim": (7, 5)},
         {"depth": 3},
         {"depth": ()},
+        {"depth": [1] * 9, "embed_dim": 7, "hidden_dim": 5},
         {"depth": (2, 0, 3)},
         {"hidden_dim": (13, 3.0, 17)},
         {"num_heads": "many"},

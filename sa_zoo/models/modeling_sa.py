@@ -87,7 +87,7 @@ class SAPreTrainedModel(PreTrainedModel):
             stride=config.patch_size,
         )
         size = self.layout.checked_size(config.height_and_width)
-        drops = {
+        drops: dict[str, Any] = {
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }

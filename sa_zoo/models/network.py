@@ -6,7 +6,7 @@ head has the layout (B, H, W, D).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -236,15 +236,14 @@ def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
 
 def block_arguments(
     layout: Layout, terms: Groups, img_size: Sequence[int], drop_path_rate: float
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The arguments that distinguish the blocks of a network."""
     grids = layout.grids(img_size)
-    blocks: list[dict[str, Any]] = []
+    index = 0
     dim = None
     for stage in layout.stages:
         for position in range(stage.depth):
-            index = len(blocks)
-            block = {
+            yield {
                 "dim": stage.dim,
                 "num_heads": stage.num_heads,
                 "hidden_dim": stage.hidden_dim,
@@ -253,9 +252,8 @@ def block_arguments(
                 "dim_in": None if position else dim,
                 "drop_path": drop_path_rate * index / max(len(grids) - 1, 1),
             }
-            blocks.append(block)
+            index += 1
         dim = stage.dim
-    return blocks
 
 
 def terms_in(network: nn.Module) -> dict[str, Term]:
@@ -264,12 +262,16 @@ def terms_in(network: nn.Module) -> dict[str, Term]:
     return {path: module for path, module in modules if isinstance(module, Term)}
 
 
+def block_of(path: str) -> int:
+    """The number of the block that a path from a network's `blocks` leads into."""
+    return int(path.partition(".")[0])
+
+
 def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
     """Interpolate the learned encodings of each block to its grid of (H, W) pixels."""
-    for block, grid in zip(blocks.children(), grids, strict=False):  # blocks may be pruned
-        for term in terms_in(block).values():
-            if not term.any_grid:
-                term.set_grid(grid)
+    for path, term in terms_in(blocks).items():
+        if not term.any_grid:
+            term.set_grid(grids[block_of(path)])
 
 
 def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:

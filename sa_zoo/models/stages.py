@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 Sizes = int | Sequence[int]  # one number for all stages, or one per stage
 ImageSize = int | Sequence[int]  # in pixels: the side of a square, or height and width
 Grid = tuple[int, int]  # (H, W), in tokens
+MOST_STAGES = 8
 
 
 class Stage(NamedTuple):
@@ -82,14 +83,16 @@ def layout_of(
 ) -> Layout:
     """One stage, or one per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
     given = (embed_dim, depth, num_heads, hidden_dim)
-    columns = [list(size) if isinstance(size, list | tuple) else [size] for size in given]
+    columns: list[Any] = [
+        list(size) if isinstance(size, list | tuple) else [size] for size in given
+    ]
     count = len(columns[1])
     filled = [column * count if len(column) == 1 else column for column in columns]
     numbers = [patch_size, *(size for column in filled for size in column)]
     whole = all(isinstance(number, int) and number >= 1 for number in numbers)
-    if not whole or count == 0 or any(len(column) != count for column in filled):
+    if not whole or not 1 <= count <= MOST_STAGES or any(len(column) != count for column in filled):
         raise ValueError(
             f"patch_size, embed_dim, depth, num_heads, hidden_dim: got {(patch_size, *given)}, expected "
-            "positive whole numbers, one each or one per stage"
+            f"positive whole numbers, one each or one per stage, of which there may be {MOST_STAGES}"
         )
     return Layout(patch_size, [Stage(*sizes) for sizes in zip(*filled, strict=True)])

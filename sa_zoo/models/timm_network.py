@@ -11,7 +11,7 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .network import Block, SANet, checked_pool, new_head, terms_in
+from .network import Block, SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
 from .terms import Groups
 
@@ -145,19 +145,15 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dic
     """Interpolate learned encodings of a checkpoint that was trained on another image size."""
     fitted = dict(state_dict)
     grids = model.layout.grids(model.img_size)
-    for index, block in enumerate(model.blocks):
-        for path, term in terms_in(block).items():
-            for name, target in term.named_parameters(recurse=False):
-                key = f"blocks.{index}.{path}.{name}"
-                given = fitted.get(key)
-                # Any other difference than that of the grid is left to load_state_dict, which reports both shapes.
-                if (
-                    given is None
-                    or given.shape == target.shape
-                    or given.shape[-1] != target.shape[-1]
-                ):
-                    continue
-                fitted[key] = term.resized(name, given, grids[index])
-                shapes = (tuple(given.shape), tuple(fitted[key].shape))
-                _logger.warning("%s: interpolated from %s to %s", key, *shapes)
+    for path, term in terms_in(model.blocks).items():
+        grid = grids[block_of(path)]
+        for name, target in term.named_parameters(recurse=False):
+            key = f"blocks.{path}.{name}"
+            given = fitted.get(key)
+            # Any other difference than that of the grid is left to load_state_dict, which reports both shapes.
+            if given is None or given.shape == target.shape or given.shape[-1] != target.shape[-1]:
+                continue
+            fitted[key] = term.resized(name, given, grid)
+            shapes = (tuple(given.shape), tuple(fitted[key].shape))
+            _logger.warning("%s: interpolated from %s to %s", key, *shapes)
     return fitted
