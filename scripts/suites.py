@@ -73,8 +73,8 @@ def check_names(models: Iterable[str], phase: str) -> None:
 def with_convolutions(network: SANet) -> SANet:
     """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and feed-forward layers."""
     twin = copy.deepcopy(network)
-    dim = network.embed_dim
     for block in twin.blocks:
+        dim = block.fc1.in_features
         convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
         # tokens are (B, H, W, D)
         block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]))
@@ -165,10 +165,17 @@ def layers(
         whole = timm.create_model(model)
         if not isinstance(whole, SANet):
             raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
-        network: Any = timm.create_model(model, depth=1, img_size=side * whole.patch_size)
+        dim, _, num_heads, hidden_dim = whole.layout.stages[0]
+        network: Any = timm.create_model(
+            model,
+            embed_dim=dim,
+            depth=1,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim,
+            img_size=side * whole.patch_size,
+        )
         layer = network.blocks[0].attn.train(phase.startswith("training")).to(device)
-        dim = network.embed_dim
-        fits = 4 * layer.W_val.in_features // dim * side**4 <= LARGEST_MAPS
+        fits = 4 * num_heads * side**4 <= LARGEST_MAPS
         chosen = {name: route for name, route in routes.items() if fits or route != "definition"}
 
         dtype = torch.bfloat16 if "bfloat16" in phase else torch.float32

@@ -97,8 +97,8 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     return figure, panels[:layers]
 
 
-def head_maps(layers: Sequence[Tensor], query: tuple[int, int]) -> Figure:
-    """Attention of one query (row, column), one row per layer, one column per head (Figs. 5, 6). (N_h, H, W) each.
+def head_maps(layers: Sequence[Tensor]) -> Figure:
+    """Attention of the pixel in the middle, one row per layer, one column per head (Figs. 5, 6). (N_h, H, W) each.
 
     Each map has its own scale, from zero (dark) to its maximum (bright).
     """
@@ -106,8 +106,9 @@ def head_maps(layers: Sequence[Tensor], query: tuple[int, int]) -> Figure:
     size = (0.9 * heads + 0.5, 0.95 * len(layers) + 0.3)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(layers), heads, squeeze=False)
-    corner = (query[1] - 0.5, query[0] - 0.5)
     for index, (row, maps) in enumerate(zip(grid, layers, strict=True)):
+        height, width = maps.shape[1:]
+        corner = (width // 2 - 0.5, height // 2 - 0.5)
         for axes, shown in zip(row, maps, strict=False):
             axes.imshow(shown.numpy(), cmap="cividis", vmin=0)
             # an outline that is seen on any color, and what is inside is seen too

@@ -15,7 +15,7 @@ from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
 from sa_zoo.kernels.portions import can_divide, factorizes, in_portions, portions
 from sa_zoo.kernels.situation import Situation, situation
-from sa_zoo.models.attention import Attention
+from sa_zoo.models.attention import AXES_FROM, Attention
 from sa_zoo.models.network import Block
 
 Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
@@ -28,9 +28,6 @@ ROUTES: dict[str, Route] = {
     "absorbed": absorbed,
     "portions": portions,
 }
-# Above so many pixels (16x16), training by the factors of P by axis takes less time and memory than by P itself. On
-# GPUs this is an estimate for training and inference, not measured yet.
-TRAINING_AXES_FROM = 256
 
 
 class Row(NamedTuple):
@@ -42,7 +39,7 @@ class Row(NamedTuple):
 
 
 def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
-    return factorizes(layer) and X.shape[1] * X.shape[2] > TRAINING_AXES_FROM
+    return factorizes(layer) and X.shape[1] * X.shape[2] > AXES_FROM
 
 
 # The first row whose condition holds is taken.

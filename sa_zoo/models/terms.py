@@ -17,8 +17,7 @@ from .positions import (
     resized_grid,
     resized_table,
 )
-
-Grid = tuple[int, int]
+from .stages import Grid
 
 
 class Term(nn.Module):
