@@ -148,7 +148,7 @@ def write_result(path: Path, measured: Metrics) -> None:
 def environment(device: torch.device) -> dict[str, str | int]:
     """Hardware, versions and settings that a measurement depends on."""
     name = device.type
-    settings = {}
+    settings: dict[str, str] = {}
     if name == "cuda":
         name = torch.cuda.get_device_name(device)
         settings["tf32_products"] = str(cuda.matmul.allow_tf32)
