@@ -245,18 +245,6 @@ def test_crop_and_flip_are_those_of_each_image_alone():
     assert 0 < flips < 11
 
 
-def test_alternating_flips_show_each_image_both_ways_in_two_epochs():
-    images = torch.randint(0, 256, (11, 3, 5, 7), dtype=torch.uint8)
-    indices = torch.arange(100, 111)
-    augment = augment_of(flip=True, alternate=True)
-    epochs = [augment(images, torch.zeros(11), indices, epoch)[0] for epoch in range(4)]
-    assert torch.equal(epochs[1], epochs[0].flip(3))
-    assert torch.equal(epochs[2], epochs[0]) and torch.equal(epochs[3], epochs[1])
-    by_chance, _ = augment_of(flip=True)(images, torch.zeros(11), indices, 0)
-    assert torch.equal(epochs[0], by_chance)  # some, not all
-    assert 0 < sum(torch.equal(*pair) for pair in zip(epochs[0], images, strict=True)) < 11
-
-
 def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
     images = torch.randint(
         80, 180, (3, 3, 17, 17), dtype=torch.uint8

@@ -55,7 +55,7 @@ def test_a_day_that_is_killed_ten_times_continues_and_ends(tmp_path):
     for name in last["finished"]:
         assert "error" not in Record(out, name).found
     run = out / "runs" / "sa_quadratic_tiny_cifar"
-    lines = [json.loads(line) for line in (run / "history.jsonl").open()]
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, last["epochs"] + 1))
     plan = Record(out, "train-sa_quadratic_tiny_cifar").found
     last_step = 1 - 1 / (2 * last["epochs"])  # 18 images to train on are two steps of 8

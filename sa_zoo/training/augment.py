@@ -83,16 +83,13 @@ class Augment:
         padding = self.config.crop_padding
         height, width = images.shape[-2:]
 
-        def draw(stream: int, epoch: int = epoch) -> np.ndarray:  # (B, 1)
+        def draw(stream: int) -> np.ndarray:  # (B, 1)
             return counter_hash(stream, self.seed, epoch, counters)[:, None]
 
         y = draw(CROP_ROWS) % (2 * padding + 1) + np.arange(height, dtype=np.uint64)  # (B, H)
         x = draw(CROP_COLUMNS) % (2 * padding + 1) + np.arange(width, dtype=np.uint64)  # (B, W)
         if self.config.flip:
-            flipped = draw(FLIP) >> 63
-            if self.config.alternate:
-                flipped = draw(FLIP, 0) >> 63 ^ epoch % 2
-            x = np.where(flipped, x[:, ::-1], x)
+            x = np.where(draw(FLIP) >> 63, x[:, ::-1], x)
         rows = to_device(torch.from_numpy(y.astype(np.int64)), images.device)
         columns = to_device(torch.from_numpy(x.astype(np.int64)), images.device)
         batch = torch.arange(len(images), device=images.device)[:, None, None]

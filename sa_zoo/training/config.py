@@ -64,7 +64,6 @@ class DataConfig(Section):
 class AugmentConfig(Section):
     crop_padding: NonNegativeInt = 0  # pixels
     flip: bool = False  # left-right, with probability 1/2
-    alternate: bool = False  # flip every image in every other epoch instead
     small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to small_size
     small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
     # an option of earlier versions, in the train.toml of their folders
