@@ -11,6 +11,7 @@ from .positions import (
     displacement_scores,
     generalized_quadratic_scores,
     learned_axis_scores,
+    one_hot_displacements,
     outer_sum,
     pixels,
     quadratic_scores,
@@ -33,6 +34,15 @@ class Term(nn.Module):
     any_grid = True  # False if it holds learned encodings for one grid of (H, W) pixels: `resized`
     drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
     not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
+
+    def taps(self) -> list[list[int]]:
+        """The displacements (row, column) that heads read, if each reads one pixel, in images of any size; else none."""
+        return []
+
+    def fuse(self) -> "Term":
+        """The term without the parameters that inference does not need; timm.utils.reparameterize_model puts it here."""
+        taps = self.taps()
+        return Taps(taps, next(self.parameters()).device) if taps else self
 
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
         """A value of the parameter `name`, interpolated to a grid of (H, W) pixels if it is an encoding of another."""
@@ -78,6 +88,9 @@ class Quadratic(Separable):
         nn.init.normal_(self.Delta, std=2.0)
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
+    def taps(self) -> list[list[int]]:
+        return one_hot_displacements(self.Delta, 0.5 * self.spread.square())
+
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         alpha = 0.5 * at_least_float32(self.spread).square()
         y = pixels(height, alpha.device)
@@ -119,9 +132,38 @@ class GeneralizedQuadratic(Term):
         nn.init.normal_(self.spread, std=0.01)
         self.spread.data.diagonal(dim1=1, dim2=2).add_(1.0)
 
+    def taps(self) -> list[list[int]]:
+        # A sharp Gaussian with tilted axes reads one pixel too, but another one of the border than replicate padding.
+        axes = self.spread.diagonal(dim1=1, dim2=2)
+        tilted = (self.spread - axes.diag_embed()).abs().amax(dim=(1, 2)) > 0
+        alpha = 0.5 * axes.square().amin(dim=1)
+        return one_hot_displacements(self.Delta, alpha.masked_fill(tilted, 0.0))
+
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
         return generalized_quadratic_scores(self.Delta, self.spread, X.shape[1], X.shape[2])
+
+
+class Taps(Separable):
+    """Quadratic heads of infinite sharpness at whole pixels: without parameters, so that nobody has to read them.
+
+    offsets: displacements (row, column) that the heads read.
+    """
+
+    def __init__(self, offsets: list[list[int]], device: torch.device) -> None:
+        super().__init__()
+        self.offsets = offsets
+        self.register_buffer("Delta", torch.tensor(offsets, device=device), persistent=False)
+
+    def taps(self) -> list[list[int]]:
+        return self.offsets
+
+    def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        Delta: Any = self.Delta
+        alpha = torch.full_like(Delta[:, 0], math.inf, dtype=torch.float32)
+        y = pixels(height, Delta.device)
+        x = pixels(width, Delta.device)
+        return quadratic_scores(Delta[:, 0], alpha, y, y), quadratic_scores(Delta[:, 1], alpha, x, x)
 
 
 class RelativeTables(Term):
