@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from .convolution.network_conversion import convert
 
 __version__ = "0.1.0"
-__all__ = ["attention_from_conv", "certificate", "conv_from_attention", "convert", "explore", "harden"]
+__all__ = [
+    "attention_from_conv",
+    "certificate",
+    "conv_from_attention",
+    "convert",
+    "explore",
+    "harden",
+]
 
 # What `sa_zoo.NAME` is, imported on first use.
 HOMES = {

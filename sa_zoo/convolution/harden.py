@@ -1,9 +1,8 @@
 """Heads become taps: each reads one pixel, and the layer is a convolution whose taps were learned as attention.
 
-A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). Sharpening moves its
-attention from all pixels that it saw to one. So `harden` chooses a pixel for each head, no two the same, and keeps of
-the layer what these taps can express: the attention that a head gave to a pixel goes to the tap nearest to that pixel,
-with the head's value matrix. With P_h the attention of head h far from the border,
+A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses a
+pixel for each head, no two the same, and keeps of the layer what these taps can express: the attention that a head gave
+to a pixel goes to the tap nearest to that pixel, with the head's value matrix. With P_h the attention of head h far from the border,
 
     W_val'_g = sum_h M_hg W_val_h,    M_hg = sum of P_h[delta] over all delta that are nearest to tap g
 
@@ -111,7 +110,9 @@ def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     Delta = layer.Delta.detach().cpu().double()
     alpha = layer.alpha.detach().cpu().double()
     sharp = torch.full_like(alpha, torch.inf)  # so that the windows contain the taps
-    seen = windows(torch.cat([Delta, taps]), torch.cat([alpha, sharp]), torch.finfo(alpha.dtype).eps)
+    seen = windows(
+        torch.cat([Delta, taps]), torch.cat([alpha, sharp]), torch.finfo(alpha.dtype).eps
+    )
     axes = [torch.tensor(list(window), dtype=torch.float64) for window in seen]
     offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     S = (2 * alpha).sqrt()[:, None, None] * torch.eye(len(axes), dtype=torch.float64)

@@ -54,7 +54,9 @@ ROWS = (
         lambda layer, X, now: now.watched,
         "calls every module, once and with the whole batch",
     ),
-    Row("taps", can_read_taps, "reads one pixel per head: a convolution, or a gather and a product"),
+    Row(
+        "taps", can_read_taps, "reads one pixel per head: a convolution, or a gather and a product"
+    ),
     Row(
         "as published",
         lambda layer, X, now: now.fixed_graph,

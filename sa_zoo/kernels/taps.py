@@ -37,17 +37,19 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for heads that read one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
     kernel = lattice_of(offsets)
-    if kernel and type(layer.W_val) is nn.Linear:
-        return in_portions(lambda some: convolved(layer.W_val, offsets, kernel, some), now, X)
-    down = torch.tensor([row for row, _ in offsets], device=X.device)
-    across = torch.tensor([column for _, column in offsets], device=X.device)
+    plain = type(layer.W_val) is nn.Linear
+    if plain and kernel:
+        return convolved(layer.W_val, offsets, kernel, X)
+    down, across = (torch.tensor(axis, device=X.device) for axis in zip(*offsets, strict=True))
 
     def gathered(some: Tensor) -> Tensor:
         rows = read(down, some.shape[1])[:, None, :]  # (H, 1, N_h)
         columns = read(across, some.shape[2])[None, :, :]
-        keys = rows * some.shape[2] + columns  # (H, W, N_h)
-        heads = some.flatten(1, 2).index_select(1, keys.flatten())  # (B, T N_h, D)
-        return layer.W_val(heads.unflatten(1, keys.shape).flatten(3))
+        heads = gather(some, rows, columns).flatten(3)
+        if not plain:
+            return layer.W_val(heads)
+        # the product, which CPUs compute faster as a convolution
+        return convolution(heads, layer.W_val.weight[:, :, None, None], layer.W_val, [1, 1])
 
     return in_portions(gathered, now, X)
 
@@ -58,11 +60,17 @@ def read(offsets: Tensor, size: int) -> Tensor:
     return (queries + offsets).clamp(0, size - 1)
 
 
+def gather(X: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixels of images at places that broadcast to any shape: (B, H, W, D) -> (B, *places, D)"""
+    places = rows * X.shape[2] + columns
+    return X.flatten(1, 2).index_select(1, places.flatten()).unflatten(1, places.shape)
+
+
 def lattice_of(offsets: list[list[int]]) -> Lattice | None:
     """The kernel whose pixels, around the query, are the offsets, each once; None if they are not those of a kernel."""
-    down, across = (_axis(sorted(set(places))) for places in zip(*offsets, strict=True))
-    kernel = [[row, column] for row, column in product(down, across)]
+    down, across = (_axis(sorted(set(axis))) for axis in zip(*offsets, strict=True))
     around = all(axis[0] <= 0 <= axis[-1] for axis in (down, across))
+    kernel = [[row, column] for row, column in product(down, across)]
     return (down, across) if around and sorted(offsets) == kernel else None
 
 
@@ -73,12 +81,19 @@ def _axis(places: list[int]) -> range:
 
 def convolved(W_val: nn.Linear, offsets: list[list[int]], kernel: Lattice, X: Tensor) -> Tensor:
     """The layer as a convolution of the image, whose border is repeated around it: (B, H, W, D) -> (B, H, W, D)"""
-    for axis, places in enumerate(kernel, start=1):
-        size = X.shape[axis]
-        padded = torch.arange(places[0], size + places[-1], device=X.device)
-        X = X.index_select(axis, padded.clamp(0, size - 1))
+    padded = [
+        torch.arange(axis[0], size + axis[-1], device=X.device).clamp(0, size - 1)
+        for axis, size in zip(kernel, X.shape[1:3], strict=True)
+    ]
+    X = gather(X, padded[0][:, None], padded[1])
     order = sorted(range(len(offsets)), key=offsets.__getitem__)
-    slices = W_val.weight.unflatten(1, [len(order), -1])[:, order]  # (D_out, N_h, D)
-    weight = slices.unflatten(1, [len(places) for places in kernel]).permute(0, 3, 1, 2)
-    dilation = [places.step for places in kernel]
-    return conv2d(X.permute(0, 3, 1, 2), weight, W_val.bias, dilation=dilation).permute(0, 2, 3, 1)
+    slices = W_val.weight.unflatten(1, [len(order), -1])  # (D_out, N_h, D)
+    slices = slices.index_select(1, torch.tensor(order, device=X.device))
+    weight = slices.unflatten(1, [len(axis) for axis in kernel]).permute(0, 3, 1, 2)
+    return convolution(X, weight, W_val, [axis.step for axis in kernel])
+
+
+def convolution(X: Tensor, weight: Tensor, layer: nn.Linear, dilation: list[int]) -> Tensor:
+    """A convolution without padding, with the bias of a layer: (B, H, W, D), (D_out, D, *K) -> (B, .., .., D_out)"""
+    x = X.permute(0, 3, 1, 2)
+    return conv2d(x, weight, layer.bias, dilation=dilation).permute(0, 2, 3, 1)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-
 # At an integer Delta, heads of this alpha miss their pixel by less than the rounding error of any type (Lemma 2).
 ONE_HOT = 39.0
 # Pixels from the query, beyond any border.

@@ -36,11 +36,11 @@ class Term(nn.Module):
     not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
 
     def taps(self) -> list[list[int]]:
-        """The displacements (row, column) that heads read, if each reads one pixel, in images of any size; else none."""
+        """The displacements (row, column) that heads read, if each reads one pixel in images of any size, else none."""
         return []
 
     def fuse(self) -> "Term":
-        """The term without the parameters that inference does not need; timm.utils.reparameterize_model puts it here."""
+        """What timm.utils.reparameterize_model puts in the place of the term: without parameters, if heads are taps."""
         taps = self.taps()
         return Taps(taps, next(self.parameters()).device) if taps else self
 
@@ -163,7 +163,9 @@ class Taps(Separable):
         alpha = torch.full_like(Delta[:, 0], math.inf, dtype=torch.float32)
         y = pixels(height, Delta.device)
         x = pixels(width, Delta.device)
-        return quadratic_scores(Delta[:, 0], alpha, y, y), quadratic_scores(Delta[:, 1], alpha, x, x)
+        return quadratic_scores(Delta[:, 0], alpha, y, y), quadratic_scores(
+            Delta[:, 1], alpha, x, x
+        )
 
 
 class RelativeTables(Term):
