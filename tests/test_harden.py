@@ -3,13 +3,18 @@
 import copy
 
 import numpy as np
+import onnx
 import pytest
 import timm
 import torch
 from timm.utils import reparameterize_model
+from tiny_runs import tiny_config
 from torch import nn
+from transformers import AutoModelForImageClassification
+from typer.testing import CliRunner
 
 import sa_zoo
+from sa_zoo.cli import app
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import (
@@ -18,10 +23,15 @@ from sa_zoo.convolution.layer_conversion import (
     conv_on_taps,
 )
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, missed_attention
+from sa_zoo.folders.opened import open_folder
+from sa_zoo.interchange.onnx_export import write_onnx
 from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
+from sa_zoo.training.config import load_config
+from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.harden import harden_run
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -266,3 +276,55 @@ def test_graphs_of_a_hardened_network_have_convolutions_and_gathers_only():
     for y in (program.module()(x), torch.jit.trace(deployed, x)(x), deployed(x)):
         assert (y - expected).abs().max() < 1e-5
     assert (torch.jit.script(deployed)(x) - expected).abs().max() < 1e-5
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of two epochs, and its continuation with taps."""
+    args = {
+        "img_size": 8,
+        "patch_size": 2,
+        "embed_dim": 6,
+        "depth": 2,
+        "num_heads": 3,
+        "hidden_dim": 7,
+    }
+    config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": args, "whiten": True})
+    folder = tmp_path_factory.mktemp("runs")
+    fit(config, folder / "run")
+    result = CliRunner().invoke(
+        app,
+        ["harden", str(folder / "run"), "--out", str(folder / "hard"), "--set", "train.epochs=1"],
+    )
+    assert result.exit_code == 0, result.output
+    return folder / "run", folder / "hard"
+
+
+def test_the_verb_continues_a_run_and_leaves_a_folder_of_the_same_architecture(runs):
+    run, hard = (open_folder(folder) for folder in runs)
+    expected = copy.deepcopy(run.network)
+    taps = sa_zoo.harden(expected)
+    assert run.config["architecture"] == hard.config["architecture"]
+    assert run.config["model_args"] == hard.config["model_args"]
+    for name, layer in hard.network.named_modules():
+        if isinstance(layer, Attention):
+            assert layer.terms[0].taps() == taps[name]
+    assert not torch.equal(hard.network.head.weight, run.network.head.weight)  # trained on
+    recipe = load_config(runs[1] / "train.toml")
+    assert recipe.model.harden and not recipe.model.whiten and recipe.train.epochs == 1
+    assert recipe.optim.lr == pytest.approx(load_config(runs[0] / "train.toml").optim.lr / 3)
+    x = torch.randn(B, 3, 8, 8)
+    of_transformers = AutoModelForImageClassification.from_pretrained(runs[1])
+    assert (of_transformers(x).logits - hard.network(x)).abs().max() < 1e-5
+
+
+def test_the_exported_file_has_no_attention_left(runs, tmp_path):
+    graph = onnx.load(write_onnx(open_folder(runs[1]), tmp_path / "model.onnx")).graph
+    kinds = {node.op_type for node in graph.node}
+    assert {"Conv", "Gather"} <= kinds
+    assert not kinds & {"Softmax", "Exp", "Einsum"}
+
+
+def test_only_runs_can_be_continued(tmp_path):
+    with pytest.raises(ValueError, match=r"run: got .* without train.toml, expected a folder"):
+        harden_run(tmp_path, tmp_path / "out")

@@ -1,8 +1,9 @@
 """Heads become taps: each reads one pixel, and the layer is a convolution whose taps were learned as attention.
 
-A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses a
-pixel for each head, no two the same, and keeps of the layer what these taps can express: the attention that a head gave
-to a pixel goes to the tap nearest to that pixel, with the head's value matrix. With P_h the attention of head h far from the border,
+A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses
+a pixel for each head, no two the same, and keeps of the layer what these taps can express: the attention that a head
+gave to a pixel goes to the tap nearest to that pixel, with the head's value matrix. With P_h the attention of head h
+far from the border,
 
     W_val'_g = sum_h M_hg W_val_h,    M_hg = sum of P_h[delta] over all delta that are nearest to tap g
 

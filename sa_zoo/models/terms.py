@@ -150,22 +150,24 @@ class Taps(Separable):
     offsets: displacements (row, column) that the heads read.
     """
 
+    Delta: Tensor
+
     def __init__(self, offsets: list[list[int]], device: torch.device) -> None:
         super().__init__()
         self.offsets = offsets
-        self.register_buffer("Delta", torch.tensor(offsets, device=device), persistent=False)
+        self.register_buffer(
+            "Delta", torch.tensor(offsets, device=device).float(), persistent=False
+        )
 
     def taps(self) -> list[list[int]]:
         return self.offsets
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        Delta: Any = self.Delta
-        alpha = torch.full_like(Delta[:, 0], math.inf, dtype=torch.float32)
-        y = pixels(height, Delta.device)
-        x = pixels(width, Delta.device)
-        return quadratic_scores(Delta[:, 0], alpha, y, y), quadratic_scores(
-            Delta[:, 1], alpha, x, x
-        )
+        down, across = self.Delta.unbind(1)
+        alpha = torch.full_like(down, math.inf)
+        y = pixels(height, alpha.device)
+        x = pixels(width, alpha.device)
+        return quadratic_scores(down, alpha, y, y), quadratic_scores(across, alpha, x, x)
 
 
 class RelativeTables(Term):
