@@ -31,18 +31,18 @@ FLOORS = [
 ]
 # Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 9_900,
-    "kernels": 4_350,
-    "convolution": 10_050,
+    "models": 10_350,
+    "kernels": 5_300,
+    "convolution": 11_600,
     "folders": 4_050,
     "interchange": 2_450,
     "training": 13_150,
     "publishing": 4_650,
     "analysis": 7_900,
-    "verbs": 2_600,
-    "": 1_850,
+    "verbs": 2_750,
+    "": 1_950,
 }
-TOTAL = 60_500
+TOTAL = 63_900
 LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
 REMOTE_CODE = 8_500  # tokens that somebody who loads a model with trust_remote_code has to read

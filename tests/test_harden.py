@@ -14,6 +14,8 @@ from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
 import sa_zoo
+from sa_zoo.analysis.figures import gaussian_layers
+from sa_zoo.analysis.head_figures import head_positions
 from sa_zoo.cli import app
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import HardAttention
@@ -32,6 +34,7 @@ from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 from sa_zoo.training.config import load_config
 from sa_zoo.verbs.fit import fit
 from sa_zoo.verbs.harden import harden_run
+from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -328,3 +331,14 @@ def test_the_exported_file_has_no_attention_left(runs, tmp_path):
 def test_only_runs_can_be_continued(tmp_path):
     with pytest.raises(ValueError, match=r"run: got .* without train.toml, expected a folder"):
         harden_run(tmp_path, tmp_path / "out")
+
+
+def test_the_table_and_the_figure_show_taps_as_taps(runs):
+    assert study(str(runs[1])).count("| tap |") == 6
+    assert "tap" not in study(str(runs[0]))
+    layers = [gaussian_layers(open_folder(folder).network.state_dict()) for folder in runs]
+    pixels_drawn = [
+        [len(axes.patches) - 1 for axes in head_positions(each).axes]  # but the query's
+        for each in layers
+    ]
+    assert pixels_drawn == [[0, 0], [3, 3]]

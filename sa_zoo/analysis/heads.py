@@ -29,7 +29,9 @@ class Heads:
     variation: Tensor | None  # as in LayerMaps
     overlap: Tensor  # with the most similar other head of the layer, from 0 to 1
     twin: Tensor  # that head
-    alpha: Tensor | None = None  # of Gaussian heads, as is condition
+    alpha: Tensor | None = (
+        None  # of Gaussian heads, as is condition; infinite if all heads are taps
+    )
     condition: Tensor | None = None
 
 
@@ -83,6 +85,8 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         S = spread_matrices(term.spread.detach().double())
         # The eigenvalues of S S^T are the squares of the singular values of S; the sum of them is that of all S^2.
         shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
+        if term.taps():
+            shape["alpha"] = torch.full_like(shape["alpha"], torch.inf)
         shape["condition"] = torch.linalg.cond(S).square()
     return Heads(
         layer.name,
@@ -131,6 +135,8 @@ def table(layers: Sequence[Heads], window: int) -> str:
             row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center)]
             for values in (heads.alpha, heads.condition):
                 row.append("" if values is None else f"{values[head]:.3g}")
+            if heads.alpha is not None and heads.alpha[head] == torch.inf:
+                row[3] = "tap"
             twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
             lines.append([*row, *_means(heads, [head]), twin])
         lines.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])

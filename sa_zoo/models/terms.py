@@ -114,6 +114,23 @@ class QuadraticKernel(Quadratic):
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
+class Taps(Quadratic):
+    """Quadratic of infinite spread at whole pixels: without parameters, so that no numbers have to be read.
+
+    offsets: displacements (row, column) that the heads read.
+    """
+
+    def __init__(self, offsets: list[list[int]], device: torch.device) -> None:
+        Separable.__init__(self)
+        self.offsets = offsets
+        Delta = torch.tensor(offsets, dtype=torch.float32, device=device)
+        self.register_buffer("Delta", Delta, persistent=False)
+        self.register_buffer("spread", torch.full_like(Delta[:, 0], math.inf), persistent=False)
+
+    def taps(self) -> list[list[int]]:
+        return self.offsets
+
+
 class GeneralizedQuadratic(Term):
     """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h): any covariance (appendix). spread S: (N_h, 2, 2)."""
 
@@ -142,32 +159,6 @@ class GeneralizedQuadratic(Term):
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
         return generalized_quadratic_scores(self.Delta, self.spread, X.shape[1], X.shape[2])
-
-
-class Taps(Separable):
-    """Quadratic heads of infinite sharpness at whole pixels: without parameters, so that nobody has to read them.
-
-    offsets: displacements (row, column) that the heads read.
-    """
-
-    Delta: Tensor
-
-    def __init__(self, offsets: list[list[int]], device: torch.device) -> None:
-        super().__init__()
-        self.offsets = offsets
-        self.register_buffer(
-            "Delta", torch.tensor(offsets, device=device).float(), persistent=False
-        )
-
-    def taps(self) -> list[list[int]]:
-        return self.offsets
-
-    def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        down, across = self.Delta.unbind(1)
-        alpha = torch.full_like(down, math.inf)
-        y = pixels(height, alpha.device)
-        x = pixels(width, alpha.device)
-        return quadratic_scores(down, alpha, y, y), quadratic_scores(across, alpha, x, x)
 
 
 class RelativeTables(Term):
