@@ -257,6 +257,9 @@ def test_heads_that_cannot_be_taps_are_refused_with_the_reason():
     adapted = network()
     adapted.blocks[2].attn.W_val = nn.Sequential(adapted.blocks[2].attn.W_val)
     refused["merge adapters"] = adapted
+    nowhere = network()
+    nowhere.blocks[1].attn.terms[0].Delta.data[2, 0] = torch.inf
+    refused["not finite"] = nowhere
     for reason, model in refused.items():
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(ValueError, match=f"model: got .*{reason}"):

@@ -25,11 +25,10 @@ from sa_zoo.models.terms import GeneralizedQuadratic, Grid, Quadratic
 # Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
 SPREAD = 64.0
 Layer = Attention | ConvolutionalAttention
-Taps = dict[str, list[list[int]]]  # by the layer's name: the displacement that each head reads
 
 
 @torch.no_grad()
-def harden(model: nn.Module) -> Taps:
+def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     """Make every head a tap, in place, and freeze where it looks. Call it before the optimizer is made, and train on.
 
     The architecture stays the same: Delta holds integers, and the spread is large. The heads of a network's layer read
@@ -52,13 +51,7 @@ def harden(model: nn.Module) -> Taps:
                 )
     if not layers:
         raise ValueError(f"model: got {type(model).__name__}, expected one with quadratic heads")
-    taps: Taps = {}
-    for name, layer in layers.items():
-        if isinstance(layer, Attention):
-            taps[name] = _harden_attention(layer, grid)
-        else:
-            taps[name] = _harden_convolutional(layer)
-    return taps
+    return {name: _hardened(layer, grid) for name, layer in layers.items()}
 
 
 def why_not_taps(layer: Layer, grid: Grid | None) -> str:
@@ -78,6 +71,8 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
         return "its encodings are learned tables, which have no center and no sharpness"
     if type(layer.W_val) is not nn.Linear:
         return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
+    if not all(parameter.isfinite().all() for parameter in term.parameters()):
+        return "its Delta or its spread is not finite"
     if grid is None:
         return "the size of its images is not known; expected the whole network"
     height, width = grid
@@ -85,6 +80,14 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
     if displacements < len(term.Delta):
         return f"its {height}x{width} pixels have {displacements} displacements for {len(term.Delta)} heads"
     return ""
+
+
+def _hardened(layer: Layer, grid: Grid | None) -> list[list[int]]:
+    """The taps of a layer, which it then has."""
+    if isinstance(layer, ConvolutionalAttention):
+        return _harden_convolutional(layer)
+    assert grid is not None  # why_not_taps
+    return _harden_attention(layer, grid)
 
 
 def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
