@@ -38,7 +38,7 @@ BUDGET = {
     "interchange": 2_450,
     "training": 13_150,
     "publishing": 4_650,
-    "analysis": 7_900,
+    "analysis": 8_000,
     "verbs": 2_750,
     "": 1_950,
 }
