@@ -38,7 +38,7 @@ from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
-KERNEL = [[row, column] for row in (-2, 0, 2) for column in (-1, 0)]  # dilated, and not centered
+KERNEL = [[2, 0], [-2, -1], [0, -1], [2, -1], [0, 0], [-2, 0]]  # dilated, not centered, not in order
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
 
 
