@@ -11,6 +11,7 @@ from pathlib import Path
 import sa_zoo
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_json
+from sa_zoo.models.attention import Attention
 from sa_zoo.training.config import load_config
 from sa_zoo.verbs.heads import TestImages
 
@@ -30,10 +31,12 @@ def main() -> None:
     run = open_folder(arguments.run)
     test = TestImages(run.network, data)
     accuracy = {"run": test.accuracy(run.network)}
-    taps = sa_zoo.harden(run.network)
+    sa_zoo.harden(run.network)
     accuracy["untrained"] = test.accuracy(run.network)
-    for name in ("hardened", "control"):
-        accuracy[name] = test.accuracy(open_folder(getattr(arguments, name)).network)
+    for name in ("control", "hardened"):
+        network = open_folder(getattr(arguments, name)).network
+        accuracy[name] = test.accuracy(network)
+    layers = [module for module in network.modules() if isinstance(module, Attention)]
     row = {
         "model": arguments.run.name,
         "seed": load_config(arguments.run / "train.toml").train.seed,
@@ -42,7 +45,7 @@ def main() -> None:
         "epochs": recipe.train.epochs,
         "lr": recipe.optim.lr,
         "accuracy": accuracy,
-        "taps": list(taps.values()),
+        "taps": [layer.terms[0].taps() for layer in layers],
     }
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else []
     write_json(RESULTS, [*found, row])

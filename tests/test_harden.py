@@ -38,7 +38,14 @@ from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
-KERNEL = [[2, 0], [-2, -1], [0, -1], [2, -1], [0, 0], [-2, 0]]  # dilated, not centered, not in order
+KERNEL = [
+    [2, 0],
+    [-2, -1],
+    [0, -1],
+    [2, -1],
+    [0, 0],
+    [-2, 0],
+]  # dilated, not centered, not in order
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
 
 
@@ -172,6 +179,18 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
     color = torch.randn(1, 3, 1, 1, dtype=torch.float64).expand(1, 3, 28, 20)
     assert (model(color) - before(color)).abs().max() < 1e-12
     assert missed_attention(torch.zeros(HEADS, 2), torch.full([HEADS], 0.5 * 64.0**2)).max() == 0.0
+
+
+def test_heads_that_look_at_one_pixel_share_it_and_one_of_them_gets_another():
+    model = network()
+    layer = model.blocks[1].attn
+    layer.terms[0].Delta.data[:2] = torch.tensor([-1.0, 2.0])
+    layer.terms[0].spread.data.fill_(64.0)
+    one, other, *_ = layer.W_val.weight.detach().unflatten(1, [HEADS, D]).unbind(1)
+    taps = sa_zoo.harden(model)["blocks.1.attn"]
+    assert len({tuple(tap) for tap in taps}) == HEADS and [-1, 2] in taps[:2]
+    slices = layer.W_val.weight.unflatten(1, [HEADS, D])
+    assert torch.allclose(slices[:, taps.index([-1, 2])], one + other)
 
 
 def test_hardening_again_changes_nothing():

@@ -121,8 +121,9 @@ def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     S = (2 * alpha).sqrt()[:, None, None] * torch.eye(len(axes), dtype=torch.float64)
     M = attention_far_from_borders(Delta, S, offsets) @ limit_of_attention(offsets, taps)
-    weight = layer.W_val.weight
-    weight.copy_((weight.double().flatten(2) @ M.to(weight.device)).view_as(weight))
+    slices = layer.W_val()
+    mixed = slices.double().flatten(2) @ M.to(slices.device)
+    slices.copy_(mixed.view_as(slices))
     layer.alpha.fill_(0.5 * SPREAD**2)
     return _freeze(taps, layer.Delta, layer.alpha)
 

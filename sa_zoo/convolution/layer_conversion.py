@@ -193,21 +193,20 @@ def _conv_of_network(attention: Attention) -> nn.Conv2d:
     folded.reparameterize()
     weight = folded.W_val.weight
     slices = weight.unflatten(1, [len(offsets), -1]).transpose(0, 1)  # (N_h, D_out, D)
-    places = torch.tensor(offsets)
-    reach = places.abs().amax(dim=0).tolist()
+    down, across = torch.tensor(offsets).abs().amax(dim=0).tolist()
     conv = nn.Conv2d(
         slices.shape[2],
         slices.shape[1],
-        [2 * size + 1 for size in reach],
-        padding=reach,
+        (2 * down + 1, 2 * across + 1),
+        padding=(down, across),
         padding_mode="replicate",
         device=weight.device,
         dtype=weight.dtype,
     )
     conv.weight.zero_()
     for (row, column), matrix in zip(offsets, slices, strict=True):
-        conv.weight[:, :, reach[0] + row, reach[1] + column] += matrix  # heads may share a tap
-    conv.bias.copy_(folded.W_val.bias)
+        conv.weight[:, :, down + row, across + column] += matrix  # heads may share a tap
+    conv.bias = folded.W_val.bias
     return conv.train(attention.training)
 
 
