@@ -1,7 +1,8 @@
 """python scripts/study_taps.py RUN HARDENED CONTROL
 
-Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json. HARDENED is what
-`sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: as many epochs at the same rates.
+Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json, with a figure.
+HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: as many epochs at
+the same rates.
 """
 
 import argparse
@@ -9,6 +10,8 @@ import json
 from pathlib import Path
 
 import sa_zoo
+from sa_zoo.analysis.figures import gaussian_layers, save_figure
+from sa_zoo.analysis.head_figures import head_positions
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_json
 from sa_zoo.models.attention import Attention
@@ -36,7 +39,7 @@ def main() -> None:
     for name in ("control", "hardened"):
         network = open_folder(getattr(arguments, name)).network
         accuracy[name] = test.accuracy(network)
-    layers = [module for module in network.modules() if isinstance(module, Attention)]
+    attention = [module for module in network.modules() if isinstance(module, Attention)]
     row = {
         "model": arguments.run.name,
         "seed": load_config(arguments.run / "train.toml").train.seed,
@@ -45,10 +48,12 @@ def main() -> None:
         "epochs": recipe.train.epochs,
         "lr": recipe.optim.lr,
         "accuracy": accuracy,
-        "taps": [layer.terms[0].taps() for layer in layers],
+        "taps": [layer.terms[0].taps() for layer in attention],
     }
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else []
     write_json(RESULTS, [*found, row])
+    layers = gaussian_layers(network.state_dict())
+    save_figure(head_positions(layers), RESULTS.with_name(f"taps-{row['model']}.png"))
 
 
 if __name__ == "__main__":
