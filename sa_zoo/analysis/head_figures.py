@@ -19,9 +19,8 @@ from sa_zoo.analysis.heads import Heads, spread_matrices
 
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
 MOST = 0.5  # share of the heads whose contours fit into a figure
-POINT = (
-    0.05  # pixels, below which a contour is a point: the head is drawn as the pixel that it reads
-)
+# Pixels, below which a contour is a point: the head is drawn as the pixel that it reads.
+POINT = 0.25
 WIDEST = 20  # pixels, up to which a figure grows for them
 
 Layers = Sequence[dict[str, Tensor]]
