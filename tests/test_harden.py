@@ -123,6 +123,7 @@ def test_only_heads_that_read_one_pixel_everywhere_take_that_route():
     X = torch.randn(B, H, W, D, dtype=torch.float64)
     assert layer_with(KERNEL, spread=9.0).terms[0].taps() == KERNEL  # alpha 40.5
     assert layer_with(KERNEL, spread=8.8).terms[0].taps() == []  # 38.7
+    assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # alpha beyond float16
     half_way = layer_with(KERNEL)
     half_way.terms[0].Delta[2, 0] += 0.5
     free = layer_with(KERNEL)

@@ -63,7 +63,7 @@ def one_hot_displacements(Delta: Tensor, alpha: Tensor) -> list[list[int]]:
     """
     if not all(value >= ONE_HOT for value in alpha.tolist()):
         return []
-    centers = Delta.clamp(-FARTHEST, FARTHEST).tolist()
+    centers = at_least_float32(Delta).clamp(-FARTHEST, FARTHEST).tolist()
     if not all(place.is_integer() for center in centers for place in center):
         return []
     return [[int(place) for place in center] for center in centers]

@@ -89,7 +89,7 @@ class Quadratic(Separable):
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
     def taps(self) -> list[list[int]]:
-        return one_hot_displacements(self.Delta, 0.5 * self.spread.square())
+        return one_hot_displacements(self.Delta, 0.5 * at_least_float32(self.spread).square())
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         alpha = 0.5 * at_least_float32(self.spread).square()
@@ -151,7 +151,7 @@ class GeneralizedQuadratic(Term):
 
     def taps(self) -> list[list[int]]:
         # A sharp Gaussian with tilted axes reads one pixel too, but another one of the border than replicate padding.
-        axes = self.spread.diagonal(dim1=1, dim2=2)
+        axes = at_least_float32(self.spread).diagonal(dim1=1, dim2=2)
         tilted = (self.spread - axes.diag_embed()).abs().amax(dim=(1, 2)) > 0
         alpha = 0.5 * axes.square().amin(dim=1)
         return one_hot_displacements(self.Delta, alpha.masked_fill(tilted, 0.0))
