@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.positions import ONE_HOT
 
 IMAGES_AT_ONCE = 16
 # What the table also shows the mean of -> format.
@@ -29,9 +30,7 @@ class Heads:
     variation: Tensor | None  # as in LayerMaps
     overlap: Tensor  # with the most similar other head of the layer, from 0 to 1
     twin: Tensor  # that head
-    alpha: Tensor | None = (
-        None  # of Gaussian heads, as is condition; infinite if all heads are taps
-    )
+    alpha: Tensor | None = None  # of Gaussian heads, as is condition; infinite for taps
     condition: Tensor | None = None
 
 
@@ -85,8 +84,8 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         S = spread_matrices(term.spread.detach().double())
         # The eigenvalues of S S^T are the squares of the singular values of S; the sum of them is that of all S^2.
         shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
-        if term.taps():
-            shape["alpha"] = torch.full_like(shape["alpha"], torch.inf)
+        on_pixel = (center == center.round()).all(dim=1)
+        shape["alpha"][on_pixel & (shape["alpha"] >= ONE_HOT)] = torch.inf
         shape["condition"] = torch.linalg.cond(S).square()
     return Heads(
         layer.name,
