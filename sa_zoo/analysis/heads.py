@@ -30,7 +30,7 @@ class Heads:
     variation: Tensor | None  # as in LayerMaps
     overlap: Tensor  # with the most similar other head of the layer, from 0 to 1
     twin: Tensor  # that head
-    alpha: Tensor | None = None  # of Gaussian heads, as is condition; infinite for taps
+    alpha: Tensor | None = None  # of Gaussian heads, as is condition
     condition: Tensor | None = None
 
 
@@ -84,8 +84,6 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         S = spread_matrices(term.spread.detach().double())
         # The eigenvalues of S S^T are the squares of the singular values of S; the sum of them is that of all S^2.
         shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
-        on_pixel = (center == center.round()).all(dim=1)
-        shape["alpha"][on_pixel & (shape["alpha"] >= ONE_HOT)] = torch.inf
         shape["condition"] = torch.linalg.cond(S).square()
     return Heads(
         layer.name,
@@ -134,7 +132,8 @@ def table(layers: Sequence[Heads], window: int) -> str:
             row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center)]
             for values in (heads.alpha, heads.condition):
                 row.append("" if values is None else f"{values[head]:.3g}")
-            if heads.alpha is not None and heads.alpha[head] == torch.inf:
+            on_pixel = bool((center == center.round()).all())
+            if on_pixel and heads.alpha is not None and heads.alpha[head] >= ONE_HOT:
                 row[3] = "tap"
             twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
             lines.append([*row, *_means(heads, [head]), twin])
