@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchvision.ops import Permute
 
-from sa_zoo import attention_from_conv
+from sa_zoo import attention_from_conv, harden
 from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet
 from sa_zoo.training.augment import Augment
@@ -82,6 +82,12 @@ def with_convolutions(network: SANet) -> SANet:
 
 
 def unchanged(network: nn.Module) -> nn.Module:
+    return network
+
+
+def hardened(network: nn.Module) -> nn.Module:
+    """The network with its heads as taps."""
+    harden(network)
     return network
 
 
@@ -210,6 +216,8 @@ def routes() -> Iterator[Case]:
             continue  # it needs AVX-512, and a compiler at installation
         subjects = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in names}
         yield networks(model, phase, batch, CPU, subjects, names[-1])
+    taps = {name: (hardened, name) for name in ("taps", "portions")} | {"as built": (hardened, "")}
+    yield networks("sa_quadratic_cifar", "inference, bfloat16", 32, CPU, taps, "portions")
     pair = {"by axes": "by axes", "definition": "definition"}
     yield from layers("sa_quadratic_cifar", [64], CPU, pair)
 

@@ -31,18 +31,18 @@ FLOORS = [
 ]
 # Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 11_050,
-    "kernels": 4_350,
-    "convolution": 10_050,
+    "models": 11_500,
+    "kernels": 5_300,
+    "convolution": 11_600,
     "folders": 4_050,
     "interchange": 2_450,
     "training": 13_200,
     "publishing": 4_650,
-    "analysis": 7_900,
-    "verbs": 2_600,
-    "": 1_850,
+    "analysis": 8_000,
+    "verbs": 2_750,
+    "": 1_950,
 }
-TOTAL = 61_800
+TOTAL = 65_250
 LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
 REMOTE_CODE = 9_200  # tokens that somebody who loads a model with trust_remote_code has to read

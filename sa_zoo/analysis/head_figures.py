@@ -19,6 +19,8 @@ from sa_zoo.analysis.heads import Heads, spread_matrices
 
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
 MOST = 0.5  # share of the heads whose contours fit into a figure
+# Pixels, below which a contour is a point: the head is drawn as the pixel that it reads.
+POINT = 0.25
 WIDEST = 20  # pixels, up to which a figure grows for them
 
 Layers = Sequence[dict[str, Tensor]]
@@ -49,6 +51,9 @@ def head_positions(layers: Layers) -> Figure:
             row, column = layer["Delta"][head]
             axes.plot(column, row, ".", color=color, markersize=5)
             _number(axes, head, (column, row), color)
+            if float((curves[head] - layer["Delta"][head, :, None]).abs().max()) < POINT:
+                corner = (column - 0.5, row - 0.5)
+                axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor=color, alpha=0.4))
             for curve, style in zip(curves[head], SHARES.values(), strict=True):
                 axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure

@@ -15,6 +15,7 @@ from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
 from sa_zoo.kernels.portions import can_divide, factorizes, in_portions, portions
 from sa_zoo.kernels.situation import Situation, situation
+from sa_zoo.kernels.taps import can_read_taps, taps
 from sa_zoo.models.attention import AXES_FROM, Attention
 from sa_zoo.models.network import Block
 
@@ -27,6 +28,7 @@ ROUTES: dict[str, Route] = {
     "fused": fused,
     "absorbed": absorbed,
     "portions": portions,
+    "taps": taps,
 }
 
 
@@ -48,6 +50,9 @@ ROWS = (
         "definition",
         lambda layer, X, now: now.watched,
         "calls every module, once and with the whole batch",
+    ),
+    Row(
+        "taps", can_read_taps, "reads one pixel per head: a convolution, or a gather and a product"
     ),
     Row(
         "as published",

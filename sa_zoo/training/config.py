@@ -49,6 +49,7 @@ class ModelConfig(Section):
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # initial weights: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
+    harden: bool = False  # make the heads of the initial weights taps, frozen where they are
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
 
