@@ -117,8 +117,8 @@ def head_maps(layers: Sequence[Tensor]) -> Figure:
         for axes, shown in zip(row, maps, strict=False):
             axes.imshow(shown.numpy(), cmap="cividis", vmin=0)
             # an outline that is seen on any color, and what is inside is seen too
-            for color, width in (("black", 2.4), ("white", 1.2)):
-                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width)
+            for color, thickness in (("black", 2.4), ("white", 1.2)):
+                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=thickness)
                 axes.add_patch(outline)
             axes.set(xticks=[], yticks=[])
         for axes in row[len(maps) :]:

@@ -20,7 +20,8 @@ from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import SANet
-from sa_zoo.models.terms import GeneralizedQuadratic, Grid, Quadratic
+from sa_zoo.models.stages import Grid
+from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
 # Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
 SPREAD = 64.0
