@@ -45,7 +45,7 @@ BUDGET = {
 TOTAL = 65_300
 LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
-REMOTE_CODE = 9_200  # tokens that somebody who loads a model with trust_remote_code has to read
+REMOTE_CODE = 9_650  # tokens that somebody who loads a model with trust_remote_code has to read
 # What squeezing looks like, per 1,000 lines of code.
 MOST_PARALLEL_ASSIGNMENTS, MOST_CONDITIONAL_EXPRESSIONS, MOST_WALRUSES = 8, 18, 2
 MOST_TOKENS_PER_LINE, MOST_LONG_LINES = 9.5, 0.03  # long: beyond 100 columns
