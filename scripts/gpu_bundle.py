@@ -9,12 +9,12 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
+from zipfile import ZipFile
 
 import typer
 from packaging.requirements import Requirement
@@ -83,11 +83,11 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of CIFAR-10.")],
     python: Annotated[str, typer.Option(help="Version of Python there.")] = "3.12",
 ) -> None:
-    archive = ["git", "archive", "HEAD", "--", ".", *LEFT_OUT]
+    archive = ["git", "archive", "--format=zip", "HEAD", "--", ".", *LEFT_OUT]
     sources = subprocess.run(archive, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     with new_folder(out) as new:
-        with tarfile.open(fileobj=BytesIO(sources)) as tar:
-            tar.extractall(new / "sources", filter="data")
+        with ZipFile(BytesIO(sources)) as archived:
+            archived.extractall(new / "sources")
         shutil.copytree(data, new / "data")
         wheels = missing(installed(have.read_text(encoding="utf-8")), python)
         (new / "wheels").mkdir()

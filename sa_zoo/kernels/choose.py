@@ -30,6 +30,9 @@ ROUTES: dict[str, Route] = {
     "portions": portions,
     "taps": taps,
 }
+# Above so many pixels (16x16), training by the factors of P by axis takes less time and memory than by P itself. On
+# GPUs this is an estimate for training and inference, not measured yet.
+TRAINING_AXES_FROM = 256
 
 
 class Row(NamedTuple):
@@ -41,7 +44,9 @@ class Row(NamedTuple):
 
 
 def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
-    return factorizes(layer) and X.shape[1] * X.shape[2] > AXES_FROM
+    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+    pays = max(AXES_FROM, min(X.shape[3], TRAINING_AXES_FROM))
+    return factorizes(layer) and X.shape[1] * X.shape[2] > pays
 
 
 # The first row whose condition holds is taken.
