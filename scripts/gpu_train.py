@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,16 +59,18 @@ class Timing:
         return max(1, int((MARGIN * seconds - self.rest) / self.epoch))
 
 
-def timing(day: Day, model: str, rate: float) -> Timing:
-    """Time a run of a few epochs, with small images and with others if the recipe has both."""
+def timing(day: Day, model: str) -> Timing:
+    """Time a run of a few epochs from its start, with small images and with others if the recipe has both."""
     out = day.out / "timing" / model
-    config = recipe(day, model, rate, 4)
+    shutil.rmtree(out, ignore_errors=True)
+    config = recipe(day, model, day.scale.rates[0], 4)
     if config.augment.small_epochs:
-        config = recipe(day, model, rate, 4, "augment.small_epochs=2")
+        config = recipe(day, model, day.scale.rates[0], 4, "augment.small_epochs=2")
     start = time.monotonic()
-    metrics = fit(config, out, resume=is_begun(out))
+    metrics = fit(config, out)
     total = time.monotonic() - start
-    ends = [json.loads(line)["seconds"] for line in (out / "history.jsonl").open()]
+    history = (out / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    ends = [json.loads(line)["seconds"] for line in history]
     # the second epoch of each size; the first one compiles and allocates
     small, full = ends[1] - ends[0], ends[3] - ends[2]
     share = SMALL_IMAGES if config.augment.small_epochs else 0.0
@@ -79,7 +82,7 @@ def rates(day: Day, record: Record) -> None:
     """Choose the learning rate of all models by short runs of the first one, on held-out images."""
     model = next(iter(day.scale.trained))
     if "epochs" not in record.found:
-        measured = timing(day, model, day.scale.rates[0])
+        measured = timing(day, model)
         record.add(model=model, epochs=measured.epochs_in(record.left() / len(day.scale.rates)))
     accuracies = record.found.get("accuracies", {})
     for rate in day.scale.rates:
@@ -101,7 +104,7 @@ def train_model(day: Day, record: Record) -> None:
         chosen = Record(day.out, "rates").found.get("rate", day.scale.rates[0])
         mode = compile_mode(day, model)
         with compiled(mode):
-            measured = timing(day, model, chosen)
+            measured = timing(day, model)
         record.add(
             rate=chosen,
             compiled=mode,

@@ -18,7 +18,8 @@ import torch
 from gpu_bundle import installed, main
 from gpu_day import Clock, Step, run_steps, steps_of
 from gpu_plan import REHEARSAL, SCALE, Day, Record
-from gpu_train import MARGIN, Timing, compile_mode, recipe
+from gpu_train import MARGIN, Timing, compile_mode, rates, recipe, train_model
+from tiny_runs import noise_images, parquet_folder
 
 from sa_zoo.folders.write import write_json
 from sa_zoo.training.device import open_accelerator
@@ -150,6 +151,21 @@ def test_the_recipe_is_that_of_the_small_models(day):
     assert (long.augment.small_epochs, long.augment.mixup, long.augment.cutmix) == (88, 0.8, 1.0)
     # images of one size only
     assert recipe(day, "sa_learned_cifar", 0.006, 23).augment.small_epochs == 0
+
+
+def test_the_first_model_is_timed_again_where_another_rate_was_chosen(day, tmp_path):
+    images = {"train": noise_images(20, (32, 32)), "test": noise_images(7, (32, 32))}
+    data = parquet_folder(tmp_path / "data", images, classes=10)
+    model = "sa_quadratic_tiny_cifar"
+    small = replace(REHEARSAL, trained={model: 8}, batch=8, images=None)
+    day = replace(day, data=str(data), scale=small)
+    rates(day, Record(day.out, "rates", left=lambda: 1.0))
+    chosen = day.scale.rates[1]
+    Record(day.out, "rates").add(rate=chosen)
+    record = Record(day.out, f"train-{model}", left=lambda: 1.0)
+    train_model(day, record)
+    assert record.found["rate"] == chosen and record.found["seconds_per_epoch"] > 0.0
+    assert (day.out / "runs" / model / "metrics.json").is_file()
 
 
 @pytest.mark.parametrize(("speed", "mode"), [(1.5, "reduce-overhead"), (1.05, "")])
