@@ -31,9 +31,9 @@ from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
-from sa_zoo.training.config import load_config
+from sa_zoo.training.config import dump_config, load_config
 from sa_zoo.verbs.fit import fit
-from sa_zoo.verbs.harden import harden_run
+from sa_zoo.verbs.harden import config_of, harden_run
 from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
@@ -344,6 +344,14 @@ def test_the_verb_continues_a_run_and_leaves_a_folder_of_the_same_architecture(r
     x = torch.randn(B, 3, 8, 8)
     of_transformers = AutoModelForImageClassification.from_pretrained(runs[1])
     assert (of_transformers(x).logits - hard.network(x)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("before", "after"), [(14, 3), (2, 2), (0, 0)])
+def test_small_images_come_first_where_the_run_had_some(tmp_path, before, after):
+    recipe = load_config("tiny", [f"augment.small_epochs={before}"])
+    (tmp_path / "train.toml").write_text(dump_config(recipe))
+    config = config_of(tmp_path)
+    assert (config.train.epochs, config.augment.small_epochs) == (6, after)
 
 
 def test_the_exported_file_has_no_attention_left(runs, tmp_path):
