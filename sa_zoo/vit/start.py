@@ -1,0 +1,209 @@
+"""Initial weights by which the heads of a plain vision transformer begin as the pixels of a kernel (Theorem 1).
+
+Only numbers change: the network stays timm's own, and what is trained from this start loads without this package.
+For every head there is a matrix A_h, whose factors of the head's width d are W_qry and W_key:
+
+    score_h[q, k] = x_q^T A_h x_k / sqrt(d),    A_h = B S_h B^T,    B^T B = 1
+
+    quadratic   S_h = -alpha min((k - q - Delta_h)^2, clip) for the rows, and the same for the columns, over the
+                position embedding  e_row + e_column,  whose vectors are orthonormal, and orthogonal to the mean that
+                LayerNorm removes: its length, and with it the scale of the scores, is that of all pixels. The
+                unclipped parabola has rank 3 per axis.
+    impulse     P A_h P^T = 1000 [k = q + Delta_h] + noise, with P the normalized position embedding (Zheng et al. 2025,
+                arXiv:2505.19985; their norms, but every tap is used, on any grid)
+    mimetic     A_h = .7 I + .7 noise (Trockman and Kolter 2023, arXiv:2305.09828)
+
+With all of them W_out W_val = -.4 I + .4 noise, as in the last two papers: timm's own start hides what heads attend to
+behind values that are small at first.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Generator, Tensor, nn
+
+from sa_zoo.models.positions import pixels, quadratic_scores
+from sa_zoo.vit.layers import (
+    attentions,
+    chosen,
+    grid_of,
+    kernel_pixels,
+    probabilities,
+    targets,
+)
+
+IMAGES = 16  # random ones, on which scales are set and attention is measured
+IMPULSE, OFF_TAP, POSITIONS, FACTORS = 1000.0, 1.8, 0.36, 7.0  # as published for impulse
+QUERY_KEY, VALUE = 0.7, 0.4  # as published for mimetic
+
+# B (D, r) and S (N_h, r, r) of a layer whose positions have this length in its input
+Forms = Callable[[Attention, float, Tensor], tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def start_as_convolution(
+    vit: nn.Module,
+    method: str = "quadratic",
+    alpha: float = 8.0,
+    clip: float = 1.0,
+    blocks: list[int] | None = None,
+    images: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Replace the initial weights of a VisionTransformer of timm, in place, so that head h attends to pixel h.
+
+    Args:
+        vit: with a learned position embedding, and without qk_norm. Its grid, tokens and heads are free.
+        method: "quadratic", "impulse" or "mimetic"; see above.
+        alpha: sharpness of quadratic heads, per squared pixel.
+        clip: squared distance, in pixels, from which on quadratic scores are constant; infinity: nowhere.
+        blocks: those to change, by default all.
+        images: (B, C, H, W) as the network takes them, by default noise of variance 1.
+        generator: of the CPU, which the random numbers come from; by default torch's own.
+
+    Returns:
+        (blocks, N_h): the mean share of attention on the pixel of each head, over the images and over the queries whose
+        pixel lies in the image. Heads of "mimetic" are meant to attend to the query's own pixel.
+
+    Raises ValueError for a network or an argument that does not fit.
+    """
+    layers = attentions(vit)
+    assert isinstance(vit, VisionTransformer)
+    grid = grid_of(vit)
+    if vit.pos_embed is None:
+        raise ValueError(
+            "vit: got pos_embed=None, expected a learned position embedding, which heads look at"
+        )
+    if not isinstance(layers[0].q_norm, nn.Identity):
+        raise ValueError("vit: got qk_norm=True, expected False: it removes the sharpness of heads")
+    if images is None:
+        images = torch.randn(IMAGES, vit.in_chans, *vit.patch_embed.img_size, generator=generator)
+    images = images.to(vit.pos_embed)
+    Delta = kernel_pixels(grid, layers[0].num_heads)
+    match method:
+        case "quadratic":
+            forms = _quadratic(vit, grid, Delta, alpha, clip, images, generator)
+        case "impulse":
+            forms = _impulse(vit, grid, Delta, generator)
+        case "mimetic":
+            Delta = torch.zeros_like(Delta)
+            forms = partial(_mimetic, generator)
+        case _:
+            raise ValueError(f"method: got {method}, expected quadratic, impulse or mimetic")
+    target = targets(grid, Delta).to(images.device)
+    P = F.normalize(_patches(vit), dim=-1)
+    shares = []
+
+    def begin(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
+        """Before a layer runs for the first time, its input is what the layers before it, already changed, give."""
+        (x,) = inputs
+        length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
+        _set_weights(layer, *forms(layer, length, P), generator)
+        attention = probabilities(layer, x)[..., -len(P) :, -len(P) :]
+        on_target = (attention * target).sum(dim=(0, 2, 3))
+        shares.append(on_target / (len(x) * target.sum(dim=(1, 2))))
+
+    some = chosen(layers, blocks)
+    hooks = [layer.register_forward_pre_hook(begin) for layer in some]
+    training = vit.training
+    try:
+        vit.eval()(images)
+    finally:
+        vit.train(training)
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(shares)
+
+
+def _patches(vit: VisionTransformer) -> Tensor:
+    """The part of the position embedding that belongs to pixels, which a class token may precede: (T, D)"""
+    return vit.pos_embed[0, -vit.patch_embed.num_patches :]
+
+
+def _quadratic(
+    vit: VisionTransformer,
+    grid: tuple[int, int],
+    Delta: Tensor,
+    alpha: float,
+    clip: float,
+    images: Tensor,
+    generator: Generator | None,
+) -> Forms:
+    """Set the position embedding, as long as a patch of the images is on average; the scores over its vectors."""
+    height, width = grid
+    D = vit.embed_dim
+    if height + width >= D:
+        raise ValueError(f"vit: got embed_dim={D}, expected more than {height + width}, H + W")
+    ones = torch.ones(D, 1)
+    drawn = torch.randn(D, height + width, generator=generator)
+    basis = torch.linalg.qr(torch.cat([ones, drawn], dim=1))[0][:, 1:].to(images)
+    content = vit.patch_embed(images).flatten(1, -2)
+    content = content - content.mean(dim=-1, keepdim=True)
+    rows, columns = basis.T.split([height, width])
+    P = (rows[:, None] + columns[None, :]).flatten(0, 1) / 2**0.5
+    _patches(vit).copy_(content.norm(dim=-1).mean() * P)
+    sharpness = torch.full([len(Delta)], alpha)
+    S = torch.zeros(len(Delta), height + width, height + width)
+    for axis, start in enumerate((0, height)):
+        at = pixels(grid[axis], S.device)
+        end = start + grid[axis]
+        scores = quadratic_scores(Delta[:, axis], sharpness, at, at)
+        if math.isfinite(clip):
+            # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
+            scores = (scores + alpha * clip).clamp(min=0)
+        S[:, start:end, start:end] = scores
+    return lambda layer, length, _: (basis, S.to(images) * 2 / (layer.scale * length**2))
+
+
+def _impulse(
+    vit: VisionTransformer, grid: tuple[int, int], Delta: Tensor, generator: Generator | None
+) -> Forms:
+    """Draw a position embedding of the published length."""
+    P = _patches(vit)
+    P.copy_(nn.init.trunc_normal_(torch.empty(P.shape), std=POSITIONS, generator=generator))
+    taps = targets(grid, Delta)
+
+    def forms(layer: Attention, length: float, _: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(taps.shape, generator=generator)
+        M = torch.where(taps, IMPULSE, OFF_TAP * noise).to(P)
+        # The pseudo-inverse of P from as many of its directions as a head has channels.
+        U, s, V = torch.linalg.svd(F.layer_norm(P, P.shape[-1:]), full_matrices=False)
+        inverse = U[:, : layer.head_dim] / s[: layer.head_dim]
+        S = inverse.T @ M @ inverse
+        nuclear = torch.linalg.svdvals(S).sum(dim=-1)  # the squared norm of either factor
+        return V[: layer.head_dim].T, S * (FACTORS**2 / nuclear)[:, None, None]
+
+    return forms
+
+
+def _mimetic(
+    generator: Generator | None, layer: Attention, length: float, P: Tensor
+) -> tuple[Tensor, Tensor]:
+    identity = torch.eye(P.shape[-1])
+    noise = torch.randn(layer.num_heads, *identity.shape, generator=generator)
+    S = QUERY_KEY * (identity + noise / len(identity) ** 0.5)
+    return identity.to(P), S.to(P)
+
+
+def _set_weights(layer: Attention, basis: Tensor, S: Tensor, generator: Generator | None) -> None:
+    """Write the factors of the forms, and the values, into a layer; its biases become zero."""
+    d = layer.head_dim
+    U, s, V = torch.linalg.svd(S)
+    root = s[:, None, :d].sqrt()
+    factors = torch.stack([basis @ (U[..., :d] * root), basis @ (V.mT[..., :d] * root)])
+    weight = layer.qkv.weight.unflatten(0, [3, layer.num_heads, d])
+    weight[:2] = 0
+    weight[:2, :, : root.shape[-1]] = factors.mT
+    identity = torch.eye(layer.attn_dim, layer.qkv.in_features)
+    noise = torch.randn(identity.shape, generator=generator)
+    U, s, V = torch.linalg.svd(VALUE * (noise / len(identity) ** 0.5 - identity))
+    layer.proj.weight.copy_(U * s.sqrt())
+    weight[2] = (s.sqrt()[:, None] * V).unflatten(0, [layer.num_heads, d]).to(weight)
+    for bias in (layer.qkv.bias, layer.proj.bias):
+        if bias is not None:
+            bias.zero_()
