@@ -22,6 +22,7 @@ FLOORS = [
     {"models"},
     {"kernels"},
     {"convolution"},
+    {"vit"},
     {"folders"},
     {"interchange"},
     {"training", "publishing", "analysis"},

@@ -42,6 +42,8 @@ from sa_zoo.training.run_folder import (
 from sa_zoo.training.sources import Source, open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
+from sa_zoo.vit.start import IMAGES as START_IMAGES
+from sa_zoo.vit.start import start_as_convolution
 
 
 @report_lost_process()
@@ -74,6 +76,9 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     splits = splits_of(source, config.data.validation, input_format, device)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"], input_format)
+    if config.model.start:
+        images, *_ = next(iter(splits["train"].loader(START_IMAGES)))
+        start_as_convolution(model, config.model.start, images=input_format.normalize(images))
     augment = Augment(config.augment, seed, classes, input_format.normalize)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     _loop(run, splits["validation"], input_format)
