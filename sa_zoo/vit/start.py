@@ -13,8 +13,8 @@ For every head there is a matrix A_h, whose factors of the head's width d are W_
                 arXiv:2505.19985; their norms, but every tap is used, on any grid)
     mimetic     A_h = .7 I + .7 noise (Trockman and Kolter 2023, arXiv:2305.09828)
 
-With all of them W_out W_val = -.4 I + .4 noise, as in the last two papers: timm's own start hides what heads attend to
-behind values that are small at first.
+With all of them W_out W_val = -.4 I + .4 noise, as in the last two papers: with timm's own start, values are so small that
+it hardly matters what heads attend to. Quadratic heads neither read nor write B, so that all blocks see where they are.
 """
 
 import math
@@ -41,8 +41,8 @@ IMAGES = 16  # random ones, on which scales are set and attention is measured
 IMPULSE, OFF_TAP, POSITIONS, FACTORS = 1000.0, 1.8, 0.36, 7.0  # as published for impulse
 QUERY_KEY, VALUE = 0.7, 0.4  # as published for mimetic
 
-# B (D, r) and S (N_h, r, r) of a layer whose positions have this length in its input
-Forms = Callable[[Attention, float, Tensor], tuple[Tensor, Tensor]]
+# B (D, r), S (N_h, r, r) and W_out W_val (D, D) of a layer whose positions have this length in its input
+Forms = Callable[[Attention, float], tuple[Tensor, Tensor, Tensor]]
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def start_as_convolution(
             forms = _impulse(vit, grid, Delta, generator)
         case "mimetic":
             Delta = torch.zeros_like(Delta)
-            forms = partial(_mimetic, generator)
+            forms = partial(_mimetic, vit.embed_dim, generator)
         case _:
             raise ValueError(f"method: got {method}, expected quadratic, impulse or mimetic")
     target = targets(grid, Delta).to(images.device)
@@ -103,7 +103,7 @@ def start_as_convolution(
         """Before a layer runs for the first time, its input is what the layers before it, already changed, give."""
         (x,) = inputs
         length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
-        _set_weights(layer, *forms(layer, length, P), generator)
+        _set_weights(layer, *forms(layer, length))
         attention = probabilities(layer, x)[..., -len(P) :, -len(P) :]
         on_target = (attention * target).sum(dim=(0, 2, 3))
         shares.append(on_target / (len(x) * target.sum(dim=(1, 2))))
@@ -141,12 +141,12 @@ def _quadratic(
         raise ValueError(f"vit: got embed_dim={D}, expected more than {height + width}, H + W")
     ones = torch.ones(D, 1)
     drawn = torch.randn(D, height + width, generator=generator)
-    basis = torch.linalg.qr(torch.cat([ones, drawn], dim=1))[0][:, 1:].to(images)
+    basis = torch.linalg.qr(torch.cat([ones, drawn], dim=1))[0][:, 1:]
     content = vit.patch_embed(images).flatten(1, -2)
     content = content - content.mean(dim=-1, keepdim=True)
     rows, columns = basis.T.split([height, width])
     P = (rows[:, None] + columns[None, :]).flatten(0, 1) / 2**0.5
-    _patches(vit).copy_(content.norm(dim=-1).mean() * P)
+    _patches(vit).copy_(float(content.norm(dim=-1).mean()) * P)
     sharpness = torch.full([len(Delta)], alpha)
     S = torch.zeros(len(Delta), height + width, height + width)
     for axis, start in enumerate((0, height)):
@@ -157,53 +157,63 @@ def _quadratic(
             # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
             scores = (scores + alpha * clip).clamp(min=0)
         S[:, start:end, start:end] = scores
-    return lambda layer, length, _: (basis, S.to(images) * 2 / (layer.scale * length**2))
+
+    def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor, Tensor]:
+        content = torch.eye(D) - basis @ basis.T
+        values = content @ _values(D, generator) @ content
+        return basis, S * 2 / (layer.scale * length**2), values
+
+    return forms
 
 
 def _impulse(
     vit: VisionTransformer, grid: tuple[int, int], Delta: Tensor, generator: Generator | None
 ) -> Forms:
     """Draw a position embedding of the published length."""
-    P = _patches(vit)
-    P.copy_(nn.init.trunc_normal_(torch.empty(P.shape), std=POSITIONS, generator=generator))
     taps = targets(grid, Delta)
+    P = torch.empty(taps.shape[1], vit.embed_dim)
+    nn.init.trunc_normal_(P, std=POSITIONS, generator=generator)
+    _patches(vit).copy_(P)
 
-    def forms(layer: Attention, length: float, _: Tensor) -> tuple[Tensor, Tensor]:
+    def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor, Tensor]:
         noise = torch.randn(taps.shape, generator=generator)
-        M = torch.where(taps, IMPULSE, OFF_TAP * noise).to(P)
+        M = torch.where(taps, IMPULSE, OFF_TAP * noise)
         # The pseudo-inverse of P from as many of its directions as a head has channels.
         U, s, V = torch.linalg.svd(F.layer_norm(P, P.shape[-1:]), full_matrices=False)
         inverse = U[:, : layer.head_dim] / s[: layer.head_dim]
         S = inverse.T @ M @ inverse
         nuclear = torch.linalg.svdvals(S).sum(dim=-1)  # the squared norm of either factor
-        return V[: layer.head_dim].T, S * (FACTORS**2 / nuclear)[:, None, None]
+        S = S * (FACTORS**2 / nuclear)[:, None, None]
+        return V[: layer.head_dim].T, S, _values(vit.embed_dim, generator)
 
     return forms
 
 
 def _mimetic(
-    generator: Generator | None, layer: Attention, length: float, P: Tensor
-) -> tuple[Tensor, Tensor]:
-    identity = torch.eye(P.shape[-1])
-    noise = torch.randn(layer.num_heads, *identity.shape, generator=generator)
-    S = QUERY_KEY * (identity + noise / len(identity) ** 0.5)
-    return identity.to(P), S.to(P)
+    D: int, generator: Generator | None, layer: Attention, length: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    identity = torch.eye(D)
+    noise = torch.randn(layer.num_heads, D, D, generator=generator)
+    return identity, QUERY_KEY * (identity + noise / D**0.5), _values(D, generator)
 
 
-def _set_weights(layer: Attention, basis: Tensor, S: Tensor, generator: Generator | None) -> None:
-    """Write the factors of the forms, and the values, into a layer; its biases become zero."""
+def _values(D: int, generator: Generator | None) -> Tensor:
+    """W_out W_val as published for impulse and mimetic: (D, D)"""
+    return VALUE * (torch.randn(D, D, generator=generator) / D**0.5 - torch.eye(D))
+
+
+def _set_weights(layer: Attention, basis: Tensor, S: Tensor, values: Tensor) -> None:
+    """Write the factors of the forms, and of the values, into a layer; its biases become zero."""
     d = layer.head_dim
     U, s, V = torch.linalg.svd(S)
     root = s[:, None, :d].sqrt()
     factors = torch.stack([basis @ (U[..., :d] * root), basis @ (V.mT[..., :d] * root)])
     weight = layer.qkv.weight.unflatten(0, [3, layer.num_heads, d])
     weight[:2] = 0
-    weight[:2, :, : root.shape[-1]] = factors.mT
-    identity = torch.eye(layer.attn_dim, layer.qkv.in_features)
-    noise = torch.randn(identity.shape, generator=generator)
-    U, s, V = torch.linalg.svd(VALUE * (noise / len(identity) ** 0.5 - identity))
-    layer.proj.weight.copy_(U * s.sqrt())
-    weight[2] = (s.sqrt()[:, None] * V).unflatten(0, [layer.num_heads, d]).to(weight)
+    weight[:2, :, : root.shape[-1]] = factors.mT.to(weight)
+    U, s, V = torch.linalg.svd(values)
+    layer.proj.weight.copy_(U[:, : layer.attn_dim] * s[: layer.attn_dim].sqrt())
+    layer.qkv.weight[2 * layer.attn_dim :] = (s.sqrt()[:, None] * V)[: layer.attn_dim].to(weight)
     for bias in (layer.qkv.bias, layer.proj.bias):
         if bias is not None:
             bias.zero_()
