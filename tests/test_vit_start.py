@@ -39,7 +39,9 @@ def vit(name="vit_tiny_patch16_224", **arguments):
 def shares(network, images, prefix, Delta):
     """Attention of each head on q + Delta_h, by loops over pixels and by hand from the weights: (depth, N_h)"""
     seen = []
-    hooks = [b.attn.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for b in network.blocks]
+    hooks = [
+        b.attn.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for b in network.blocks
+    ]
     with torch.no_grad():
         network.eval()(images)
     for hook in hooks:
@@ -86,7 +88,9 @@ def test_scores_are_the_parabola_that_was_asked_for():
     images = 1e-3 * torch.randn(2, 3, 20, 28, generator=seeded())
     sa_zoo.start_as_convolution(network, alpha=alpha, clip=clip, images=images)
     with torch.no_grad():
-        network.pos_embed *= 1e3  # content disturbs nothing, and positions are as long as LayerNorm makes them
+        network.pos_embed *= (
+            1e3  # content disturbs nothing, and positions are as long as LayerNorm makes them
+        )
         sharper = float(layer_norm(network.pos_embed[0, :1], [130]).norm()) ** 2
         X = network.blocks[0].norm1(network.pos_embed)
         P = probabilities(network.blocks[0].attn, X)[0]
@@ -208,5 +212,7 @@ def test_a_recipe_starts_its_network(tmp_path):
     P = network.pos_embed[0, 1:]
     assert P.shape == (16, 40) and torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean(), rtol=1e-4)
     weights = {"name": "a", "start": "mimetic", "init": "local-dir:x"}
-    with pytest.raises(ValueError, match="model.start: got mimetic with model.init = 'local-dir:x'"):
+    with pytest.raises(
+        ValueError, match="model.start: got mimetic with model.init = 'local-dir:x'"
+    ):
         parse_config({"model": weights, "train": {"epochs": 1}})

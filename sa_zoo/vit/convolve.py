@@ -159,7 +159,9 @@ def most_local(
     )
     if below is not None:
         ranked = [row for row in ranked if row[0] < below]
-    return [sorted(head for _, at, head in ranked[:most] if at == layer) for layer in range(len(local))]
+    return [
+        sorted(head for _, at, head in ranked[:most] if at == layer) for layer in range(len(local))
+    ]
 
 
 def replace_heads(

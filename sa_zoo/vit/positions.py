@@ -16,11 +16,13 @@ what fast kernels ask for.
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask, use_fused_attn
+from timm.models import register_notrace_function
 from timm.models.vision_transformer import VisionTransformer
 from torch import Generator, Tensor, nn
 
 from sa_zoo.vit.layers import attentions, chosen, grid_of, kernel_pixels, places, projected
 
+NAME = {"architecture": "local_vit", "tag": None}  # of these networks for timm; timm_vits.py
 SPREAD = 2.0  # pixels, the standard deviation of drawn centers, as in the paper
 
 
@@ -78,20 +80,14 @@ class PositionAttention(nn.Module):
         q, k, v = projected(self, x)
         # scaled_dot_product_attention multiplies the scores by the scale
         alpha = (self.alpha / self.scale).to(v.dtype).float()[:, None, None]
-        keys = self.quarters / 4
-        queries = alpha * self.query_channels(keys[:, :2])
-        if v.dtype.itemsize < 4:
-            high, low = in_two_parts(queries, v.dtype)
-            queries = torch.cat([high, low[..., :3], high[..., 3:]], dim=-1)
-            high, low = in_two_parts(keys, v.dtype)
-            keys = torch.cat([high, high[..., :3], low[..., 3:]], dim=-1)
-        q = torch.cat([q, self._of_all_tokens(queries, len(x))], dim=-1)
-        k = torch.cat([k, self._of_all_tokens(keys.expand(self.num_heads, -1, -1), len(x))], dim=-1)
-        return q, k, v
-
-    def _of_all_tokens(self, channels: Tensor, images: int) -> Tensor:
-        """Zeros before the pixels: (N_h, T, E) -> (B, N_h, N, E)"""
-        return F.pad(channels, [0, 0, self.prefix, 0]).expand(images, -1, -1, -1)
+        keys = (self.quarters / 4).expand(self.num_heads, -1, -1)
+        queries = alpha * self.query_channels(keys[0, :, :2])
+        parts = [query_parts(queries, v), key_parts(keys, v)]
+        # zeros for class and register tokens: (B, N_h, N, 4 or 8)
+        of_queries, of_keys = (
+            F.pad(each, [0, 0, self.prefix, 0]).expand(x.shape[0], -1, -1, -1) for each in parts
+        )
+        return torch.cat([q, of_queries], dim=-1), torch.cat([k, of_keys], dim=-1), v
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -122,10 +118,24 @@ def key_channels(grid: tuple[int, int], device: torch.device | None = None) -> T
     return torch.cat([at, torch.ones_like(at[:, :1]), at.square().sum(dim=1, keepdim=True)], dim=1)
 
 
-def in_two_parts(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x, float32, as a sum of two tensors of a narrower type."""
-    high = x.to(dtype)
-    return high, (x - high).to(dtype)
+@register_notrace_function
+def query_parts(x: Tensor, like: Tensor) -> Tensor:
+    """Channels of queries in the type of another tensor, with second parts if that is narrow: (.., 4) -> (.., 4 or 8)"""
+    high = x.to(like.dtype)
+    if like.dtype.itemsize >= 4:
+        return high
+    low = (x - high).to(like.dtype)
+    return torch.cat([high, low[..., :3], high[..., 3:]], dim=-1)
+
+
+@register_notrace_function
+def key_parts(x: Tensor, like: Tensor) -> Tensor:
+    """The channels of keys that meet those of `query_parts`: (.., 4) -> (.., 4 or 8)"""
+    high = x.to(like.dtype)
+    if like.dtype.itemsize >= 4:
+        return high
+    low = (x - high).to(like.dtype)
+    return torch.cat([high, high[..., :3], low[..., 3:]], dim=-1)
 
 
 def add_positions(
@@ -150,7 +160,9 @@ def add_positions(
     assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
     if not isinstance(vit.patch_drop, nn.Identity):
-        raise ValueError("vit: got patch_drop_rate > 0, expected 0: positions are those of all patches")
+        raise ValueError(
+            "vit: got patch_drop_rate > 0, expected 0: positions are those of all patches"
+        )
     some = chosen(layers, blocks)
     for block in vit.blocks:
         if block.attn in some:
@@ -158,4 +170,9 @@ def add_positions(
             if generator is not None:
                 Delta = SPREAD * torch.randn(Delta.shape, generator=generator)
             block.attn = PositionAttention(block.attn, grid, vit.num_prefix_tokens, Delta, alpha)
+    cfg = getattr(vit, "pretrained_cfg", None)
+    if cfg is not None:  # what timm writes into config.json
+        arguments = {"vit": cfg["architecture"], "alpha": alpha, "blocks": blocks}
+        vit._model_args = arguments | getattr(vit, "_model_args", {})
+        vit.pretrained_cfg = cfg | NAME
     return vit
