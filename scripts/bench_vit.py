@@ -1,7 +1,7 @@
 """Time and memory of positions in a vision transformer: python scripts/bench_vit.py [--sizes 224 512] [--rounds 9]
 
-All networks have the width, depth and heads of vit_tiny_patch16_224, cut to two blocks, and take turns. Ratios are to the
-plain network: CPU time of this process, the smallest of all rounds, and peak memory allocated during a training step.
+All networks have the width and heads of vit_tiny_patch16_224 and two blocks, and take turns. Ratios are to the plain
+network: CPU time of this process, the smallest of all rounds, and peak memory allocated during a training step.
 """
 
 import argparse

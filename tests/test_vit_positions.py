@@ -117,11 +117,14 @@ def test_autocast_keeps_the_second_parts():
 
 @pytest.mark.parametrize(("arguments", "prefix"), TOKENS)
 def test_alpha_zero_leaves_a_network_as_it_is(arguments, prefix):
-    network, x = vit(**arguments), images()
+    network, x = vit(embed_dim=48, **arguments), images()
     with torch.no_grad():
         expected = network(x)
         changed = sa_zoo.add_positions(copy.deepcopy(network), alpha=0.0)
         assert torch.equal(changed(x), expected)
+        odd = vit(**arguments)
+        expected = odd(x)
+        assert torch.allclose(sa_zoo.add_positions(odd, alpha=0.0)(x), expected, atol=1e-4)
     changed(x).square().sum().backward()
     assert all(block.attn.alpha.grad.abs().min() > 0 for block in changed.blocks)
 
@@ -182,7 +185,7 @@ def test_its_name_takes_starts_blocks_features_and_other_vits(tmp_path):
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=11, **sizes).eval()
     load_checkpoint(plain, str(tmp_path / "last.pth.tar"))
     assert torch.equal(plain(images()), started.eval()(images()))
-    features = timm.create_model("local_vit", alpha=1.0, features_only=True, **SIZES)
+    features = timm.create_model("local_vit", alpha=1.0, features_only=True, out_indices=2, **SIZES)
     assert [tuple(each.shape) for each in features(images())] == [(2, 33, H, W)] * 2
     with pytest.raises(RuntimeError):
         timm.create_model("local_vit", pretrained=True)

@@ -213,6 +213,6 @@ def test_a_recipe_starts_its_network(tmp_path):
     assert P.shape == (16, 40) and torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean(), rtol=1e-4)
     weights = {"name": "a", "start": "mimetic", "init": "local-dir:x"}
     with pytest.raises(
-        ValueError, match="model.start: got mimetic with model.init = 'local-dir:x'"
+        ValueError, match=r"model.start: got mimetic with model.init = 'local-dir:x'"
     ):
         parse_config({"model": weights, "train": {"epochs": 1}})

@@ -24,7 +24,7 @@ from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import evaluate, open_test_split
-from sa_zoo.vit.convolve import local_heads, most_local, replace_heads
+from sa_zoo.vit.convolve import LocalHeads, local_heads, most_local, replace_heads
 
 IMAGES = 32  # test images that maps which depend on content are averaged over
 STEPS = 8  # of the number of heads of a vision transformer that become convolutions
@@ -148,7 +148,6 @@ def _convolved_vit(
     curves: dict[int, list[tuple[int, float]]] = {}
     parts = []
     for K in windows:
-        network.cpu()
         local = local_heads(network, images, K)
         total = sum(len(heads.distance) for heads in local)
         counts = [round(total * step / STEPS) for step in range(STEPS + 1)]
@@ -157,23 +156,20 @@ def _convolved_vit(
         if below is not None:
             counts = [sum(map(len, most_local(local, below=below)))]
         curves[K] = []
-        head = "| heads as K x K convolutions | largest distance | accuracy | images/s | without | bound of each layer |"
-        lines = [head.replace("K x K", f"{K} x {K}"), "|---" * 6 + "|"]
+        lines = [
+            f"| heads as {K} x {K} convolutions | largest distance | accuracy | images/s | before "
+            "| bound of each layer |",
+            "|---" * 6 + "|",
+        ]
         for count in sorted({0, *counts}):
-            heads = most_local(local, count)
-            changed = replace_heads(copy.deepcopy(network), local, heads)
+            changed = replace_heads(copy.deepcopy(network), local, most_local(local, count))
             accuracy = test.accuracy(changed)
             curves[K].append((count, accuracy))
-            chosen = [heads_of.distance[some] for heads_of, some in zip(local, heads, strict=True)]
-            farthest = max(torch.cat(chosen).tolist(), default=0.0)
-            bounds = [
-                float(heads_of.bound[some].sum())
-                for heads_of, some in zip(local, heads, strict=True)
-            ]
-            after, before = speeds([changed.cpu(), network.cpu()], images)
+            after, before = speeds([changed.cpu(), network], images)
+            farthest, bounds = _reached(local, count)
             lines.append(
                 f"| {count} of {total} | {farthest:.2f} | {accuracy:.2%} | {after:.0f} | {before:.0f} "
-                f"| {', '.join(f'{bound:.2g}' for bound in bounds)} |"
+                f"| {bounds} |"
             )
         parts.append("\n".join(lines))
     parts.append(
@@ -182,6 +178,14 @@ def _convolved_vit(
     if out:
         save_figure(accuracy_by_heads(curves), out / "convolved_heads.png")
     return _written(out, "convolved_heads.md", "\n\n".join(parts))
+
+
+def _reached(local: list[LocalHeads], count: int) -> tuple[float, str]:
+    """The largest distance of so many heads, and the bounds of the layers, as text."""
+    chosen = list(zip(local, most_local(local, count), strict=True))
+    distances = torch.cat([layer.distance[heads] for layer, heads in chosen])
+    bounds = [f"{float(layer.bound[heads].sum()):.2g}" for layer, heads in chosen]
+    return max(distances.tolist(), default=0.0), ", ".join(bounds)
 
 
 @torch.inference_mode()

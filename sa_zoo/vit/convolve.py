@@ -1,8 +1,8 @@
 """Heads of a trained vision transformer as depthwise convolutions of their values, without training.
 
 The maps of a head between pixels, P_h[q, k] of each image, are compared with what a K x K convolution with replicate
-padding can give, C_h = sum_a c_h[a] [k = q + a] (nearest.py). c is the mean of P over images, and over the queries whose
-window lies in the image. Class and register tokens keep their attention, and from pixels they get its mean m_h:
+padding can give, C_h = sum_a c_h[a] [k = q + a] (nearest.py). c is the mean of P over images, and over the queries
+whose window lies in the image. Class and register tokens keep their attention, and from pixels they get its mean m_h:
 
     d_h[q] = sum_pixels |P_h[q, k] - C_h[q, k]| + sum_tokens |P_h[q, k] - m_h[k]|
 
@@ -13,6 +13,7 @@ On these images, replacing the heads R changes no output of their layer by more 
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,23 @@ def rows_of(linear: nn.Linear, rows: Tensor) -> nn.Linear:
     return some
 
 
+def heads_on(layer: Attention, x: Tensor, grid: tuple[int, int], prefix: int, K: int) -> LocalHeads:
+    """The heads of a layer on its input (B, N, D)."""
+    if not isinstance(layer.norm, nn.Identity):
+        raise ValueError("vit: got scale_attn_norm=True, expected False")
+    P = probabilities(layer, x)[:, :, prefix:]  # queries are pixels: (B, N_h, T, N)
+    mean = P.mean(dim=0)
+    c = taps(mean[..., prefix:], grid, K)
+    m = mean[..., :prefix].mean(dim=1)
+    nearest = torch.cat([m[:, None].expand(-1, P.shape[2], -1), maps_of_taps(c, grid)], dim=-1)
+    d = (P - nearest).abs().sum(dim=-1)  # (B, N_h, T)
+    values = projected(layer, x)[2]  # (B, N_h, N, d)
+    outer = layer.proj.weight.unflatten(1, [layer.num_heads, -1])
+    largest = torch.einsum("bhkd,ohd->bhko", values, outer).abs().amax(dim=(2, 3))
+    bound = (d.amax(dim=2) * largest).amax(dim=0)
+    return LocalHeads(c, m, d.mean(dim=(0, 2)), bound)
+
+
 @torch.no_grad()
 def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
     """Measure the heads of every block on images (B, C, H, W), as the network takes them.
@@ -124,27 +142,12 @@ def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
     found = []
 
     def measure(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
-        if not isinstance(layer.norm, nn.Identity):
-            raise ValueError("vit: got scale_attn_norm=True, expected False")
-        (x,) = inputs
-        P = probabilities(layer, x)[:, :, prefix:]  # queries are pixels: (B, N_h, T, N)
-        mean = P.mean(dim=0)
-        c = taps(mean[..., prefix:], grid, K)
-        m = mean[..., :prefix].mean(dim=1)
-        nearest = torch.cat([m[:, None].expand(-1, P.shape[2], -1), maps_of_taps(c, grid)], dim=-1)
-        d = (P - nearest).abs().sum(dim=-1)  # (B, N_h, T)
-        values = projected(layer, x)[2]  # (B, N_h, N, d)
-        outer = layer.proj.weight.unflatten(1, [layer.num_heads, -1])
-        largest = torch.einsum("bhkd,ohd->bhko", values, outer).abs().amax(dim=(2, 3))
-        bound = (d.amax(dim=2) * largest).amax(dim=0)
-        found.append(LocalHeads(c, m, d.mean(dim=(0, 2)), bound))
+        found.append(heads_on(layer, inputs[0], grid, prefix, K))
 
-    hooks = [layer.register_forward_pre_hook(measure) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(measure))
         vit.eval()(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 

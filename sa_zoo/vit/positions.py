@@ -7,10 +7,10 @@ Delta_h itself. With t = q + Delta_h, the second term is the dot product of
 
     queries alpha (2 t_y, 2 t_x, -|t|^2, -1)    and    keys (k_y, k_x, 1, |k|^2)
 
-so scaled_dot_product_attention computes it, and no tensor of T x T scores exists. Positions count from the middle of the
-grid. In bfloat16 and float16 there are eight channels: the first three of the query have a second one each for their
-rounding error, and so has |k|^2; alpha is rounded, like any weight. Four and eight keep the width of a head a multiple of
-what fast kernels ask for.
+so scaled_dot_product_attention computes it, and no tensor of T x T scores exists. Positions count from the middle of
+the grid. In bfloat16 and float16 there are eight channels: the first three of the query have a second one each for
+their rounding error, and so has |k|^2; alpha is rounded, like any weight. Four and eight keep the width of a head a
+multiple of what fast kernels ask for.
 """
 
 import torch
@@ -120,7 +120,7 @@ def key_channels(grid: tuple[int, int], device: torch.device | None = None) -> T
 
 @register_notrace_function
 def query_parts(x: Tensor, like: Tensor) -> Tensor:
-    """Channels of queries in the type of another tensor, with second parts if that is narrow: (.., 4) -> (.., 4 or 8)"""
+    """Channels of queries in the type of another tensor, in two parts if that is narrow: (.., 4) -> (.., 4 or 8)"""
     high = x.to(like.dtype)
     if like.dtype.itemsize >= 4:
         return high
@@ -148,7 +148,8 @@ def add_positions(
 
     Args:
         vit: new or trained, with or without position embedding, class and register tokens.
-        alpha: initial sharpness, per squared pixel of the grid of patches. 0 leaves the function of a trained network.
+        alpha: initial sharpness, per squared pixel of the grid of patches. With 0, a trained network keeps its
+            function: bit for bit in float32 on a CPU if heads are a multiple of 16 wide, else up to rounding.
         blocks: those to change, by default all.
         generator: of the CPU; draws the centers of the heads from a normal distribution, as in the paper. Without one,
             they are the pixels of a kernel, nearest to the middle first.

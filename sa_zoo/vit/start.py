@@ -13,12 +13,13 @@ For every head there is a matrix A_h, whose factors of the head's width d are W_
                 arXiv:2505.19985; their norms, but every tap is used, on any grid)
     mimetic     A_h = .7 I + .7 noise (Trockman and Kolter 2023, arXiv:2305.09828)
 
-With all of them W_out W_val = -.4 I + .4 noise, as in the last two papers: with timm's own start, values are so small that
-it hardly matters what heads attend to. Quadratic heads neither read nor write B, so that all blocks see where they are.
+With all of them W_out W_val = -.4 I + .4 noise, as in the last two papers: with timm's own start, values are so small
+that it hardly matters what heads attend to. Quadratic heads neither read nor write B, so positions reach all blocks.
 """
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -74,50 +75,64 @@ def start_as_convolution(
     """
     layers = attentions(vit)
     assert isinstance(vit, VisionTransformer)
+    _check(vit, layers)
     grid = grid_of(vit)
-    if vit.pos_embed is None:
-        raise ValueError(
-            "vit: got pos_embed=None, expected a learned position embedding, which heads look at"
-        )
-    if not isinstance(layers[0].q_norm, nn.Identity):
-        raise ValueError("vit: got qk_norm=True, expected False: it removes the sharpness of heads")
     if images is None:
         images = torch.randn(IMAGES, vit.in_chans, *vit.patch_embed.img_size, generator=generator)
     images = images.to(vit.pos_embed)
     Delta = kernel_pixels(grid, layers[0].num_heads)
-    match method:
-        case "quadratic":
-            forms = _quadratic(vit, grid, Delta, alpha, clip, images, generator)
-        case "impulse":
-            forms = _impulse(vit, grid, Delta, generator)
-        case "mimetic":
-            Delta = torch.zeros_like(Delta)
-            forms = partial(_mimetic, vit.embed_dim, generator)
-        case _:
-            raise ValueError(f"method: got {method}, expected quadratic, impulse or mimetic")
+    if method == "mimetic":
+        Delta = torch.zeros_like(Delta)
+    forms = _forms(method, vit, Delta, alpha, clip, images, generator)
     target = targets(grid, Delta).to(images.device)
+    T = target.shape[1]
     P = F.normalize(_patches(vit), dim=-1)
     shares = []
 
     def begin(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
         """Before a layer runs for the first time, its input is what the layers before it, already changed, give."""
         (x,) = inputs
-        length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
+        length = float((x[:, -T:] * P).sum(dim=-1).mean())
         _set_weights(layer, *forms(layer, length))
-        attention = probabilities(layer, x)[..., -len(P) :, -len(P) :]
-        on_target = (attention * target).sum(dim=(0, 2, 3))
-        shares.append(on_target / (len(x) * target.sum(dim=(1, 2))))
+        attention = probabilities(layer, x)[..., -T:, -T:].mean(dim=0)
+        shares.append((attention * target).sum(dim=(1, 2)) / target.sum(dim=(1, 2)))
 
-    some = chosen(layers, blocks)
-    hooks = [layer.register_forward_pre_hook(begin) for layer in some]
     training = vit.training
-    try:
+    with ExitStack() as hooks:
+        for layer in chosen(layers, blocks):
+            hooks.enter_context(layer.register_forward_pre_hook(begin))
         vit.eval()(images)
-    finally:
-        vit.train(training)
-        for hook in hooks:
-            hook.remove()
+    vit.train(training)
     return torch.stack(shares)
+
+
+def _forms(
+    method: str,
+    vit: VisionTransformer,
+    Delta: Tensor,
+    alpha: float,
+    clip: float,
+    images: Tensor,
+    generator: Generator | None,
+) -> Forms:
+    match method:
+        case "quadratic":
+            return _quadratic(vit, Delta, alpha, clip, images, generator)
+        case "impulse":
+            return _impulse(vit, Delta, generator)
+        case "mimetic":
+            return partial(_mimetic, vit.embed_dim, generator)
+    raise ValueError(f"method: got {method}, expected quadratic, impulse or mimetic")
+
+
+def _check(vit: VisionTransformer, layers: list[Attention]) -> None:
+    """Raise ValueError for a network whose heads cannot look at positions."""
+    if vit.pos_embed is None:
+        raise ValueError(
+            "vit: got pos_embed=None, expected a learned position embedding, which heads look at"
+        )
+    if not isinstance(layers[0].q_norm, nn.Identity):
+        raise ValueError("vit: got qk_norm=True, expected False: it removes the sharpness of heads")
 
 
 def _patches(vit: VisionTransformer) -> Tensor:
@@ -127,7 +142,6 @@ def _patches(vit: VisionTransformer) -> Tensor:
 
 def _quadratic(
     vit: VisionTransformer,
-    grid: tuple[int, int],
     Delta: Tensor,
     alpha: float,
     clip: float,
@@ -135,6 +149,7 @@ def _quadratic(
     generator: Generator | None,
 ) -> Forms:
     """Set the position embedding, as long as a patch of the images is on average; the scores over its vectors."""
+    grid = grid_of(vit)
     height, width = grid
     D = vit.embed_dim
     if height + width >= D:
@@ -147,16 +162,7 @@ def _quadratic(
     rows, columns = basis.T.split([height, width])
     P = (rows[:, None] + columns[None, :]).flatten(0, 1) / 2**0.5
     _patches(vit).copy_(float(content.norm(dim=-1).mean()) * P)
-    sharpness = torch.full([len(Delta)], alpha)
-    S = torch.zeros(len(Delta), height + width, height + width)
-    for axis, start in enumerate((0, height)):
-        at = pixels(grid[axis], S.device)
-        end = start + grid[axis]
-        scores = quadratic_scores(Delta[:, axis], sharpness, at, at)
-        if math.isfinite(clip):
-            # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
-            scores = (scores + alpha * clip).clamp(min=0)
-        S[:, start:end, start:end] = scores
+    S = _scores(grid, Delta, alpha, clip)
 
     def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor, Tensor]:
         content = torch.eye(D) - basis @ basis.T
@@ -166,11 +172,23 @@ def _quadratic(
     return forms
 
 
-def _impulse(
-    vit: VisionTransformer, grid: tuple[int, int], Delta: Tensor, generator: Generator | None
-) -> Forms:
+def _scores(grid: tuple[int, int], Delta: Tensor, alpha: float, clip: float) -> Tensor:
+    """S_h: those of the rows, then those of the columns on the diagonal, (N_h, H + W, H + W)"""
+    S = torch.zeros(len(Delta), sum(grid), sum(grid))
+    for axis, start in enumerate((0, grid[0])):
+        at = pixels(grid[axis], S.device)
+        scores = quadratic_scores(Delta[:, axis], torch.full([len(Delta)], alpha), at, at)
+        if math.isfinite(clip):
+            # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
+            scores = (scores + alpha * clip).clamp(min=0)
+        end = start + grid[axis]
+        S[:, start:end, start:end] = scores
+    return S
+
+
+def _impulse(vit: VisionTransformer, Delta: Tensor, generator: Generator | None) -> Forms:
     """Draw a position embedding of the published length."""
-    taps = targets(grid, Delta)
+    taps = targets(grid_of(vit), Delta)
     P = torch.empty(taps.shape[1], vit.embed_dim)
     nn.init.trunc_normal_(P, std=POSITIONS, generator=generator)
     _patches(vit).copy_(P)

@@ -2,8 +2,8 @@
 
     timm.create_model("local_vit", vit="vit_tiny_patch16_224", start="quadratic", alpha=1.0)
 
-`sa-zoo run train.py --model local_vit --model-kwargs vit=NAME start=quadratic` trains a network whose checkpoint timm loads
-as NAME, without this package; with `alpha`, the network has quadratic scores (positions.py), and it is this model.
+`sa-zoo run train.py --model local_vit --model-kwargs vit=NAME start=quadratic` trains a network whose checkpoint timm
+loads as NAME, without this package. With `alpha`, the network has quadratic scores (positions.py), and needs it.
 """
 
 import dataclasses
