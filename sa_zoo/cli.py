@@ -158,31 +158,19 @@ def evaluate(
 @app.command()
 def finish(
     source: Annotated[
-        Path, typer.Argument(help="Model folder of another trainer, or timm's checkpoint file.")
+        Path, typer.Argument(help="Model folder, or checkpoint file of timm or the paper's code.")
     ],
     out: NewFolder,
     model: Annotated[
         str, typer.Option(help="timm name of a checkpoint that does not have it.")
     ] = "",
 ) -> None:
-    """Make a complete folder of what transformers' Trainer, timm's train.py or save_for_hf left."""
+    """Make a complete folder of what transformers' Trainer, timm's train.py or the paper's code left."""
     from sa_zoo.verbs.finish import finish_copy
 
     finish_copy(source, out, model)
     measure = f"sa-zoo evaluate {out} --data NAME --json {out}/metrics.json && sa-zoo card {out}"
     typer.echo(f"the model is in {out}; to measure it: {measure}")
-
-
-@app.command()
-def convert_reference(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint that the paper's own code wrote.")],
-    model: Annotated[str, typer.Option(help="timm name of the variant in the checkpoint.")],
-    out: NewFolder,
-) -> None:
-    """Turn a checkpoint of the paper's own code into a folder that timm and transformers load."""
-    from sa_zoo.verbs.convert import convert_reference
-
-    convert_reference(checkpoint, model, out)
 
 
 @app.command()

@@ -46,7 +46,7 @@ def run(config, tmp_path_factory):
 def test_help_names_every_command():
     result = sa_zoo("--help")
     assert result.exit_code == 0
-    for command in ("train", "evaluate", "run", "convert-reference", "card", "publish"):
+    for command in ("train", "evaluate", "run", "convert", "finish", "card", "publish"):
         assert re.search(rf"\b{command}\b", result.stdout)
 
 
@@ -311,9 +311,9 @@ def test_a_missing_script_is_reported(tmp_path, monkeypatch):
     assert re.search(r"none\.py\W+ does not exist", result.stderr)
 
 
-def test_converting_a_missing_reference_checkpoint_is_reported(tmp_path):
+def test_finishing_a_missing_checkpoint_is_reported(tmp_path):
     arguments = [
-        "convert-reference",
+        "finish",
         tmp_path / "none.pth",
         "--model",
         "sa_quadratic_cifar",
@@ -326,10 +326,10 @@ def test_converting_a_missing_reference_checkpoint_is_reported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_converting_a_file_that_is_no_checkpoint_is_reported(tmp_path):
+def test_finishing_a_file_that_is_no_checkpoint_is_reported(tmp_path):
     (tmp_path / "notes.txt").write_text("hello world")  # torch raises a KeyError for it
     options = ["--model", "sa_quadratic_cifar", "--out", tmp_path / "out"]
-    result = sa_zoo("convert-reference", tmp_path / "notes.txt", *options)
+    result = sa_zoo("finish", tmp_path / "notes.txt", *options)
     assert result.exit_code == 1
     assert re.fullmatch(
         r"error: checkpoint: got .*notes.txt, expected a complete file .*\n", result.stderr

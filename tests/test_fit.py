@@ -18,7 +18,8 @@ from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_folder, open_model
 from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.evaluate import evaluate_opened
-from sa_zoo.verbs.convert import convert, convert_reference
+from sa_zoo.verbs.convert import convert
+from sa_zoo.verbs.finish import finish_copy
 from sa_zoo.verbs.fit import fit
 
 ROOT = Path(__file__).parents[1]
@@ -122,10 +123,8 @@ def test_a_checkpoint_of_the_paper_becomes_a_complete_folder_from_python_too(tmp
     path = saved(reference_state("isotropic"), tmp_path / "final.checkpoint")
     model = "sa_quadratic_cifar"
     python, command = tmp_path / "python" / "out", tmp_path / "command" / "out"
-    converted = convert_reference(path, model, python)
-    result = CliRunner().invoke(
-        app, ["convert-reference", str(path), "--model", model, "--out", str(command)]
-    )
+    converted = finish_copy(path, python, model)
+    result = CliRunner().invoke(app, ["finish", str(path), "--model", model, "--out", str(command)])
     assert result.exit_code == 0, result.output
     assert files(python) == files(command) and converted.folder == python
     assert {"README.md", "explorer.html", "modeling_sa.py", "sha256.json"} <= files(python).keys()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.verbs.convert import convert_reference
+from sa_zoo.verbs.finish import finish_copy
 
 D, HIDDEN, LAYERS, SIDE = 400, 512, 6, 16
 
@@ -134,7 +134,7 @@ def saved(state: dict, path):
 )
 def test_a_converted_checkpoint_computes_what_the_papers_code_does(model, kind, heads, tmp_path):
     state = reference_state(kind, heads, classes=7)
-    convert_reference(saved(state, tmp_path / "final.checkpoint"), model, tmp_path / "out")
+    finish_copy(saved(state, tmp_path / "final.checkpoint"), tmp_path / "out", model)
     net = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     images = torch.randn(2, 3, 32, 32)
     assert torch.allclose(net(images), reference_forward(state, images, kind), atol=1e-4)
@@ -146,7 +146,7 @@ def test_a_converted_checkpoint_computes_what_the_papers_code_does(model, kind, 
 def test_a_checkpoint_of_another_variant_is_refused_and_nothing_written(tmp_path):
     path = saved(reference_state("learned"), tmp_path / "final.checkpoint")
     with pytest.raises(ValueError, match="expected one of sa_quadratic_cifar"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")
     assert [entry.name for entry in tmp_path.iterdir()] == ["final.checkpoint"]
 
 
@@ -155,23 +155,23 @@ def test_unknown_tensors_are_named(tmp_path):
         "encoder.layer.0.attention.self.query.weight": torch.zeros(1)
     }
     with pytest.raises(ValueError, match=r"query\.weight"):
-        convert_reference(saved(state, tmp_path / "c"), "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(saved(state, tmp_path / "c"), tmp_path / "out", "sa_quadratic_cifar")
 
 
 def test_files_that_are_no_such_checkpoint_are_refused(tmp_path):
     path = tmp_path / "c"
-    with pytest.raises(FileNotFoundError, match="expected a file"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="which is not there"):
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match="expected a complete file that torch"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
-    torch.save({"state_dict": {}}, path)
-    with pytest.raises(ValueError, match="KeyError: 'model_state_dict'"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")
+    torch.save({"epoch": 299}, path)
+    with pytest.raises(ValueError, match="KeyError: 'state_dict'"):
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")
     saved(reference_state("isotropic"), path)
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match="expected a complete file"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_files_that_are_no_such_checkpoint_are_refused(tmp_path):
 )
 def test_tensors_of_another_kind_or_shape_are_refused(state, tmp_path):
     with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected one of"):
-        convert_reference(saved(state, tmp_path / "c"), "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(saved(state, tmp_path / "c"), tmp_path / "out", "sa_quadratic_cifar")
 
 
 def test_tensors_without_memory_of_their_own_do_not_ask_for_it(tmp_path):
@@ -196,15 +196,15 @@ def test_tensors_without_memory_of_their_own_do_not_ask_for_it(tmp_path):
     with pytest.raises(
         ValueError, match=r"^checkpoint: got .*, expected one of .* more than [\d,]+ parameters"
     ):
-        convert_reference(
-            saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out"
+        finish_copy(
+            saved(reference_state("isotropic") | huge, path), tmp_path / "out", "sa_quadratic_cifar"
         )
     huge = {"features_upscale.weight": one.expand(8_000_000_000, 12)}
     with pytest.raises(
         ValueError, match=r"(?s)^checkpoint: got .*size mismatch for patch_embed.weight"
     ):
-        convert_reference(
-            saved(reference_state("isotropic") | huge, path), "sa_quadratic_cifar", tmp_path / "out"
+        finish_copy(
+            saved(reference_state("isotropic") | huge, path), tmp_path / "out", "sa_quadratic_cifar"
         )
 
 
@@ -217,15 +217,17 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
     path = tmp_path / "c"
     path.write_bytes(pickle.dumps({"model_state_dict": Bomb()}, protocol=2))
     with pytest.raises(ValueError, match="expected a complete file that torch"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")
     assert "code from a checkpoint ran" not in capsys.readouterr().out
 
 
 def test_other_names_and_folders_in_the_way_are_refused(tmp_path):
     path = saved(reference_state("isotropic"), tmp_path / "c")
-    with pytest.raises(ValueError, match="got 'sa_content_cifar', expected one of"):
-        convert_reference(path, "sa_content_cifar", tmp_path / "out")
+    with pytest.raises(ValueError, match="expected one of sa_content_cifar"):
+        finish_copy(path, tmp_path / "out", "sa_content_cifar")
+    with pytest.raises(ValueError, match=r"expected the timm name .*as --model"):
+        finish_copy(path, tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"):
-        convert_reference(path, "sa_quadratic_cifar", tmp_path / "out")
+        finish_copy(path, tmp_path / "out", "sa_quadratic_cifar")

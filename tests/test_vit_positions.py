@@ -126,7 +126,9 @@ def test_alpha_zero_leaves_a_network_as_it_is(arguments, prefix):
         expected = odd(x)
         assert torch.allclose(sa_zoo.add_positions(odd, alpha=0.0)(x), expected, atol=1e-4)
     changed(x).square().sum().backward()
-    assert all(block.attn.alpha.grad.abs().min() > 0 for block in changed.blocks)
+    # the class token alone is read after the last block, where it has no position
+    learning = changed.blocks[:1] if prefix else changed.blocks
+    assert all(block.attn.alpha.grad.abs().min() > 0 for block in learning)
 
 
 def test_positions_are_learned_and_not_decayed():

@@ -1,8 +1,8 @@
-"""Reads what timm's trainer and timm's `save_for_hf` leave: pickles of tensors, read without running code in them."""
+"""Reads what timm's trainer, timm's `save_for_hf` and the paper's own code leave: pickles of tensors, without running
+code in them.
+"""
 
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save
 from timm.data import resolve_data_config
 from timm.models import clean_state_dict
-from torch import nn
+from torch import Tensor, nn
 
 from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_name
 from sa_zoo.folders.write import write_file
+from sa_zoo.interchange.paper_checkpoint import state_from_paper
 
 PICKLED = "pytorch_model.bin"  # the weights in a folder that timm wrote without safetensors
 
@@ -22,10 +23,8 @@ PICKLED = "pytorch_model.bin"  # the weights in a folder that timm wrote without
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """What torch.save wrote; of other classes than tensors, it may hold argparse.Namespace, as timm's trainer writes.
 
-    Raises FileNotFoundError if there is no file, ValueError if it is damaged or holds anything else.
+    Raises ValueError if it is damaged or holds anything else.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint: got {path}, expected a file")
     try:
         with torch.serialization.safe_globals([Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -37,19 +36,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-@contextmanager
-def checkpoint_of(path: Path, model: str) -> Iterator[None]:
-    """Bound the size of the network `model` that the block builds; its errors become ValueError, with the path."""
-    try:
-        with at_most(PARAMETERS):
-            yield
-    except Exception as error:  # a checkpoint of something else leads to errors of any kind
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"checkpoint: got {path}, expected one of {model}: {reason}") from error
-
-
 def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dict[str, Any]]:
-    """The network in a checkpoint of timm's trainer, such as model_best.pth.tar, and what it expects of images.
+    """The network in a checkpoint of timm's trainer or of the paper's own code, and what it expects of images.
 
     Takes the averaged weights if there are any. `model` is the timm name, if the checkpoint does not have it.
     Raises ValueError for a checkpoint of another network, and what `read_checkpoint` raises.
@@ -57,21 +45,32 @@ def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dic
     content = read_checkpoint(path)
     name = model or str(content.get("arch"))
     check_name(name, f"the timm name of the network in {path}, as --model")
-    with checkpoint_of(path, name):
-        settings = vars(content.get("args", Namespace()))
-        state = clean_state_dict(content.get("state_dict_ema") or content["state_dict"])
-        classifier = timm.models.get_pretrained_cfg(name).classifier  # type: ignore[union-attr]
-        arguments = {
-            "num_classes": settings.get("num_classes") or len(state[f"{classifier}.weight"]),
-            "in_chans": settings.get("in_chans"),
-            "global_pool": settings.get("gp"),
-            **(settings.get("model_kwargs") or {}),
-        }
-        arguments = {key: value for key, value in arguments.items() if value is not None}
-        Arguments.model_validate(arguments)
-        network = timm.create_model(name, **arguments)
-        network.load_state_dict(state)
+    try:
+        with at_most(PARAMETERS):
+            settings = vars(content.get("args", Namespace()))
+            state = _state_dict(content)
+            classifier = timm.models.get_pretrained_cfg(name).classifier  # type: ignore[union-attr]
+            arguments = {
+                "num_classes": settings.get("num_classes") or len(state[f"{classifier}.weight"]),
+                "in_chans": settings.get("in_chans"),
+                "global_pool": settings.get("gp"),
+                **(settings.get("model_kwargs") or {}),
+            }
+            arguments = {key: value for key, value in arguments.items() if value is not None}
+            Arguments.model_validate(arguments)
+            network = timm.create_model(name, **arguments)
+            network.load_state_dict(state)
+    except Exception as error:  # a checkpoint of something else leads to errors of any kind
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"checkpoint: got {path}, expected one of {name}: {reason}") from error
     return network.eval(), resolve_data_config(settings, model=network)
+
+
+def _state_dict(content: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights in a checkpoint, under timm's names."""
+    if "model_state_dict" in content:
+        return state_from_paper(content["model_state_dict"])
+    return clean_state_dict(content.get("state_dict_ema") or content["state_dict"])
 
 
 def write_safely(source: Path, folder: Path) -> None:

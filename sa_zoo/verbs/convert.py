@@ -1,4 +1,4 @@
-"""From a trained CNN, or a checkpoint of the paper's own code, to a complete folder of an attention network."""
+"""From a trained CNN to a complete folder of an attention network."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 from sa_zoo.convolution.network_conversion import Report
 from sa_zoo.folders.metrics import Baseline, write_test
 from sa_zoo.folders.opened import Opened, open_model
-from sa_zoo.folders.write import new_folder, write_timm_files
+from sa_zoo.folders.write import new_folder
 from sa_zoo.interchange.converted_cnn import write_converted
-from sa_zoo.interchange.paper_checkpoint import network_from_reference
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
@@ -46,17 +45,6 @@ def summary(converted: Opened, report: Report) -> str:
     if before and after:
         text += f"test accuracy {before.test.top1:.4f} before, {after.top1:.4f} after\n"
     return text.rstrip()
-
-
-def convert_reference(checkpoint: Path, model: str, out: Path) -> Opened:
-    """Turn a checkpoint of the paper's own code into a complete folder `out`.
-
-    Raises FileExistsError if `out` is not empty, and what `network_from_reference` raises.
-    """
-    with new_folder(out) as new:
-        write_timm_files(new, network_from_reference(checkpoint, model))
-        converted = finish_folder(new)
-    return converted.moved(out)
 
 
 def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:

@@ -45,8 +45,8 @@ def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
     """Make a complete folder `out` of what another trainer left; returns it as opened.
 
     `source` is a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
-    trainer; `model` is the timm name of a checkpoint that does not have it. Raises FileExistsError if `out` is not
-    empty, FileNotFoundError or ValueError for a source that cannot be read.
+    trainer or of the paper's own code; `model` is the timm name of a checkpoint that does not have it. Raises
+    FileExistsError if `out` is not empty, FileNotFoundError or ValueError for a source that cannot be read.
     """
     with new_folder(out) as new:
         if source.is_file():

@@ -70,7 +70,8 @@ class ConvolvedAttention(nn.Module):
         with torch.no_grad():
             self.proj.weight.copy_(attention.proj.weight[:, rows[0, [*kept, *heads]].flatten()])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
+        assert attn_mask is None and not is_causal  # timm's block passes them
         heads = torch.cat([self.attended(x), self.convolved(x)], dim=1)
         return self.proj(heads.transpose(1, 2).flatten(2))
 

@@ -77,25 +77,23 @@ def start_as_convolution(
     assert isinstance(vit, VisionTransformer)
     _check(vit, layers)
     grid = grid_of(vit)
-    if images is None:
-        images = torch.randn(IMAGES, vit.in_chans, *vit.patch_embed.img_size, generator=generator)
+    size = (IMAGES, vit.in_chans, *vit.patch_embed.img_size)
+    images = torch.randn(size, generator=generator) if images is None else images
     images = images.to(vit.pos_embed)
     Delta = kernel_pixels(grid, layers[0].num_heads)
     if method == "mimetic":
         Delta = torch.zeros_like(Delta)
     forms = _forms(method, vit, Delta, alpha, clip, images, generator)
     target = targets(grid, Delta).to(images.device)
-    T = target.shape[1]
     P = F.normalize(_patches(vit), dim=-1)
     shares = []
 
     def begin(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
         """Before a layer runs for the first time, its input is what the layers before it, already changed, give."""
         (x,) = inputs
-        length = float((x[:, -T:] * P).sum(dim=-1).mean())
+        length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
         _set_weights(layer, *forms(layer, length))
-        attention = probabilities(layer, x)[..., -T:, -T:].mean(dim=0)
-        shares.append((attention * target).sum(dim=(1, 2)) / target.sum(dim=(1, 2)))
+        shares.append(_share(probabilities(layer, x), target))
 
     training = vit.training
     with ExitStack() as hooks:
@@ -104,6 +102,13 @@ def start_as_convolution(
         vit.eval()(images)
     vit.train(training)
     return torch.stack(shares)
+
+
+def _share(P: Tensor, target: Tensor) -> Tensor:
+    """Mean attention on targets: (B, N_h, N, N), (N_h, T, T), bool -> (N_h,)"""
+    T = target.shape[1]
+    of_pixels = P[..., -T:, -T:].mean(dim=0)
+    return (of_pixels * target).sum(dim=(1, 2)) / target.sum(dim=(1, 2))
 
 
 def _forms(
