@@ -35,7 +35,7 @@ BUDGET = {
     "models": 9_900,
     "kernels": 4_350,
     "convolution": 10_050,
-    "vit": 5_500,
+    "vit": 5_600,
     "folders": 4_050,
     "interchange": 2_450,
     "training": 13_250,
@@ -44,7 +44,7 @@ BUDGET = {
     "verbs": 3_250,
     "": 1_900,
 }
-TOTAL = 66_900
+TOTAL = 67_050
 LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
 REMOTE_CODE = 8_500  # tokens that somebody who loads a model with trust_remote_code has to read
