@@ -121,7 +121,8 @@ def test_a_vision_transformer_of_timm_is_described_on_images(tmp_path):
 
 def test_heads_of_a_vision_transformer_become_convolutions(tmp_path):
     torch.manual_seed(0)
-    network = timm.create_model("test_vit", num_classes=10, img_size=64, depth=2)
+    sizes = {"img_size": 64, "depth": 2, "dynamic_img_size": False}
+    network = timm.create_model("test_vit", num_classes=10, **sizes)
     write_timm_files(tmp_path, network)
     accuracy = evaluate_opened(open_model(str(tmp_path)), DataConfig(name="digits")).test.top1
     arguments = [tmp_path, "--data", "digits", "--convolve", "1,3", "--out", tmp_path / "study"]
