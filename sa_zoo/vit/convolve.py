@@ -15,6 +15,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -172,7 +173,8 @@ def replace_heads(
     vit: VisionTransformer, local: Sequence[LocalHeads], heads: Sequence[Sequence[int]]
 ) -> VisionTransformer:
     """Replace these heads of each block by their convolutions, in place."""
-    for block, measured, some in zip(vit.blocks, local, heads, strict=True):
+    blocks: Any = vit.blocks
+    for block, measured, some in zip(blocks, local, heads, strict=True):
         if some:
             block.attn = ConvolvedAttention(block.attn, measured, list(some), grid_of(vit))
     return vit

@@ -46,7 +46,7 @@ def chosen(layers: list[Attention], blocks: list[int] | None) -> list[Attention]
     return [layers[block] for block in blocks]
 
 
-def projected(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each"""
     qkv = layer.qkv(x).unflatten(-1, [3, layer.num_heads, layer.head_dim])
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)

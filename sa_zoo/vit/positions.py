@@ -13,6 +13,8 @@ their rounding error, and so has |k|^2; alpha is rounded, like any weight. Four 
 multiple of what fast kernels ask for.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask, use_fused_attn
@@ -40,6 +42,10 @@ class PositionAttention(nn.Module):
     """
 
     quarters: Tensor
+    attn_drop: nn.Dropout
+    norm: nn.Module
+    proj: nn.Linear
+    proj_drop: nn.Dropout
 
     def __init__(
         self,
@@ -165,7 +171,8 @@ def add_positions(
             "vit: got patch_drop_rate > 0, expected 0: positions are those of all patches"
         )
     some = chosen(layers, blocks)
-    for block in vit.blocks:
+    network: Any = vit
+    for block in network.blocks:
         if block.attn in some:
             Delta = kernel_pixels(grid, block.attn.num_heads)
             if generator is not None:
@@ -174,6 +181,6 @@ def add_positions(
     cfg = getattr(vit, "pretrained_cfg", None)
     if cfg is not None:  # what timm writes into config.json
         arguments = {"vit": cfg["architecture"], "alpha": alpha, "blocks": blocks}
-        vit._model_args = arguments | getattr(vit, "_model_args", {})
-        vit.pretrained_cfg = cfg | NAME
+        network._model_args = arguments | getattr(vit, "_model_args", {})
+        network.pretrained_cfg = cfg | NAME
     return vit

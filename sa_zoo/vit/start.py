@@ -142,6 +142,7 @@ def _check(vit: VisionTransformer, layers: list[Attention]) -> None:
 
 def _patches(vit: VisionTransformer) -> Tensor:
     """The part of the position embedding that belongs to pixels, which a class token may precede: (T, D)"""
+    assert vit.pos_embed is not None
     return vit.pos_embed[0, -vit.patch_embed.num_patches :]
 
 

@@ -29,6 +29,7 @@ NOWHERE = {"architecture": None, "tag": None, "hf_hub_id": None, "url": None, "f
 def configuration(vit: str) -> Any:
     """timm's configuration of a vision transformer, without its weights."""
     cfg = get_pretrained_cfg(vit, allow_unregistered=False)
+    assert cfg is not None
     return dataclasses.replace(cfg, **NOWHERE)
 
 
