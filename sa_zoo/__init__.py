@@ -12,6 +12,7 @@ from .interchange.registration import register
 if TYPE_CHECKING:
     from .analysis.explorer import explore
     from .convolution.certificate import certificate
+    from .convolution.harden import harden
     from .convolution.layer_conversion import attention_from_conv, conv_from_attention
     from .convolution.network_conversion import convert
     from .vit.convolve import convolve_heads
@@ -27,6 +28,7 @@ __all__ = [
     "convert",
     "convolve_heads",
     "explore",
+    "harden",
     "start_as_convolution",
 ]
 
@@ -39,6 +41,7 @@ HOMES = {
     "convert": "convolution.network_conversion",
     "convolve_heads": "vit.convolve",
     "explore": "analysis.explorer",
+    "harden": "convolution.harden",
     "start_as_convolution": "vit.start",
 }
 

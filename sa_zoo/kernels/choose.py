@@ -15,7 +15,8 @@ from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
 from sa_zoo.kernels.portions import can_divide, factorizes, in_portions, portions
 from sa_zoo.kernels.situation import Situation, situation
-from sa_zoo.models.attention import Attention
+from sa_zoo.kernels.taps import can_read_taps, taps
+from sa_zoo.models.attention import AXES_FROM, Attention
 from sa_zoo.models.network import Block
 
 Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
@@ -27,6 +28,7 @@ ROUTES: dict[str, Route] = {
     "fused": fused,
     "absorbed": absorbed,
     "portions": portions,
+    "taps": taps,
 }
 # Above so many pixels (16x16), training by the factors of P by axis takes less time and memory than by P itself. On
 # GPUs this is an estimate for training and inference, not measured yet.
@@ -42,7 +44,9 @@ class Row(NamedTuple):
 
 
 def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
-    return factorizes(layer) and X.shape[1] * X.shape[2] > TRAINING_AXES_FROM
+    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+    pays = max(AXES_FROM, min(X.shape[3], TRAINING_AXES_FROM))
+    return factorizes(layer) and X.shape[1] * X.shape[2] > pays
 
 
 # The first row whose condition holds is taken.
@@ -51,6 +55,9 @@ ROWS = (
         "definition",
         lambda layer, X, now: now.watched,
         "calls every module, once and with the whole batch",
+    ),
+    Row(
+        "taps", can_read_taps, "reads one pixel per head: a convolution, or a gather and a product"
     ),
     Row(
         "as published",
