@@ -141,5 +141,9 @@ def test_heads_of_a_vision_transformer_become_convolutions(tmp_path):
         assert [row[0] for row in cells(output)[2:]] == rows, output
     code, output = heads(*arguments[:3], "--convolve", "3", "--most", "3")
     assert [row[0] for row in cells(output)[2:]] == ["0 of 4", "3 of 4"], output
+    code, output = heads(*arguments[:3], "--convolve", "3", "--most", "3", "--below", "1")
+    assert code == 1 and "--below: got 1.0 with --most 3, expected one of the two" in output
+    code, output = heads(*arguments[:3], "--convolve", "3", "--most", "3,5")
+    assert code == 1 and "most: got 5, expected a number from 0 to 4" in output
     code, output = heads(*arguments[:3], "--most", "3")
     assert code == 1 and "--most, --below: got VisionTransformer, expected --convolve" in output

@@ -136,6 +136,9 @@ def test_the_most_local_heads_of_all_layers_are_chosen():
         )
     assert most_local(local, below=float(ranked.values[2])) == most_local(local, 2)
     assert most_local(local) == [[0, 1], [0, 1]]
+    for most in (-1, 5):
+        with pytest.raises(ValueError, match=f"most: got {most}, expected a number from 0 to 4"):
+            most_local(local, most)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,11 @@ def test_the_most_local_heads_of_all_layers_are_chosen():
         (lambda: vit(scale_attn_norm=True), 3, "vit: got scale_attn_norm=True, expected False"),
         (lambda: vit(), 4, "window: got 4, expected an odd number up to 5"),
         (lambda: timm.create_model("resnet18"), 3, "vit: got ResNet, expected a VisionTransformer"),
+        (
+            lambda: vit(img_size=(28, 20)),
+            3,
+            r"images: got \(3, 3, 20, 28\), expected \(B, 3, 28, 20\)",
+        ),
     ],
 )
 def test_what_cannot_be_replaced_is_refused(network, K, said):

@@ -100,6 +100,19 @@ def test_bfloat16_rounds_neither_positions_nor_displacements(side, tolerance):
         away = delta - layer.Delta.double().view(3, 1, 1, 2)
         expected = (-rounded.double()[:, None, None] * away.square().sum(-1)).softmax(-1)
         assert (P - expected).abs().max() < tolerance
+        # the same through the values, which bfloat16 rounds once, of every way to evaluate a layer
+        x = torch.randn(1, side**2, 21, generator=torch.Generator().manual_seed(2)).bfloat16()
+        v = low.positioned(x)[2].double()
+        low.proj = nn.Identity()
+        found = {}
+        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(backend):
+                found[backend] = low(x)
+        low.fused_attn = False
+        found["scores"] = low(x)
+        for heads in found.values():
+            got = heads.double().unflatten(-1, [3, 7]).transpose(1, 2)[:, :, rows]
+            assert (got - expected @ v).abs().max() < 0.01 * v.abs().max()
 
 
 def test_autocast_keeps_the_second_parts():
@@ -191,6 +204,16 @@ def test_its_name_takes_starts_blocks_features_and_other_vits(tmp_path):
     assert [tuple(each.shape) for each in features(images())] == [(2, 33, H, W)] * 2
     with pytest.raises(RuntimeError):
         timm.create_model("local_vit", pretrained=True)
+    with pytest.raises(ValueError, match="vit: got vit_small, expected the name of a VisionTr"):
+        timm.create_model("local_vit", vit="vit_small")
+
+
+def test_transformers_loads_what_was_started(tmp_path):
+    network = timm.create_model("local_vit", start="quadratic", alpha=1.0, num_classes=11, **SIZES)
+    expected = network.eval()(images())
+    write_timm_files(tmp_path, network, {"label_names": list("abcdefghijk")})
+    wrapper = TimmWrapperForImageClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(wrapper(images()).logits, expected)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own dependencies
@@ -226,10 +249,15 @@ def test_heads_with_positions_can_be_measured():
     [
         (lambda: vit(patch_drop_rate=0.5), {}, "vit: got patch_drop_rate > 0, expected 0"),
         (lambda: vit(dynamic_img_size=True), {}, "vit: got dynamic_img_size=True"),
-        (lambda: vit(), {"blocks": [2]}, "blocks: got 2, expected numbers from 0 to 1"),
+        (lambda: vit(), {"blocks": [2]}, r"blocks: got \[2\], expected numbers from 0 to 1"),
+        (lambda: vit(), {"alpha": -0.5}, "alpha: got -0.5, expected a number from 0"),
+        (lambda: vit(), {"alpha": float("nan")}, "alpha: got nan, expected a number from 0"),
         (lambda: drawn(vit()), {}, "vit: got PositionAttention in block 0"),
     ],
 )
 def test_networks_that_do_not_fit_are_refused(network, arguments, said):
+    network = network()
+    kinds = [type(block.attn) for block in network.blocks]
     with pytest.raises(ValueError, match=said):
-        sa_zoo.add_positions(network(), **arguments)
+        sa_zoo.add_positions(network, **arguments)
+    assert [type(block.attn) for block in network.blocks] == kinds

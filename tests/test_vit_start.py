@@ -1,5 +1,6 @@
 """Starts of timm's vision transformers as convolutions: what heads attend to, and that timm loads the result."""
 
+import copy
 import subprocess
 import sys
 
@@ -146,7 +147,7 @@ def test_the_same_generator_gives_the_same_weights():
 
 def test_only_the_chosen_blocks_change():
     network, plain = vit(), vit()
-    share = sa_zoo.start_as_convolution(network, blocks=[0, 2], generator=seeded())
+    share = sa_zoo.start_as_convolution(network, blocks=[2, 0], generator=seeded())
     assert share.shape == (2, 5)
     for index, (block, before) in enumerate(zip(network.blocks, plain.blocks, strict=True)):
         same = torch.equal(block.attn.qkv.weight, before.attn.qkv.weight)
@@ -171,15 +172,27 @@ def test_kernel_pixels_are_the_nearest_first_and_lie_in_the_grid():
         (lambda: vit(dynamic_img_size=True), {}, "vit: got dynamic_img_size=True, expected"),
         (lambda: vit(embed_dim=10), {}, "vit: got embed_dim=10, expected more than 12"),
         (lambda: vit(), {"method": "impulses"}, "method: got impulses, expected quadratic, imp"),
-        (lambda: vit(), {"blocks": [3]}, "blocks: got 3, expected numbers from 0 to 2"),
+        (lambda: vit(), {"blocks": [0, 3]}, r"blocks: got \[0, 3\], expected numbers from 0 to 2"),
+        (lambda: vit(), {"blocks": []}, r"blocks: got \[\], expected numbers from 0 to 2"),
+        (lambda: vit(), {"alpha": -1.0}, "alpha: got -1.0, expected a positive number"),
+        (lambda: vit(), {"alpha": float("inf")}, "alpha: got inf, expected a positive number"),
+        (lambda: vit(), {"clip": 0.0}, "clip: got 0.0, expected a positive number or infinity"),
+        (
+            lambda: vit(),
+            {"method": "impulse", "images": torch.zeros(2, 3, 28, 20)},
+            r"images: got \(2, 3, 28, 20\), expected \(B, 3, 20, 28\)",
+        ),
         (lambda: timm.create_model("resnet18"), {}, "vit: got ResNet, expected a VisionTr"),
         (lambda: timm.create_model("vit_relpos_small_patch16_224"), {}, "vit: got VisionTransformerRelPos"),
         (lambda: vit(attn_layer="diff"), {}, "vit: got DiffAttention in block 0, expected timm's"),
     ],
 )  # fmt: skip
 def test_networks_that_do_not_fit_are_refused(network, arguments, said):
+    network = network()
+    before = copy.deepcopy(network.state_dict())
     with pytest.raises(ValueError, match=said):
-        sa_zoo.start_as_convolution(network(), **arguments)
+        sa_zoo.start_as_convolution(network, **arguments)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
 def test_timm_alone_loads_what_was_started(tmp_path):

@@ -144,6 +144,8 @@ def _convolved_vit(
     out: Path | None,
 ) -> str:
     """Accuracy, bounds and speed of a vision transformer with its most local heads as depthwise convolutions."""
+    if most and below is not None:
+        raise ValueError(f"--below: got {below} with --most {most}, expected one of the two")
     images = test.first(IMAGES)
     curves: dict[int, list[tuple[int, float]]] = {}
     parts = []
@@ -161,12 +163,13 @@ def _convolved_vit(
             "| bound of each layer |",
             "|---" * 6 + "|",
         ]
-        for count in sorted({0, *counts}):
-            changed = replace_heads(copy.deepcopy(network), local, most_local(local, count))
+        replaced = {count: most_local(local, count) for count in sorted({0, *counts})}
+        for count, heads in replaced.items():
+            changed = replace_heads(copy.deepcopy(network), local, heads)
             accuracy = test.accuracy(changed)
             curves[K].append((count, accuracy))
             after, before = speeds([changed.cpu(), network], images)
-            farthest, bounds = _reached(local, count)
+            farthest, bounds = _reached(local, heads)
             lines.append(
                 f"| {count} of {total} | {farthest:.2f} | {accuracy:.2%} | {after:.0f} | {before:.0f} "
                 f"| {bounds} |"
@@ -180,11 +183,11 @@ def _convolved_vit(
     return _written(out, "convolved_heads.md", "\n\n".join(parts))
 
 
-def _reached(local: list[LocalHeads], count: int) -> tuple[float, str]:
-    """The largest distance of so many heads, and the bounds of the layers, as text."""
-    chosen = list(zip(local, most_local(local, count), strict=True))
-    distances = torch.cat([layer.distance[heads] for layer, heads in chosen])
-    bounds = [f"{float(layer.bound[heads].sum()):.2g}" for layer, heads in chosen]
+def _reached(local: list[LocalHeads], heads: list[list[int]]) -> tuple[float, str]:
+    """The largest distance of these heads of each layer, and the bounds of the layers, as text."""
+    chosen = list(zip(local, heads, strict=True))
+    distances = torch.cat([layer.distance[some] for layer, some in chosen])
+    bounds = [f"{float(layer.bound[some].sum()):.2g}" for layer, some in chosen]
     return max(distances.tolist(), default=0.0), ", ".join(bounds)
 
 

@@ -24,7 +24,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sa_zoo.convolution.nearest import maps_of_taps, taps
-from sa_zoo.vit.layers import attentions, grid_of, probabilities, projected
+from sa_zoo.vit.layers import attentions, check_images, grid_of, probabilities, projected
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ class ConvolvedAttention(nn.Module):
     """
 
     def __init__(
-        self, attention: Attention, local: LocalHeads, heads: Sequence[int], grid: tuple[int, int]
+        self,
+        attention: Attention,
+        local: LocalHeads,
+        heads: Sequence[int],
+        grid: tuple[int, int],
     ) -> None:
         super().__init__()
         self.grid = grid
@@ -57,7 +61,8 @@ class ConvolvedAttention(nn.Module):
         self.scale = attention.scale
         kept = [head for head in range(attention.num_heads) if head not in heads]
         weight = attention.qkv.weight
-        rows = torch.arange(len(weight)).unflatten(0, [3, attention.num_heads, self.head_dim])
+        rows = torch.arange(len(weight))
+        rows = rows.unflatten(0, [3, attention.num_heads, self.head_dim])
         self.kept = rows_of(attention.qkv, rows[:, kept])
         # the queries of class and register tokens, and the keys that they look at
         self.looking = rows_of(attention.qkv, rows[:2, heads])
@@ -67,9 +72,10 @@ class ConvolvedAttention(nn.Module):
         kernel = local.taps[heads].to(weight).repeat_interleave(self.head_dim, dim=0)
         self.kernel = nn.Parameter(kernel[:, None])
         self.tokens = nn.Parameter(local.tokens[heads].to(weight))
+        columns = rows[0, [*kept, *heads]].flatten()
         self.proj = copy.deepcopy(attention.proj)
         with torch.no_grad():
-            self.proj.weight.copy_(attention.proj.weight[:, rows[0, [*kept, *heads]].flatten()])
+            self.proj.weight.copy_(attention.proj.weight[:, columns])
 
     def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
         assert attn_mask is None and not is_causal  # timm's block passes them
@@ -84,7 +90,8 @@ class ConvolvedAttention(nn.Module):
     def convolved(self, x: Tensor) -> Tensor:
         """The heads that are replaced: (B, replaced, N, d)"""
         (v,) = self._heads(self.values(x), 1)
-        images = v[:, :, self.prefix :].transpose(2, 3).flatten(1, 2).unflatten(-1, self.grid)
+        channels = v[:, :, self.prefix :].transpose(2, 3).flatten(1, 2)  # (B, replaced d, T)
+        images = channels.unflatten(-1, self.grid)
         reach = self.kernel.shape[-1] // 2
         padded = F.pad(images, [reach] * 4, mode="replicate")
         pixels = F.conv2d(padded, self.kernel, groups=len(self.kernel)).flatten(2)
@@ -100,7 +107,8 @@ class ConvolvedAttention(nn.Module):
         return x.unflatten(-1, [parts, -1, self.head_dim]).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = self.q_norm(q), self.k_norm(k)
+        q = self.q_norm(q)
+        k = self.k_norm(k)
         return F.scaled_dot_product_attention(q, k, v, scale=self.scale)
 
 
@@ -114,7 +122,13 @@ def rows_of(linear: nn.Linear, rows: Tensor) -> nn.Linear:
     return some
 
 
-def heads_on(layer: Attention, x: Tensor, grid: tuple[int, int], prefix: int, K: int) -> LocalHeads:
+def heads_on(
+    layer: Attention,
+    x: Tensor,
+    grid: tuple[int, int],
+    prefix: int,
+    K: int,
+) -> LocalHeads:
     """The heads of a layer on its input (B, N, D)."""
     if not isinstance(layer.norm, nn.Identity):
         raise ValueError("vit: got scale_attn_norm=True, expected False")
@@ -122,7 +136,8 @@ def heads_on(layer: Attention, x: Tensor, grid: tuple[int, int], prefix: int, K:
     mean = P.mean(dim=0)
     c = taps(mean[..., prefix:], grid, K)
     m = mean[..., :prefix].mean(dim=1)
-    nearest = torch.cat([m[:, None].expand(-1, P.shape[2], -1), maps_of_taps(c, grid)], dim=-1)
+    of_tokens = m[:, None].expand(-1, P.shape[2], -1)
+    nearest = torch.cat([of_tokens, maps_of_taps(c, grid)], dim=-1)
     d = (P - nearest).abs().sum(dim=-1)  # (B, N_h, T)
     values = projected(layer, x)[2]  # (B, N_h, N, d)
     outer = layer.proj.weight.unflatten(1, [layer.num_heads, -1])
@@ -135,11 +150,13 @@ def heads_on(layer: Attention, x: Tensor, grid: tuple[int, int], prefix: int, K:
 def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
     """Measure the heads of every block on images (B, C, H, W), as the network takes them.
 
-    Raises ValueError for a network that is not one of timm's plain ones, and for an even window or one beyond the grid.
+    Raises ValueError for a network that is not one of timm's plain ones, for images that it does not take, and for an
+    even window or one beyond the grid.
     """
     layers = attentions(vit)
     assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
+    check_images(vit, images)
     prefix = vit.num_prefix_tokens
     found = []
 
@@ -154,23 +171,33 @@ def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
 
 
 def most_local(
-    local: Sequence[LocalHeads], most: int | None = None, below: float | None = None
+    local: Sequence[LocalHeads],
+    most: int | None = None,
+    below: float | None = None,
 ) -> list[list[int]]:
-    """The heads of each layer that are among the `most` most local ones of all, and whose distance is below `below`."""
+    """The heads of each layer that are among the `most` most local ones of all, and whose distance is below `below`.
+
+    Raises ValueError for a `most` that is negative or larger than the number of heads.
+    """
     ranked = sorted(
         (float(distance), layer, head)
         for layer, heads in enumerate(local)
         for head, distance in enumerate(heads.distance)
     )
+    if most is not None and not 0 <= most <= len(ranked):
+        raise ValueError(f"most: got {most}, expected a number from 0 to {len(ranked)}")
     if below is not None:
         ranked = [row for row in ranked if row[0] < below]
-    return [
-        sorted(head for _, at, head in ranked[:most] if at == layer) for layer in range(len(local))
-    ]
+    heads: list[list[int]] = [[] for _ in local]
+    for _, layer, head in ranked[:most]:
+        heads[layer].append(head)
+    return [sorted(some) for some in heads]
 
 
 def replace_heads(
-    vit: VisionTransformer, local: Sequence[LocalHeads], heads: Sequence[Sequence[int]]
+    vit: VisionTransformer,
+    local: Sequence[LocalHeads],
+    heads: Sequence[Sequence[int]],
 ) -> VisionTransformer:
     """Replace these heads of each block by their convolutions, in place."""
     blocks: Any = vit.blocks
@@ -195,7 +222,8 @@ def convolve_heads(
         K: an odd number of patches.
         most, below: how many heads, and below which distance; by default all.
 
-    Returns the numbers of the heads that were replaced, block by block. Raises ValueError as `local_heads` does.
+    Returns the numbers of the heads that were replaced, block by block.
+    Raises ValueError as `local_heads` and `most_local` do; no head is then replaced.
     """
     local = local_heads(vit, images, K)
     heads = most_local(local, most, below)

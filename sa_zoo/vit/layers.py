@@ -4,6 +4,7 @@ B images, N tokens: first `prefix` class and register tokens, then the T = H W p
 width d. delta = k - q as in models/positions.py.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -37,32 +38,46 @@ def grid_of(vit: VisionTransformer) -> tuple[int, int]:
 
 
 def chosen(layers: list[Attention], blocks: list[int] | None) -> list[Attention]:
-    """The layers of these blocks, by default all. Raises ValueError for a block that does not exist."""
+    """The layers of these blocks, in the order of the network, by default all.
+
+    Raises ValueError for a block that does not exist, and for none.
+    """
     if blocks is None:
         return layers
-    for block in blocks:
-        if not 0 <= block < len(layers):
-            raise ValueError(f"blocks: got {block}, expected numbers from 0 to {len(layers) - 1}")
-    return [layers[block] for block in blocks]
+    if not blocks or not set(blocks) <= set(range(len(layers))):
+        last = len(layers) - 1
+        raise ValueError(f"blocks: got {blocks}, expected numbers from 0 to {last}")
+    return [layer for number, layer in enumerate(layers) if number in blocks]
+
+
+def check_images(vit: VisionTransformer, images: Tensor) -> None:
+    """Raise ValueError unless the network takes these images."""
+    expected = (vit.in_chans, *vit.patch_embed.img_size)
+    if images.ndim != 4 or len(images) == 0 or tuple(images.shape[1:]) != expected:
+        shape = ", ".join(map(str, expected))
+        raise ValueError(f"images: got {tuple(images.shape)}, expected (B, {shape})")
 
 
 def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each"""
     qkv = layer.qkv(x).unflatten(-1, [3, layer.num_heads, layer.head_dim])
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    qkv = qkv.permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)
     return layer.q_norm(q), layer.k_norm(k), v
 
 
 def probabilities(layer: Attention, x: Tensor) -> Tensor:
     """Attention of a layer on its input: (B, N, D) -> (B, N_h, N, N)"""
     q, k, _ = projected(layer, x)
-    return (layer.scale * q @ k.mT).softmax(dim=-1)
+    scores = layer.scale * (q @ k.mT)
+    return scores.softmax(dim=-1)
 
 
 def places(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """Positions of the pixels in row-major order, counted from the middle of the grid: (T, 2), (row, column)"""
-    axes = [pixels(size, torch.device(device or "cpu")) - (size - 1) / 2 for size in grid]
-    return torch.cartesian_prod(*axes)
+    device = torch.device(device or "cpu")
+    rows, columns = (pixels(size, device) - (size - 1) / 2 for size in grid)
+    return torch.cartesian_prod(rows, columns)
 
 
 def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
@@ -74,12 +89,14 @@ def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
     height, width = grid
     rows = range(1 - height, height)
     columns = range(1 - width, width)
-    every = [(row, column) for row in rows for column in columns]
+    every = list(itertools.product(rows, columns))
     every.sort(key=lambda at: (math.hypot(*at), math.atan2(at[1], -at[0])))
-    return torch.tensor([every[head % len(every)] for head in range(heads)], dtype=torch.float32)
+    nearest = itertools.islice(itertools.cycle(every), heads)
+    return torch.tensor(list(nearest), dtype=torch.float32)
 
 
 def targets(grid: tuple[int, int], Delta: Tensor) -> Tensor:
     """[k = q + Delta_h], for whole Delta: (N_h, 2) -> (N_h, T, T), bool"""
     at = places(grid)
-    return (at[None, :] - at[:, None] == Delta[:, None, None]).all(dim=-1)
+    delta = at[None, :] - at[:, None]
+    return (delta == Delta[:, None, None]).all(dim=-1)

@@ -13,6 +13,7 @@ their rounding error, and so has |k|^2; alpha is rounded, like any weight. Four 
 multiple of what fast kernels ask for.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -88,12 +89,14 @@ class PositionAttention(nn.Module):
         alpha = (self.alpha / self.scale).to(v.dtype).float()[:, None, None]
         keys = (self.quarters / 4).expand(self.num_heads, -1, -1)
         queries = alpha * self.query_channels(keys[0, :, :2])
-        parts = [query_parts(queries, v), key_parts(keys, v)]
-        # zeros for class and register tokens: (B, N_h, N, 4 or 8)
-        of_queries, of_keys = (
-            F.pad(each, [0, 0, self.prefix, 0]).expand(x.shape[0], -1, -1, -1) for each in parts
-        )
-        return torch.cat([q, of_queries], dim=-1), torch.cat([k, of_keys], dim=-1), v
+        q = self._with_channels(q, query_parts(queries, v))
+        k = self._with_channels(k, key_parts(keys, v))
+        return q, k, v
+
+    def _with_channels(self, x: Tensor, channels: Tensor) -> Tensor:
+        """Append those of pixels, and zeros to class and register tokens: (B, N_h, N, d), (N_h, T, 4 or 8)"""
+        of_tokens = F.pad(channels, [0, 0, self.prefix, 0])
+        return torch.cat([x, of_tokens.expand(x.shape[0], -1, -1, -1)], dim=-1)
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -111,7 +114,8 @@ class PositionAttention(nn.Module):
                 scale=self.scale,
             )[..., : self.head_dim]
         else:
-            scores = self.scale * q @ k.mT
+            # Scaled as scores: the parts of positions do not add up when each is rounded again.
+            scores = self.scale * (q @ k.mT)
             bias = resolve_self_attn_mask(x.shape[1], scores, attn_mask, is_causal)
             P = maybe_add_mask(scores, bias).softmax(dim=-1)
             heads = self.attn_drop(P) @ v
@@ -121,7 +125,8 @@ class PositionAttention(nn.Module):
 def key_channels(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """k_y, k_x, 1, |k|^2: (T, 4), float32"""
     at = places(grid, device)
-    return torch.cat([at, torch.ones_like(at[:, :1]), at.square().sum(dim=1, keepdim=True)], dim=1)
+    squares = at.square().sum(dim=1, keepdim=True)
+    return torch.cat([at, torch.ones_like(squares), squares], dim=1)
 
 
 @register_notrace_function
@@ -161,11 +166,13 @@ def add_positions(
             they are the pixels of a kernel, nearest to the middle first.
 
     Returns the same network, whose `Delta` and `alpha` train with all other parameters.
-    Raises ValueError for a network that is not one of timm's plain ones.
+    Raises ValueError for a network that is not one of timm's plain ones, and for an argument that does not fit.
     """
     layers = attentions(vit)
     assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha: got {alpha}, expected a number from 0")
     if not isinstance(vit.patch_drop, nn.Identity):
         raise ValueError(
             "vit: got patch_drop_rate > 0, expected 0: positions are those of all patches"

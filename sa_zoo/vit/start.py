@@ -31,6 +31,7 @@ from torch import Generator, Tensor, nn
 from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.vit.layers import (
     attentions,
+    check_images,
     chosen,
     grid_of,
     kernel_pixels,
@@ -39,8 +40,15 @@ from sa_zoo.vit.layers import (
 )
 
 IMAGES = 16  # random ones, on which scales are set and attention is measured
-IMPULSE, OFF_TAP, POSITIONS, FACTORS = 1000.0, 1.8, 0.36, 7.0  # as published for impulse
-QUERY_KEY, VALUE = 0.7, 0.4  # as published for mimetic
+# As published for impulse: scores on the taps and their noise elsewhere, the standard deviation of the position
+# embedding, the norm of W_qry and of W_key of a head.
+IMPULSE = 1000.0
+OFF_TAP = 1.8
+POSITIONS = 0.36
+FACTORS = 7.0
+# As published for mimetic.
+QUERY_KEY = 0.7
+VALUE = 0.4
 
 # B (D, r), S (N_h, r, r) and W_out W_val (D, D) of a layer whose positions have this length in its input
 Forms = Callable[[Attention, float], tuple[Tensor, Tensor, Tensor]]
@@ -68,18 +76,18 @@ def start_as_convolution(
         generator: of the CPU, which the random numbers come from; by default torch's own.
 
     Returns:
-        (blocks, N_h): the mean share of attention on the pixel of each head, over the images and over the queries whose
-        pixel lies in the image. Heads of "mimetic" are meant to attend to the query's own pixel.
+        (blocks, N_h), in the order of the network: the mean share of attention on the pixel of each head, over the
+        images and over the queries whose pixel lies in the image. Heads of "mimetic" are meant to attend to the query's
+        own pixel.
 
-    Raises ValueError for a network or an argument that does not fit.
+    Raises ValueError for a network or an argument that does not fit; the network is then as it was.
     """
     layers = attentions(vit)
     assert isinstance(vit, VisionTransformer)
-    _check(vit, layers)
+    _check(vit, layers, alpha, clip)
     grid = grid_of(vit)
-    size = (IMAGES, vit.in_chans, *vit.patch_embed.img_size)
-    images = torch.randn(size, generator=generator) if images is None else images
-    images = images.to(vit.pos_embed)
+    started = chosen(layers, blocks)
+    images = _images(vit, images, generator)
     Delta = kernel_pixels(grid, layers[0].num_heads)
     if method == "mimetic":
         Delta = torch.zeros_like(Delta)
@@ -97,11 +105,20 @@ def start_as_convolution(
 
     training = vit.training
     with ExitStack() as hooks:
-        for layer in chosen(layers, blocks):
+        for layer in started:
             hooks.enter_context(layer.register_forward_pre_hook(begin))
         vit.eval()(images)
     vit.train(training)
     return torch.stack(shares)
+
+
+def _images(vit: VisionTransformer, images: Tensor | None, generator: Generator | None) -> Tensor:
+    """The images on which scales are set, by default noise. Raises ValueError for some that do not fit."""
+    if images is None:
+        size = (IMAGES, vit.in_chans, *vit.patch_embed.img_size)
+        images = torch.randn(size, generator=generator)
+    check_images(vit, images)
+    return images.to(vit.pos_embed)
 
 
 def _share(P: Tensor, target: Tensor) -> Tensor:
@@ -130,8 +147,12 @@ def _forms(
     raise ValueError(f"method: got {method}, expected quadratic, impulse or mimetic")
 
 
-def _check(vit: VisionTransformer, layers: list[Attention]) -> None:
-    """Raise ValueError for a network whose heads cannot look at positions."""
+def _check(vit: VisionTransformer, layers: list[Attention], alpha: float, clip: float) -> None:
+    """Raise ValueError for a network whose heads cannot look at positions, and for scores that choose no pixel."""
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha: got {alpha}, expected a positive number")
+    if not clip > 0:
+        raise ValueError(f"clip: got {clip}, expected a positive number or infinity")
     if vit.pos_embed is None:
         raise ValueError(
             "vit: got pos_embed=None, expected a learned position embedding, which heads look at"
@@ -160,20 +181,24 @@ def _quadratic(
     D = vit.embed_dim
     if height + width >= D:
         raise ValueError(f"vit: got embed_dim={D}, expected more than {height + width}, H + W")
-    ones = torch.ones(D, 1)
+    mean = torch.ones(D, 1)
     drawn = torch.randn(D, height + width, generator=generator)
-    basis = torch.linalg.qr(torch.cat([ones, drawn], dim=1))[0][:, 1:]
+    orthonormal, _ = torch.linalg.qr(torch.cat([mean, drawn], dim=1))
+    basis = orthonormal[:, 1:]
     content = vit.patch_embed(images).flatten(1, -2)
     content = content - content.mean(dim=-1, keepdim=True)
     rows, columns = basis.T.split([height, width])
     P = (rows[:, None] + columns[None, :]).flatten(0, 1) / 2**0.5
-    _patches(vit).copy_(float(content.norm(dim=-1).mean()) * P)
+    length_of_content = float(content.norm(dim=-1).mean())
+    _patches(vit).copy_(length_of_content * P)
     S = _scores(grid, Delta, alpha, clip)
+    others = torch.eye(D) - basis @ basis.T  # projects onto what positions do not use
 
     def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor, Tensor]:
-        content = torch.eye(D) - basis @ basis.T
-        values = content @ _values(D, generator) @ content
-        return basis, S * 2 / (layer.scale * length**2), values
+        values = others @ _values(D, generator) @ others
+        # A pixel's row and column have a length of length / sqrt(2) each.
+        scale = layer.scale * length**2 / 2
+        return basis, S / scale, values
 
     return forms
 
@@ -181,9 +206,10 @@ def _quadratic(
 def _scores(grid: tuple[int, int], Delta: Tensor, alpha: float, clip: float) -> Tensor:
     """S_h: those of the rows, then those of the columns on the diagonal, (N_h, H + W, H + W)"""
     S = torch.zeros(len(Delta), sum(grid), sum(grid))
+    sharpness = torch.full([len(Delta)], alpha)
     for axis, start in enumerate((0, grid[0])):
         at = pixels(grid[axis], S.device)
-        scores = quadratic_scores(Delta[:, axis], torch.full([len(Delta)], alpha), at, at)
+        scores = quadratic_scores(Delta[:, axis], sharpness, at, at)
         if math.isfinite(clip):
             # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
             scores = (scores + alpha * clip).clamp(min=0)
@@ -203,12 +229,14 @@ def _impulse(vit: VisionTransformer, Delta: Tensor, generator: Generator | None)
         noise = torch.randn(taps.shape, generator=generator)
         M = torch.where(taps, IMPULSE, OFF_TAP * noise)
         # The pseudo-inverse of P from as many of its directions as a head has channels.
-        U, s, V = torch.linalg.svd(F.layer_norm(P, P.shape[-1:]), full_matrices=False)
-        inverse = U[:, : layer.head_dim] / s[: layer.head_dim]
+        d = layer.head_dim
+        normalized = F.layer_norm(P, P.shape[-1:])
+        U, s, V = torch.linalg.svd(normalized, full_matrices=False)
+        inverse = U[:, :d] / s[:d]
         S = inverse.T @ M @ inverse
         nuclear = torch.linalg.svdvals(S).sum(dim=-1)  # the squared norm of either factor
-        S = S * (FACTORS**2 / nuclear)[:, None, None]
-        return V[: layer.head_dim].T, S, _values(vit.embed_dim, generator)
+        scale = FACTORS**2 / nuclear
+        return V[:d].T, scale[:, None, None] * S, _values(vit.embed_dim, generator)
 
     return forms
 
@@ -217,13 +245,14 @@ def _mimetic(
     D: int, generator: Generator | None, layer: Attention, length: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     identity = torch.eye(D)
-    noise = torch.randn(layer.num_heads, D, D, generator=generator)
-    return identity, QUERY_KEY * (identity + noise / D**0.5), _values(D, generator)
+    noise = torch.randn(layer.num_heads, D, D, generator=generator) / D**0.5
+    return identity, QUERY_KEY * (noise + identity), _values(D, generator)
 
 
 def _values(D: int, generator: Generator | None) -> Tensor:
     """W_out W_val as published for impulse and mimetic: (D, D)"""
-    return VALUE * (torch.randn(D, D, generator=generator) / D**0.5 - torch.eye(D))
+    noise = torch.randn(D, D, generator=generator) / D**0.5
+    return VALUE * (noise - torch.eye(D))
 
 
 def _set_weights(layer: Attention, basis: Tensor, S: Tensor, values: Tensor) -> None:
@@ -231,13 +260,15 @@ def _set_weights(layer: Attention, basis: Tensor, S: Tensor, values: Tensor) -> 
     d = layer.head_dim
     U, s, V = torch.linalg.svd(S)
     root = s[:, None, :d].sqrt()
-    factors = torch.stack([basis @ (U[..., :d] * root), basis @ (V.mT[..., :d] * root)])
+    queries = basis @ (U[..., :d] * root)
+    keys = basis @ (V.mT[..., :d] * root)
     weight = layer.qkv.weight.unflatten(0, [3, layer.num_heads, d])
     weight[:2] = 0
-    weight[:2, :, : root.shape[-1]] = factors.mT.to(weight)
+    weight[:2, :, : root.shape[-1]] = torch.stack([queries, keys]).mT.to(weight)
     U, s, V = torch.linalg.svd(values)
-    layer.proj.weight.copy_(U[:, : layer.attn_dim] * s[: layer.attn_dim].sqrt())
-    layer.qkv.weight[2 * layer.attn_dim :] = (s.sqrt()[:, None] * V)[: layer.attn_dim].to(weight)
+    root = s.sqrt()
+    layer.proj.weight.copy_(U * root)
+    weight[2] = (root[:, None] * V).unflatten(0, [layer.num_heads, d]).to(weight)
     for bias in (layer.qkv.bias, layer.proj.bias):
         if bias is not None:
             bias.zero_()

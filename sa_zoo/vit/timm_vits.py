@@ -13,6 +13,7 @@ from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
     get_pretrained_cfg,
+    is_model,
     model_entrypoint,
     register_model,
 )
@@ -46,10 +47,14 @@ def local_vit(
     **kwargs: Any,
 ) -> nn.Module:
     """A VisionTransformer of timm. `start`: a method of `start_as_convolution`; `alpha`: of `add_positions`."""
+    if not is_model(vit):
+        raise ValueError(f"vit: got {vit}, expected the name of a VisionTransformer of timm")
 
     def build(**arguments: Any) -> nn.Module:
         network = model_entrypoint(vit)(pretrained=False, **arguments)
-        if start and not pretrained:
+        # Weights that will be loaded need no start, and libraries that load some build without memory.
+        loads = pretrained or next(network.parameters()).is_meta
+        if start and not loads:
             start_as_convolution(network, start)
         if alpha is not None:
             add_positions(network, alpha, blocks)
