@@ -24,7 +24,13 @@ from sa_zoo.vit.positions import add_positions
 from sa_zoo.vit.start import start_as_convolution
 
 VIT = "vit_tiny_patch16_224"
-NOWHERE = {"architecture": None, "tag": None, "hf_hub_id": None, "url": None, "file": None}
+NOWHERE: dict[str, Any] = {
+    "architecture": None,
+    "tag": None,
+    "hf_hub_id": None,
+    "url": None,
+    "file": None,
+}
 
 
 def configuration(vit: str) -> Any:
