@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask, use_fused_attn
+from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
 from timm.models import register_notrace_function
 from timm.models.vision_transformer import VisionTransformer
 from torch import Generator, Tensor, nn
@@ -62,7 +62,7 @@ class PositionAttention(nn.Module):
         self.num_heads = attention.num_heads
         self.head_dim = attention.head_dim
         self.scale = attention.scale
-        self.fused_attn = use_fused_attn()
+        self.fused_attn = attention.fused_attn
         for name, module in attention.named_children():
             self.add_module(name, module)
         weight = attention.qkv.weight
@@ -156,6 +156,8 @@ def add_positions(
     generator: Generator | None = None,
 ) -> VisionTransformer:
     """Give the attention of a VisionTransformer of timm learned quadratic scores, in place.
+
+    The size of images, and so the grid of patches, is fixed from then on: call timm's `set_input_size` before.
 
     Args:
         vit: new or trained, with or without position embedding, class and register tokens.
