@@ -15,8 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import TimmWrapperForImageClassification
 
 import sa_zoo
+from sa_zoo.analysis.figures import gaussian_layers
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_timm_files
+from sa_zoo.training.config import parse_config
+from sa_zoo.verbs.fit import fit
 from sa_zoo.vit.layers import kernel_pixels, projected
 
 H, W = 5, 7
@@ -230,6 +233,34 @@ def test_it_compiles_and_exports(tmp_path):
     runtime = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (got,) = runtime.run(None, {runtime.get_inputs()[0].name: images().numpy()})
     assert np.abs(got - expected.numpy()).max() < 1e-4
+
+
+def test_a_run_with_positions_becomes_a_complete_folder(tmp_path):
+    args = TOKENS[0][0] | {
+        "img_size": 16,
+        "patch_size": 4,
+        "embed_dim": 33,
+        "num_heads": 3,
+        "depth": 2,
+    }
+    table = {
+        "model": {"name": "local_vit", "args": args | {"start": "quadratic", "alpha": 0.01}},
+        "data": {"name": "digits", "image_size": 16},
+        "optim": {"lr": 0.2},
+        "train": {"epochs": 2},
+    }
+    fit(parse_config(table), tmp_path)
+    opened = open_folder(tmp_path)
+    layers = gaussian_layers(opened.tensors("heads.safetensors"))
+    assert [tuple(layer["Delta"].shape) for layer in layers] == [(3, 3, 2)] * 2
+    for layer, block in zip(layers, opened.network.blocks, strict=True):
+        assert torch.equal(layer["Delta"][0], kernel_pixels((4, 4), 3).double())
+        assert torch.equal(layer["Delta"][-1].flatten().float(), block.attn.Delta.detach())
+        alpha = block.attn.alpha.detach().clamp(min=0)
+        assert torch.allclose(layer["spread"][-1].square().float(), 2 * alpha, atol=1e-6)
+        assert not torch.equal(layer["spread"][0], layer["spread"][-1])
+    figures = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"head_positions", "head_paths", "learning_curve"} <= figures
 
 
 def test_heads_with_positions_can_be_measured():
