@@ -1,8 +1,8 @@
 """python scripts/study_taps.py RUN HARDENED CONTROL
 
-Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json, with a figure of seed 0.
-HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: as many epochs at
-the same rates.
+Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json; of seed 0, with a
+figure. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: as many
+epochs at the same rates.
 """
 
 import argparse

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import layer_norm
 
 import sa_zoo
@@ -200,11 +201,12 @@ def test_timm_alone_loads_what_was_started(tmp_path):
     sa_zoo.start_as_convolution(network)
     write_timm_files(tmp_path, network.eval())
     x = torch.randn(2, 3, 20, 28, generator=seeded())
-    torch.save((x, network(x).detach()), tmp_path / "expected.pt")
+    save_file({"x": x, "y": network(x).detach()}, tmp_path / "expected.safetensors")
     code = (
-        "import sys, timm, torch; x, y = torch.load('expected.pt');"
+        "import sys, timm, torch; from safetensors.torch import load_file;"
+        "expected = load_file('expected.safetensors');"
         "net = timm.create_model('local-dir:.', pretrained=True).eval();"
-        "assert torch.equal(net(x), y) and 'sa_zoo' not in sys.modules"
+        "assert torch.equal(net(expected['x']), expected['y']) and 'sa_zoo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
