@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
-from sa_zoo.kernels.portions import can_divide, factorizes, in_portions, portions
+from sa_zoo.kernels.portions import divided
+from sa_zoo.kernels.recomputed import axes_pay, can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation, situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
@@ -26,11 +27,8 @@ ROUTES: dict[str, Route] = {
     "as published": lambda layer, X, now: layer.cheaper(X),
     "fused": fused,
     "absorbed": absorbed,
-    "portions": portions,
+    "recomputed": recomputed,
 }
-# Above so many pixels (16x16), training by the factors of P by axis takes less time and memory than by P itself. On
-# GPUs this is an estimate for training and inference, not measured yet.
-TRAINING_AXES_FROM = 256
 
 
 class Row(NamedTuple):
@@ -39,10 +37,6 @@ class Row(NamedTuple):
     route: str
     condition: Callable[[Attention, Tensor, Situation], bool]
     reason: str
-
-
-def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
-    return factorizes(layer) and X.shape[1] * X.shape[2] > TRAINING_AXES_FROM
 
 
 # The first row whose condition holds is taken.
@@ -60,11 +54,9 @@ ROWS = (
     Row("absorbed", can_absorb, "builds neither queries nor keys"),
     Row("fused", can_fuse, "never builds the tensor of all heads"),
     Row(
-        "portions",
-        can_divide,
-        "keeps what lies between products in caches; in training, keeps only inputs and outputs",
+        "recomputed", can_recompute, "keeps the tensor of all heads neither whole nor for gradients"
     ),
-    Row("by axes", is_large, "costs O(T (H + W)) instead of O(T^2)"),
+    Row("by axes", axes_pay, "costs O(T (H + W)) instead of O(T^2)"),
     Row("definition", lambda layer, X, now: True, "is as fast for small images"),
 )
 
@@ -99,7 +91,7 @@ def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     if _only:
         return block.rest(x, attended)
     others = [module for module in block.children() if module is not block.attn]
-    return in_portions(block.rest, situation(others, x, attended), x, attended)
+    return divided(block.rest, situation(others, x, attended), x, attended)
 
 
 @contextmanager

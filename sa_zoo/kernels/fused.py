@@ -5,15 +5,17 @@ ATEN_CPU_CAPABILITY=avx2 leaves it unused. `can_fuse` says for which inputs it w
 """
 
 import ctypes
+import math
+import threading
 import warnings
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from sa_zoo.kernels.portions import WORKSPACE, factorizes, is_plain_inference
+from sa_zoo.kernels.recomputed import factorizes
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 
@@ -43,6 +45,26 @@ def _loaded() -> ctypes.CDLL | None:
 LIBRARY = _loaded()
 
 
+class Workspace(threading.local):
+    """Memory that results are written to again and again, separately for each thread, for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def empty(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A tensor of this shape, in the place of the last one of that name."""
+        size = math.prod(shape)
+        key = (name, dtype)
+        if key not in self.held or self.held[key].numel() < size:
+            # A tensor made in inference mode cannot be written to outside of it.
+            with torch.inference_mode(False):
+                self.held[key] = torch.empty(size, dtype=dtype, device="cpu")
+        return self.held[key][:size].view(shape)
+
+
+WORKSPACE = Workspace()
+
+
 def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
     """Whether `fused_values` accepts X (B, H, W, D) and W_val (N, N_h D), and the other tensors' types and devices."""
     right = all(x.is_cpu and x.dtype == torch.float32 for x in (X, W_val, *others))
@@ -52,8 +74,9 @@ def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
 
 def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
-    plain = is_plain_inference(layer, now) and now.ordinary and not now.fixed_graph
-    return plain and factorizes(layer) and takes(X, layer.W_val.weight)
+    plain = type(layer.W_val) is nn.Linear and now.dtype == torch.float32
+    inference = now.ordinary and not now.trains and not now.fixed_graph
+    return plain and inference and factorizes(layer) and takes(X, layer.W_val.weight)
 
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:

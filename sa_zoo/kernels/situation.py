@@ -19,8 +19,7 @@ class Situation:
         ordinary: the tensors are numbers in memory.
         trains: gradients may be wanted.
         on_cpu: the first tensor is on a CPU.
-        autocast: operations on a CPU choose their precision.
-        half: products are in half precision.
+        dtype: what the first tensor is multiplied in: autocast's type, or its own.
     """
 
     fixed_graph: bool
@@ -29,8 +28,7 @@ class Situation:
     ordinary: bool
     trains: bool
     on_cpu: bool
-    autocast: bool
-    half: bool
+    dtype: torch.dtype
 
     @property
     def by_hand(self) -> bool:
@@ -42,7 +40,6 @@ class Situation:
 def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
     """The situation of `modules` that are called with the first of the tensors. The others are read as well."""
     compiling = torch.compiler.is_compiling()
-    autocast = torch.is_autocast_enabled("cpu")
     return Situation(
         # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
         fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
@@ -51,9 +48,16 @@ def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
         ordinary=compiling or is_ordinary(*tensors),
         trains=torch.is_grad_enabled(),
         on_cpu=tensors[0].is_cpu,
-        autocast=autocast,
-        half=autocast or tensors[0].dtype in (torch.float16, torch.bfloat16),
+        dtype=multiplied_in(tensors[0]),
     )
+
+
+def multiplied_in(X: Tensor) -> torch.dtype:
+    """The type that autocast gives to products of X, or its own."""
+    kind = X.device.type
+    if X.dtype == torch.float64 or not torch.amp.is_autocast_available(kind):
+        return X.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else X.dtype
 
 
 def is_watched(module: nn.Module) -> bool:
