@@ -5,8 +5,6 @@ ATEN_CPU_CAPABILITY=avx2 leaves it unused. `can_fuse` says for which inputs it w
 """
 
 import ctypes
-import math
-import threading
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -43,26 +41,6 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 LIBRARY = _loaded()
-
-
-class Workspace(threading.local):
-    """Memory that results are written to again and again, separately for each thread, for as long as it lives."""
-
-    def __init__(self) -> None:
-        self.held: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def empty(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """A tensor of this shape, in the place of the last one of that name."""
-        size = math.prod(shape)
-        key = (name, dtype)
-        if key not in self.held or self.held[key].numel() < size:
-            # A tensor made in inference mode cannot be written to outside of it.
-            with torch.inference_mode(False):
-                self.held[key] = torch.empty(size, dtype=dtype, device="cpu")
-        return self.held[key][:size].view(shape)
-
-
-WORKSPACE = Workspace()
 
 
 def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
@@ -116,8 +94,8 @@ def fused_values(
     threads = torch.get_num_threads()
     height = tile_height(X, threads)
     out = X.new_empty(B, H, W, N)
-    packed = WORKSPACE.empty("packed", X.dtype, W_val.numel())
-    rooms = WORKSPACE.empty("rooms", X.dtype, threads * LIBRARY.sa_zoo_room(height, W, D))
+    packed = X.new_empty(W_val.numel())
+    rooms = X.new_empty(threads * LIBRARY.sa_zoo_room(height, W, D))
     places: list[int | None] = [tensor.data_ptr() for tensor in inputs]
     if b_val is None:
         places.append(None)

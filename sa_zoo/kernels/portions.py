@@ -40,12 +40,17 @@ def in_portions(
     return whole
 
 
+def is_large(X: Tensor) -> bool:
+    """Whether training gains from evaluating images of X again, rather than keeping what lies between."""
+    return X.numel() > KEPT * PORTION
+
+
 def divided(function: Callable[..., Tensor], now: Situation, X: Tensor, *more: Tensor) -> Tensor:
     """function(X, *more), for a few images at a time where that is possible and X holds many.
 
     In training, each portion is evaluated once more in the backward pass, so that only its inputs are kept.
     """
-    if not now.by_hand or (now.trains and X.numel() <= KEPT * PORTION):
+    if not now.by_hand or (now.trains and not is_large(X)):
         return function(X, *more)
     if not now.trains:
         return in_portions(function, X, *more)

@@ -6,14 +6,13 @@ P_h X of all heads is N_h times as large as X, but costs little next to the prod
 again for dW, and autograd takes G through it. What remains are three large products, as many as a convolution has.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sa_zoo.kernels.portions import images_in, in_portions
+from sa_zoo.kernels.portions import images_in, in_portions, is_large
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import AXES_FROM, Attention, attend_by_axes
 from sa_zoo.models.positions import at_least_float32
@@ -33,11 +32,12 @@ def axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether `recomputed` evaluates the layer, on GPUs only in training: no term looks at X, W_val is a plain layer."""
+    """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
     positional = all(term.positional for term in layer.terms)
     plain = type(layer.W_val) is nn.Linear and layer.W_val.bias is not None
     eager = now.ordinary and not now.compiling
-    return positional and plain and eager and (now.on_cpu or now.trains)
+    pays = is_large(X) if now.trains else now.on_cpu
+    return positional and plain and eager and pays
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -71,7 +71,7 @@ class ProjectedHeads(torch.autograd.Function):
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return None, *differentiable_gradients(ctx, dY)
-        X, W, b, *factors = ctx.saved_tensors
+        X, W, _, *factors = ctx.saved_tensors
         half_W = W.to(ctx.dtype)
         dX = torch.empty_like(X)
         dW = torch.zeros_like(at_least_float32(W))
@@ -92,8 +92,10 @@ class ProjectedHeads(torch.autograd.Function):
 
 def differentiable_gradients(ctx: Any, dY: Tensor) -> list[Tensor | None]:
     """Gradients of all tensors that `ctx` holds, where they are to be differentiated again."""
-    X, W, b, *factors = ctx.saved_tensors
-    wanted = [x for x in ctx.saved_tensors if x.requires_grad]
-    Y = linear(attend_by_axes(factors, X.to(ctx.dtype)), W.to(ctx.dtype), b.to(ctx.dtype))
+    # Views, so that no gradient is followed to what a tensor was made of, which may be another of them.
+    given = [x.view_as(x) for x in ctx.saved_tensors]
+    X, W, b, *factors = (x.to(ctx.dtype) for x in given)
+    wanted = [x for x in given if x.requires_grad]
+    Y = linear(attend_by_axes(factors, X), W, b)
     found = iter(torch.autograd.grad(Y, wanted, dY, create_graph=True))
-    return [next(found) if x.requires_grad else None for x in ctx.saved_tensors]
+    return [next(found) if x.requires_grad else None for x in given]
