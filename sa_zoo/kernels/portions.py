@@ -1,6 +1,8 @@
 """A few images at a time: what lies between the products of a layer then fits a CPU's caches, and is small."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -28,15 +30,12 @@ def in_portions(
     images = images_in(numbers, X)
     if images >= len(X):
         return function(X, *more)
+    parts = map(function, *(tensor.split(images) for tensor in (X, *more)))
+    first = next(parts)
     # torch.cat would hold all of the results twice.
-    whole = torch.empty(0)
-    start = 0
-    for portion in zip(*(tensor.split(images) for tensor in (X, *more)), strict=True):
-        part = function(*portion)
-        if start == 0:
-            whole = part.new_empty(len(X), *part.shape[1:])
-        whole[start : start + len(part)] = part
-        start += len(part)
+    whole = first.new_empty(len(X), *first.shape[1:])
+    for place, part in zip(whole.split(images), chain([first], parts), strict=True):
+        place.copy_(part)
     return whole
 
 
@@ -54,6 +53,5 @@ def divided(function: Callable[..., Tensor], now: Situation, X: Tensor, *more: T
         return function(X, *more)
     if not now.trains:
         return in_portions(function, X, *more)
-    images = images_in(PORTION, X)
-    portions = zip(*(tensor.split(images) for tensor in (X, *more)), strict=True)
-    return torch.cat([checkpoint(function, *some, use_reentrant=False) for some in portions])
+    parts = (tensor.split(images_in(PORTION, X)) for tensor in (X, *more))
+    return torch.cat(list(map(partial(checkpoint, function, use_reentrant=False), *parts)))
