@@ -57,7 +57,7 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
     last = factors[-1].to(X.dtype)  # (N_h, Q, N)
     lines = X.flatten(0, -3)  # along the last axis: (B .., N, D)
     rows = last.flatten(0, 1).expand(lines.shape[0], -1, -1)
-    heads = torch.bmm(rows, lines).unflatten(-2, [last.shape[0], last.shape[1]])
+    heads = torch.bmm(rows, lines).unflatten(-2, last.shape[:2])
     heads = heads.flatten(-2).unflatten(0, X.shape[:-2])  # (B, other axes, N_h, Q D)
     for axis in range(2, len(factors) + 1):
         P = factors[-axis].to(X.dtype)
