@@ -17,8 +17,8 @@ from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import AXES_FROM, Attention, attend_by_axes
 from sa_zoo.models.positions import at_least_float32
 
-# Numbers in the images whose heads are built together: one of 16x16 pixels and 400 channels.
-HEADS = 16 * 16 * 400
+# Numbers in the images whose heads are built together: two of 16x16 pixels and 400 channels.
+HEADS = 2 * 16 * 16 * 400
 
 
 def factorizes(layer: Attention) -> bool:
