@@ -89,8 +89,8 @@ def test_second_derivatives_take_each_path_once():
     def curvature() -> torch.Tensor:
         X = layer(pixels(2))
         Y = layer(X).square().sum()
-        (first,) = torch.autograd.grad(Y, layer.terms[0].Delta, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), layer.W_val.weight)[0]
+        (first,) = torch.autograd.grad(Y, layer.W_val.weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), layer.terms[0].Delta)[0]
 
     with only("definition"):
         expected = curvature()
