@@ -64,7 +64,7 @@ class ProjectedHeads(torch.autograd.Function):
         W = W.to(dtype)
         b = b.to(dtype)
         return in_portions(
-            lambda some: linear(attend_by_axes(factors, some.to(dtype)), W, b), X, numbers=HEADS
+            lambda some: linear(attend_by_axes([*factors], some.to(dtype)), W, b), X, numbers=HEADS
         )
 
     @staticmethod
