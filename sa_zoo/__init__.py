@@ -12,11 +12,19 @@ from .interchange.registration import register
 if TYPE_CHECKING:
     from .analysis.explorer import explore
     from .convolution.certificate import certificate
+    from .convolution.harden import harden
     from .convolution.layer_conversion import attention_from_conv, conv_from_attention
     from .convolution.network_conversion import convert
 
 __version__ = "0.1.0"
-__all__ = ["attention_from_conv", "certificate", "conv_from_attention", "convert", "explore"]
+__all__ = [
+    "attention_from_conv",
+    "certificate",
+    "conv_from_attention",
+    "convert",
+    "explore",
+    "harden",
+]
 
 # What `sa_zoo.NAME` is, imported on first use.
 HOMES = {
@@ -25,6 +33,7 @@ HOMES = {
     "conv_from_attention": "convolution.layer_conversion",
     "convert": "convolution.network_conversion",
     "explore": "analysis.explorer",
+    "harden": "convolution.harden",
 }
 
 

@@ -123,6 +123,26 @@ def train(
 
 
 @app.command()
+def harden(
+    run: Annotated[Path, typer.Argument(help="Run folder of `sa-zoo train`.")],
+    out: NewFolder,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+) -> None:
+    """Make every head of a trained run read one pixel, train on for a few epochs, and leave a run folder."""
+    from accelerate import PartialState
+
+    from sa_zoo.verbs.fit import summary
+    from sa_zoo.verbs.harden import harden_run
+
+    metrics = harden_run(run, out, set_ or [], resume)
+    if PartialState().is_main_process:
+        typer.echo(summary(metrics, out))
+
+
+@app.command()
 def evaluate(
     model: Model,
     data: Annotated[

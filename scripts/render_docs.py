@@ -4,7 +4,7 @@ Renders the tables in README.md and docs/ from committed JSON and by counting: w
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand. Also writes results/.
 
 docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
-docs/clients.json is written by scripts/try_clients.py.
+docs/clients.json is written by scripts/try_clients.py, and docs/taps.json by scripts/study_taps.py.
 docs/benchmarks/ has one file per machine, written by scripts/bench.py --json; its "title", which heads a column of the
 tables, and its "notes", if there are any, are added by hand.
 """
@@ -265,6 +265,29 @@ def clients() -> str:
     return markdown_table(["client", "what was done", "result"], rows, text=3)
 
 
+def taps() -> str:
+    """Accuracy of each run as attention and as taps, and the pixels that its layers read."""
+    lines = []
+    layers = []
+    for row in read("taps.json"):
+        accuracy = row["accuracy"]
+        numbers = [f"{100 * accuracy[name]:.2f}" for name in ("run", "untrained", "hardened")]
+        numbers += [f"{100 * accuracy['control']:.2f}", f"{row['epochs']}"]
+        lines.append([f"`{row['model']}`, seed {row['seed']}", *numbers])
+        for index, offsets in enumerate(row["taps"], start=1):
+            pixels = ", ".join(f"({down}, {across})" for down, across in sorted(offsets))
+            layers.append([f"`{row['model']}`, seed {row['seed']}", str(index), pixels])
+    head = [
+        "network",
+        "as trained",
+        "taps, not trained",
+        "taps, trained on",
+        "attention, trained on",
+    ]
+    table = markdown_table([*head, "more epochs"], lines, text=1)
+    return f"{table}\n" + markdown_table(["network", "layer", "pixels read"], layers, text=3)
+
+
 def reliability() -> str:
     """One row per proof."""
     rows = []
@@ -287,6 +310,7 @@ RENDERED = {
     "speed": speed,
     "clients": clients,
     "reliability": reliability,
+    "taps": taps,
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchvision.ops import Permute
 
-from sa_zoo import attention_from_conv
+from sa_zoo import attention_from_conv, harden
 from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet
 from sa_zoo.training.augment import Augment
@@ -73,8 +73,8 @@ def check_names(models: Iterable[str], phase: str) -> None:
 def with_convolutions(network: SANet) -> SANet:
     """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and feed-forward layers."""
     twin = copy.deepcopy(network)
-    dim = network.embed_dim
     for block in twin.blocks:
+        dim = block.fc1.in_features
         convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
         # tokens are (B, H, W, D)
         block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]))
@@ -82,6 +82,12 @@ def with_convolutions(network: SANet) -> SANet:
 
 
 def unchanged(network: nn.Module) -> nn.Module:
+    return network
+
+
+def hardened(network: nn.Module) -> nn.Module:
+    """The network with its heads as taps."""
+    harden(network)
     return network
 
 
@@ -149,33 +155,57 @@ def models(
 
 
 def layers(
-    model: str, sides: Iterable[int], device: torch.device, routes: dict[str, str]
+    model: str,
+    sides: Iterable[int],
+    device: torch.device,
+    routes: dict[str, str],
+    phase: str = PHASES[0],
+    pixels: int = 1,
 ) -> Iterator[Case]:
-    """One attention layer at inference on one image of SIDE x SIDE tokens, by route.
+    """One attention layer on images of SIDE x SIDE tokens, by route: one image, or so many that they have `pixels`.
 
     The last route is the yardstick. The definition is left out where its maps would fill LARGEST_MAPS bytes.
     """
     for side in sides:
+        images = max(1, pixels // side**2)
         whole = timm.create_model(model)
         if not isinstance(whole, SANet):
             raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
-        network: Any = timm.create_model(model, depth=1, img_size=side * whole.patch_size)
-        layer = network.blocks[0].attn.eval().to(device)
-        dim = network.embed_dim
-        fits = 4 * layer.W_val.in_features // dim * side**4 <= LARGEST_MAPS
+        dim, _, num_heads, hidden_dim = whole.layout.stages[0]
+        network: Any = timm.create_model(
+            model,
+            embed_dim=dim,
+            depth=1,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim,
+            img_size=side * whole.patch_size,
+        )
+        layer = network.blocks[0].attn.train(phase.startswith("training")).to(device)
+        fits = 4 * num_heads * side**4 <= LARGEST_MAPS
         chosen = {name: route for name, route in routes.items() if fits or route != "definition"}
 
-        build = partial(_by_route, layer, chosen, (1, side, side, dim), device)
+        dtype = torch.bfloat16 if "bfloat16" in phase else torch.float32
+        build = partial(_by_route, layer, chosen, (images, side, side, dim), dtype, device)
         name = f"one layer of {model}, {side}x{side} tokens"
-        yield Case(name, PHASES[0], 1, list(chosen)[-1], build)
+        yield Case(name, phase, images, list(chosen)[-1], build)
 
 
 def _by_route(
-    layer: Any, routes: dict[str, str], shape: tuple[int, ...], device: torch.device
+    layer: Any,
+    routes: dict[str, str],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Subjects:
     X = torch.randn(shape, device=device)
+    if layer.training:
+        X.requires_grad_()
+    else:
+        layer.to(dtype)
+        X = X.to(dtype)
     return {
-        name: Subject(step(layer, X, route), function="layer") for name, route in routes.items()
+        name: Subject(step(layer, X, route, dtype), dtype, "layer")
+        for name, route in routes.items()
     }
 
 
@@ -186,6 +216,10 @@ def routes() -> Iterator[Case]:
             continue  # it needs AVX-512, and a compiler at installation
         subjects = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in names}
         yield networks(model, phase, batch, CPU, subjects, names[-1])
+    taps = {name: (hardened, name) for name in ("taps", "recomputed")} | {
+        "as built": (hardened, "")
+    }
+    yield networks("sa_quadratic_cifar", "inference, bfloat16", 32, CPU, taps, "recomputed")
     pair = {"by axes": "by axes", "definition": "definition"}
     yield from layers("sa_quadratic_cifar", [64], CPU, pair)
 

@@ -48,7 +48,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "label_smoothing": 0.1,
     },
     "optim": {"name": "adamw", "clip": 1.0},
-    "train": {"epochs": 2, "batch_size": 400, "ema": 0.9, "checkpoint_steps": 2},
+    "train": {"epochs": 2, "batch_size": 400, "ema": 0.9, "checkpoint_steps": 1},
 }
 
 

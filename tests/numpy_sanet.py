@@ -146,7 +146,19 @@ def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
     return linear(p, "W_out", linear(p, "W_val", mixed))
 
 
+def merged(p: dict, X: np.ndarray) -> np.ndarray:
+    """The four pixels of each 2x2 square one after the other, row by row, and a linear map."""
+    batch, height, width, dim = X.shape
+    squares = np.zeros((batch, height // 2, width // 2, 4 * dim))
+    for y, x in pixels(height, width):
+        at = (y % 2 * 2 + x % 2) * dim
+        squares[:, y // 2, x // 2, at : at + dim] = X[:, y, x]
+    return linear(p, "linear", squares)
+
+
 def block(p: dict, X: np.ndarray, term) -> np.ndarray:
+    if "merge.linear.weight" in p:
+        X = merged(below(p, "merge."), X)
     X = layer_norm(p, "norm1", X + attention(below(p, "attn."), X, term))
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 

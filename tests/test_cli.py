@@ -261,11 +261,11 @@ def test_what_nobody_foresaw_is_one_line_and_its_traceback_is_not_lost(run, tmp_
     [
         (
             "model.args={ depth = 0 }",
-            r"in_chans, .*depth, .*hidden_dim: got \(.*, 0, .*\), expected positive",
+            r"patch_size, .*depth, .*hidden_dim: got \(.*, 0, .*\), expected positive",
         ),
         (
             "model.args={ num_heads = 0.5 }",
-            r"in_chans, .*num_heads, .*: got \(.*, 0\.5, .*\), expected positive whole numbers",
+            r"patch_size, .*num_heads, .*: got \(.*, 0\.5, .*\), expected positive whole numbers",
         ),
         (
             "model.args={ nosuch = 1 }",

@@ -175,7 +175,7 @@ def test_a_planted_head_is_found_on_the_correct_side_of_the_query(Delta):
         ]
         dots = [line for line in figure.axes[0].get_lines() if line.get_marker() in (".", "o")]
         assert dots[-1].get_xydata()[-1].tolist() == list(Delta[::-1])
-    picture = rendered(head_maps([P], (4, 4)))
+    picture = rendered(head_maps([P]))
     colored = np.argwhere(
         np.ptp(picture, axis=-1) > 40
     )  # all of the map; what is around it is gray

@@ -31,21 +31,21 @@ FLOORS = [
 ]
 # Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 9_900,
-    "kernels": 4_550,
-    "convolution": 10_050,
+    "models": 11_500,
+    "kernels": 5_300,
+    "convolution": 11_650,
     "folders": 4_050,
     "interchange": 2_450,
-    "training": 13_150,
+    "training": 13_200,
     "publishing": 4_650,
-    "analysis": 7_900,
-    "verbs": 2_600,
-    "": 1_850,
+    "analysis": 8_000,
+    "verbs": 2_750,
+    "": 1_950,
 }
-TOTAL = 60_800
+TOTAL = 65_300
 LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
-REMOTE_CODE = 8_500  # tokens that somebody who loads a model with trust_remote_code has to read
+REMOTE_CODE = 9_650  # tokens that somebody who loads a model with trust_remote_code has to read
 # What squeezing looks like, per 1,000 lines of code.
 MOST_PARALLEL_ASSIGNMENTS, MOST_CONDITIONAL_EXPRESSIONS, MOST_WALRUSES = 8, 18, 2
 MOST_TOKENS_PER_LINE, MOST_LONG_LINES = 9.5, 0.03  # long: beyond 100 columns

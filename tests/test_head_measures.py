@@ -121,6 +121,6 @@ def test_the_table_has_a_line_per_head_and_their_mean_per_layer():
     share = torch.arange(9, dtype=torch.float64) / 8
     lines = table([replace(measure(layer), share=share) for layer in layers], 3).splitlines()
     assert len(lines) == 2 + 2 * (9 + 1) and len({line.count("|") for line in lines}) == 1
-    assert "| -1.00, +1.00 | 72 | 1 | 25.0% |" in lines[2 + 2]
+    assert "| -1.00, +1.00 | tap | 1 | 25.0% |" in lines[2 + 2]
     assert [line for line in lines if "mean" in line] == [lines[2 + 9], lines[2 + 9 + 10]]
     assert lines[2 + 9].startswith("| blocks.0.attn | mean |  |  |  | 50.0% |")

@@ -322,9 +322,7 @@ def test_depth_anything_takes_the_backbone():
 def test_images_that_do_not_fit_are_refused_in_words():
     with pytest.raises(ValueError, match="got images of 16x16, expected 14x14"):
         make("learned")(images(16))
-    with pytest.raises(
-        ValueError, match="got 15x15, expected positive multiples of the patch size 2"
-    ):
+    with pytest.raises(ValueError, match="got 15x15, expected positive multiples of 2"):
         make("quadratic")(images(15))
     with pytest.raises(ValueError, match=r"pixel_values: got None, expected images \(B, 3, H, W\)"):
         make()(labels=torch.tensor([1]))

@@ -125,9 +125,7 @@ def test_an_unchanged_size_changes_no_encoding(term):
 
 
 def test_sizes_that_patches_do_not_tile_are_refused():
-    with pytest.raises(
-        ValueError, match="got 9x6, expected positive multiples of the patch size 2"
-    ):
+    with pytest.raises(ValueError, match="got 9x6, expected positive multiples of 2"):
         net(img_size=(9, 6))
     with pytest.raises(AssertionError, match="image width"):
         net()(torch.randn(1, 3, 10, 7))

@@ -10,8 +10,9 @@ from timm.utils import reparameterize_model
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from sa_zoo.kernels import portions, recomputed
-from sa_zoo.kernels.choose import ROUTES, ROWS, choose, only
+from sa_zoo.kernels.choose import ROUTES, ROWS, axes_pay_kept, choose, only
 from sa_zoo.kernels.fused import LIBRARY
+from sa_zoo.kernels.situation import situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
 from sa_zoo.models.terms import (
@@ -110,6 +111,13 @@ def test_each_kind_of_input_has_its_route(case):
         assert trains or choose(layer, X.to("meta"))[0] in ("absorbed", "by axes", "definition")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert choose(layer, X)[0] == ("recomputed" if expected == "fused" else expected)
+
+
+@pytest.mark.parametrize(("dim", "pays"), [(239, True), (241, False)])
+def test_training_goes_by_axes_where_an_image_has_more_pixels_than_channels(dim, pays):
+    X = torch.randn(1, 16, 15, dim)
+    layer = Attention(dim, 2, (Quadratic,), (16, 15))
+    assert axes_pay_kept(layer, X, situation([layer], X)) == pays
 
 
 @pytest.mark.parametrize("route", ["definition", "by axes", "recomputed"])
@@ -216,11 +224,12 @@ def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mod
                 lambda module, given, made: seen.append((module, given, made, made.clone()))
             )
         assert (block(X) - expected).abs().max() < 1e-5
+        first = [module for module, *_ in seen]
         block(X + 1.0)
     of_terms = [
         module for module in watched if any(module in term.modules() for term in block.attn.terms)
     ]
-    assert [module for module, *_ in seen[: len(watched)] if module not in of_terms] == [
+    assert [module for module in first if module not in of_terms] == [
         module for module in watched if module not in of_terms
     ]
     for module, given, made, copied in seen:

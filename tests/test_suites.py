@@ -128,6 +128,18 @@ def test_layers_take_every_side_and_leave_out_maps_that_do_not_fit(monkeypatch):
     assert rows[1]["mib"] * 2**20 > 4 * 9 * 25 * 25
 
 
+def test_layers_train_in_bfloat16_on_batches_of_so_many_pixels(steps):
+    pair = {"by axes": "by axes", "definition": "definition"}
+    phase = "training, bfloat16"
+    (case,) = suites.layers("sa_quadratic_tiny_cifar", [5], CPU, pair, phase, pixels=60)
+    assert (case.phase, case.images) == (phase, 2)
+    subjects = case.subjects()
+    for layer, x, route, dtype, _ in steps:
+        assert layer.training and x.shape[:3] == (2, 5, 5) and x.requires_grad
+        assert route in pair and dtype == torch.bfloat16
+    assert all(subject.dtype == torch.bfloat16 for subject in subjects.values())
+
+
 def test_every_route_is_measured_against_another_one(steps):
     cases = list(suites.routes())
     names = [[name for name in case.subjects() if name != "as built"] for case in cases]

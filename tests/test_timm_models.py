@@ -35,6 +35,8 @@ PARAMETERS = {
     "sa_eq8_tiny_cifar": 2_297_002,
     "sa_absolute_tiny_cifar": 1_827_562,
     "sa_mixed_tiny_cifar": 1_292_251,
+    "sa_pyramid_cifar": 12_145_122,
+    "sa_pyramid_tiny_cifar": 787_995,
     "resnet_tiny_cifar": 783_802,
 }
 # The tiny ones have other sizes, which `small` replaces.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from accelerate import Accelerator, DistributedType
 from safetensors.torch import load_file
 from tiny_runs import (
     MUON,
@@ -348,7 +349,7 @@ def test_two_processes_follow_the_curve_of_one(tmp_path):
         "train": {"batch_size": 210},
     }
     train(tiny_config(**table), tmp_path / "one")
-    launch = ("--multi_gpu", "--num_processes=2", "--main_process_port=0", "--mixed_precision=no")
+    launch = ("--config_file=configs/accelerate/ddp.yaml", "--mixed_precision=no")
     printed = launched(tiny_config(**table), tmp_path / "two", *launch)
     assert len(re.findall(r"^epoch 2/2", printed, re.M)) == 1, "one process speaks"
     metrics = [
@@ -359,6 +360,13 @@ def test_two_processes_follow_the_curve_of_one(tmp_path):
     # an odd number of images, each counted once
     assert metrics[1]["test"]["n"] == 359
     assert metrics[0]["test"]["loss"] == pytest.approx(metrics[1]["test"]["loss"], rel=1e-3)
+
+
+def test_a_network_divided_among_processes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
+    with pytest.raises(ValueError, match="got FSDP, which divides the network, expected DDP"):
+        train(tiny_config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_accumulation_follows_the_same_curve(tmp_path):

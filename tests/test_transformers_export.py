@@ -212,6 +212,7 @@ def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(
         "modeling_sa",
         "network",
         "positions",
+        "stages",
         "terms",
         "variants",
     }

@@ -1,5 +1,6 @@
 """The figures of a model folder, drawn from its files alone: what a card shows."""
 
+import math
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -70,14 +71,14 @@ def _figures_of_maps(opened: Opened) -> Figures:
     network: Any = opened.network
     images = torch.zeros(1, *network.pretrained_cfg["input_size"])
     layers = attention_layers(network, images)
-    height, width = layers[0].grid
-    query = (height // 2, width // 2)
     if not all(layer.positional for layer in layers):
         recorded = opened.tensors("attention.safetensors")
         means = [recorded[layer.name] for layer in layers if layer.name in recorded]
-        return {"head_maps": head_maps(means, query)} if means else {}
-    figures = {"head_maps": head_maps([layer.at(query) for layer in layers], query)}
-    if min(height, width) >= WINDOW and height * width <= MOST_PIXELS:
+        return {"head_maps": head_maps(means)} if means else {}
+    middles = [layer.at([size // 2 for size in layer.grid]) for layer in layers]
+    figures = {"head_maps": head_maps(middles)}
+    smallest = min(min(layer.grid) for layer in layers)
+    if smallest >= WINDOW and max(math.prod(layer.grid) for layer in layers) <= MOST_PIXELS:
         measured = [measure(layer, WINDOW) for layer in layers_of(network, images)]
         figures["head_depth"] = head_depth(measured, WINDOW)
     return figures

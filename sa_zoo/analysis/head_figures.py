@@ -19,6 +19,8 @@ from sa_zoo.analysis.heads import Heads, spread_matrices
 
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
 MOST = 0.5  # share of the heads whose contours fit into a figure
+# Pixels, below which a contour is a point: the head is drawn as the pixel that it reads.
+POINT = 0.25
 WIDEST = 20  # pixels, up to which a figure grows for them
 
 Layers = Sequence[dict[str, Tensor]]
@@ -49,6 +51,9 @@ def head_positions(layers: Layers) -> Figure:
             row, column = layer["Delta"][head]
             axes.plot(column, row, ".", color=color, markersize=5)
             _number(axes, head, (column, row), color)
+            if float((curves[head] - layer["Delta"][head, :, None]).abs().max()) < POINT:
+                corner = (column - 0.5, row - 0.5)
+                axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor=color, alpha=0.4))
             for curve, style in zip(curves[head], SHARES.values(), strict=True):
                 axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure
@@ -97,8 +102,8 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     return figure, panels[:layers]
 
 
-def head_maps(layers: Sequence[Tensor], query: tuple[int, int]) -> Figure:
-    """Attention of one query (row, column), one row per layer, one column per head (Figs. 5, 6). (N_h, H, W) each.
+def head_maps(layers: Sequence[Tensor]) -> Figure:
+    """Attention of the pixel in the middle, one row per layer, one column per head (Figs. 5, 6). (N_h, H, W) each.
 
     Each map has its own scale, from zero (dark) to its maximum (bright).
     """
@@ -106,13 +111,14 @@ def head_maps(layers: Sequence[Tensor], query: tuple[int, int]) -> Figure:
     size = (0.9 * heads + 0.5, 0.95 * len(layers) + 0.3)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(layers), heads, squeeze=False)
-    corner = (query[1] - 0.5, query[0] - 0.5)
     for index, (row, maps) in enumerate(zip(grid, layers, strict=True)):
+        height, width = maps.shape[1:]
+        corner = (width // 2 - 0.5, height // 2 - 0.5)
         for axes, shown in zip(row, maps, strict=False):
             axes.imshow(shown.numpy(), cmap="cividis", vmin=0)
             # an outline that is seen on any color, and what is inside is seen too
-            for color, width in (("black", 2.4), ("white", 1.2)):
-                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width)
+            for color, thickness in (("black", 2.4), ("white", 1.2)):
+                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=thickness)
                 axes.add_patch(outline)
             axes.set(xticks=[], yticks=[])
         for axes in row[len(maps) :]:

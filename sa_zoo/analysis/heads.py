@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.positions import ONE_HOT
 
 IMAGES_AT_ONCE = 16
 # What the table also shows the mean of -> format.
@@ -131,6 +132,9 @@ def table(layers: Sequence[Heads], window: int) -> str:
             row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center)]
             for values in (heads.alpha, heads.condition):
                 row.append("" if values is None else f"{values[head]:.3g}")
+            on_pixel = bool((center == center.round()).all())
+            if on_pixel and heads.alpha is not None and heads.alpha[head] >= ONE_HOT:
+                row[3] = "tap"
             twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
             lines.append([*row, *_means(heads, [head]), twin])
         lines.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])

@@ -20,6 +20,7 @@ from sa_zoo.convolution.slices import LowRankSlices, Slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows
 from sa_zoo.kernels.situation import is_watched
+from sa_zoo.models.attention import Attention
 
 # Any: torch declares sizes as tuples of one, two or three items.
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -134,7 +135,11 @@ def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | Non
 
 
 def conv_from_attention(attention: nn.Module) -> _ConvNd:
-    """The convolution that the layer equals, bit for bit, or else the one on its taps: see `conv_on_taps`."""
+    """The convolution that the layer equals, bit for bit, or else the one on its taps: see `conv_on_taps`.
+
+    Also that of a network's attention whose heads are taps, as `harden` makes them: with replicate padding and W_out
+    folded in, from (B, D, H, W) to (B, D, H, W). Its kernel is the smallest one around the query that has all taps.
+    """
     return conv_on_taps(attention)[0]
 
 
@@ -144,8 +149,11 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
     With it, a bound on the difference of the two kernels' outputs away from the border, for |x| <= 1: what the layer's
     kernel has beside the convolution's taps, and what rounding to the layer's type takes from those. Some input reaches
     it. It is zero for a layer that equals a convolution. Raises ValueError if the output depends on content, if a head
-    sees without end, or for a layer that is not what attention_from_conv returns.
+    sees without end, for a network's attention whose heads are not all taps, or for any other layer that is not what
+    attention_from_conv returns.
     """
+    if isinstance(attention, Attention):
+        return _conv_of_network(attention), 0.0
     attention = without_content("attention", attention)
     with torch.no_grad():
         kernel, distance = _kernel_on_taps(attention)
@@ -171,6 +179,35 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
         conv.bias = nn.Parameter(attention.b_out.detach().clone())
     _train_what_was_trained(conv, next(attention.W_val.parameters()), attention.b_out)
     return conv.train(attention.training), distance
+
+
+@torch.no_grad()
+def _conv_of_network(attention: Attention) -> nn.Conv2d:
+    """The convolution of a network's attention whose heads are taps. Raises ValueError for other heads."""
+    offsets = attention.terms[0].taps()
+    if len(attention.terms) > 1 or not offsets:
+        raise ValueError(
+            "attention: got heads that are not all taps, expected those of a network after sa_zoo.harden"
+        )
+    folded = copy.deepcopy(attention)
+    folded.reparameterize()
+    weight = folded.W_val.weight
+    slices = weight.unflatten(1, [len(offsets), -1]).transpose(0, 1)  # (N_h, D_out, D)
+    down, across = torch.tensor(offsets).abs().amax(dim=0).tolist()
+    conv = nn.Conv2d(
+        slices.shape[2],
+        slices.shape[1],
+        (2 * down + 1, 2 * across + 1),
+        padding=(down, across),
+        padding_mode="replicate",
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    conv.weight.zero_()
+    for (row, column), matrix in zip(offsets, slices, strict=True):
+        conv.weight[:, :, down + row, across + column] += matrix  # heads may share a tap
+    conv.bias = folded.W_val.bias
+    return conv.train(attention.training)
 
 
 def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:

@@ -84,3 +84,15 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
     return torch.where(alpha < DULLEST, 1.0, missed)
+
+
+def limit_of_attention(centers: Tensor, keys: Tensor) -> Tensor:
+    """softmax_k(-alpha |key_k - center_q|^2) as alpha tends to infinity: (Q, n), (N, n) -> (Q, N)
+
+    1 for the key nearest to the center; where several are equally near, equal parts. With center_q = q + Delta_h: a
+    head at an integer Delta reads the pixel q + Delta, or where that is outside, the nearest pixel of the border
+    (replicate padding), and a head half-way between two pixels reads the mean of both.
+    """
+    distance = (keys[None, :, :] - centers[:, None, :]).square().sum(dim=-1)
+    nearest = (distance == distance.amin(dim=1, keepdim=True)).to(centers)
+    return nearest / nearest.sum(dim=1, keepdim=True)

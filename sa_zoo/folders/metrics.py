@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch.backends import cuda, cudnn
 
 from sa_zoo.folders.check import mistakes
 from sa_zoo.folders.write import read_json, write_json
 
 FILE = "metrics.json"
+ARCHIVED = "$Format:%H$"  # `git archive` puts the commit here
 
 
 class Section(BaseModel):
@@ -144,15 +146,19 @@ def write_result(path: Path, measured: Metrics) -> None:
 
 
 def environment(device: torch.device) -> dict[str, str | int]:
-    """Hardware and versions that a measurement depends on."""
+    """Hardware, versions and settings that a measurement depends on."""
     name = device.type
+    settings: dict[str, str] = {}
     if name == "cuda":
         name = torch.cuda.get_device_name(device)
+        settings["tf32_products"] = str(cuda.matmul.allow_tf32)
+        settings["tf32_convolutions"] = str(cudnn.allow_tf32)
     packages = ("torch", "timm", "accelerate", "datasets", "numpy")
     return {
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
         "device": name,
+        **settings,
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
         "sa_zoo_commit": _commit(),
@@ -170,10 +176,10 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """The commit of a checkout; empty for an installed package."""
+    """The commit of a checkout or of an archive that git made; empty for an installed package."""
     checkout = Path(__file__).parents[2]
     git = shutil.which("git")
     if git is None or not (checkout / ".git").exists():
-        return ""
+        return "" if ARCHIVED.startswith("$") else ARCHIVED
     command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout.strip()

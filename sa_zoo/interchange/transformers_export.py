@@ -76,14 +76,14 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         raise ValueError(
             f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes"
         )
-    block = network.blocks[0]
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
+    dims, depths, heads, hidden = network.layout.sizes
     return SAConfig(
         attention_type=kind,
-        hidden_size=network.embed_dim,
-        num_hidden_layers=len(network.blocks),
-        num_attention_heads=block.attn.W_val.in_features // network.embed_dim,
-        intermediate_size=block.fc1.out_features,
+        hidden_size=dims,
+        num_hidden_layers=depths,
+        num_attention_heads=heads,
+        intermediate_size=hidden,
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,
         num_channels=network.in_chans,

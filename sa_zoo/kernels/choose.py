@@ -16,6 +16,7 @@ from sa_zoo.kernels.fused import can_fuse, fused
 from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.recomputed import axes_pay, can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation, situation
+from sa_zoo.kernels.taps import can_read_taps, taps
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
 
@@ -28,7 +29,11 @@ ROUTES: dict[str, Route] = {
     "fused": fused,
     "absorbed": absorbed,
     "recomputed": recomputed,
+    "taps": taps,
 }
+# Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
+# than by P itself. On GPUs this is an estimate for training and inference, not measured yet.
+KEPT_AXES_FROM = 256
 
 
 class Row(NamedTuple):
@@ -39,12 +44,20 @@ class Row(NamedTuple):
     reason: str
 
 
+def axes_pay_kept(layer: Attention, X: Tensor, now: Situation) -> bool:
+    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+    return axes_pay(layer, X) and X.shape[1] * X.shape[2] > min(X.shape[3], KEPT_AXES_FROM)
+
+
 # The first row whose condition holds is taken.
 ROWS = (
     Row(
         "definition",
         lambda layer, X, now: now.watched,
         "calls every module, once and with the whole batch",
+    ),
+    Row(
+        "taps", can_read_taps, "reads one pixel per head: a convolution, or a gather and a product"
     ),
     Row(
         "as published",
@@ -56,7 +69,7 @@ ROWS = (
     Row(
         "recomputed", can_recompute, "keeps the tensor of all heads neither whole nor for gradients"
     ),
-    Row("by axes", axes_pay, "costs O(T (H + W)) instead of O(T^2)"),
+    Row("by axes", axes_pay_kept, "costs O(T (H + W)) instead of O(T^2)"),
     Row("definition", lambda layer, X, now: True, "is as fast for small images"),
 )
 

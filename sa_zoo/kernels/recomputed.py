@@ -26,8 +26,8 @@ def factorizes(layer: Attention) -> bool:
     return layer.separable and not layer.drops()
 
 
-def axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether P factorizes, and evaluation by its factors is faster."""
+def axes_pay(layer: Attention, X: Tensor) -> bool:
+    """Whether P factorizes, and mixing by its factors is faster."""
     return factorizes(layer) and X.shape[1] * X.shape[2] > AXES_FROM
 
 
@@ -43,7 +43,7 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms that depend on positions only: (B, H, W, D) -> (B, H, W, D)"""
     weights = (layer.W_val.weight, layer.W_val.bias)
-    if axes_pay(layer, X, now):
+    if axes_pay(layer, X):
         return ProjectedHeads.apply(now.dtype, X, *weights, *layer.axis_probabilities(X))
     P = layer.attn_drop(layer.probabilities(X))
     return ProjectedHeads.apply(now.dtype, X.flatten(1, 2), *weights, P).unflatten(1, X.shape[1:3])

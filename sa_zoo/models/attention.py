@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 
 from .positions import at_least_float32
-from .terms import Grid, Terms
+from .stages import Grid
+from .terms import Terms
 
 # Above so many pixels (8x8 is below, 16x16 above) the factors of P by axis are faster than P itself.
 AXES_FROM = 128

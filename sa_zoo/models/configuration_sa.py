@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
+from .stages import Layout, layout_of
 from .terms import has_fixed_size
 from .variants import TERMS
 
@@ -40,7 +41,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     Args:
         attention_type: the score terms (TERMS in variants.py); the part of a timm name between `sa_` and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
-            feed-forward layers. Every head sees all D channels.
+            feed-forward layers; for a pyramid, one number per stage. Every head sees all D channels.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
@@ -52,16 +53,16 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         reshape_hidden_states: whether a backbone's features are maps (B, D, H, W). If not, they are (B, 1 + T, D): the
             mean over pixels, in the place of a class token, and the tokens, as DPT and Depth Anything expect.
         out_features, out_indices: stages that a backbone returns. "stem" and index 0 are the embedding, "stageN" and
-            index N the output of the Nth block.
+            index N the output of the Nth stage, or of the Nth block if there is one stage.
     """
 
     model_type = "sa_net"
 
     attention_type: str = "quadratic"
-    hidden_size: int = 400
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 9
-    intermediate_size: int = 512
+    hidden_size: int | list[int] | tuple[int, ...] = 400
+    num_hidden_layers: int | list[int] | tuple[int, ...] = 6
+    num_attention_heads: int | list[int] | tuple[int, ...] = 9
+    intermediate_size: int | list[int] | tuple[int, ...] = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
     num_channels: int = 3
@@ -91,7 +92,17 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def stage_names(self) -> list[str]:
-        return ["stem", *(f"stage{index}" for index in range(1, self.num_hidden_layers + 1))]
+        return ["stem", *(f"stage{number}" for number, _ in enumerate(self.layout.levels, start=1))]
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(
+            self.patch_size,
+            self.hidden_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.intermediate_size,
+        )
 
     @property
     def height_and_width(self) -> tuple[int, int]:
@@ -107,7 +118,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         labels = sorted((int(index), label) for index, label in (self.id2label or {}).items())
         derived = {
             "num_classes": self.num_labels,
-            "num_features": self.hidden_size,
+            "num_features": self.layout.stages[-1].dim,
             "global_pool": "avg",
             "label_names": [label for _, label in labels],
             "model_args": {

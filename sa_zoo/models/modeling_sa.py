@@ -1,8 +1,8 @@
 """The paper's networks for transformers: a base model, an image classifier and a backbone, built from the same blocks.
 
 Modules have the same names as in timm_models.py, at the top level, so that one file of weights fits both libraries.
-Hidden states are (B, T, D), as is usual in transformers. This file is also published together with weights, as remote
-code.
+Hidden states are (B, T, D), as is usual in transformers. R is the last of the layout's `reductions`. This file is also
+published together with weights, as remote code.
 """
 
 from typing import Any
@@ -23,11 +23,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, ImageSize, checked_size, new_head, set_grid, terms_of_block
+from .network import Block, block_arguments, new_head, set_grids
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
-from .terms import Grid, has_fixed_size
+from .stages import Grid, ImageSize
+from .terms import has_fixed_size
 from .variants import TERMS
 
 
@@ -50,22 +51,9 @@ class SABlock(GradientCheckpointingLayer, Block):
 
     attention_class = SAAttention
 
-    def __init__(self, config: SAConfig, index: int) -> None:
-        height, width = checked_size(config.height_and_width, config.patch_size)
-        super().__init__(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.intermediate_size,
-            terms_of_block(TERMS[config.attention_type], index, config.num_hidden_layers),
-            (height // config.patch_size, width // config.patch_size),
-            proj_drop=config.hidden_dropout_prob,
-            attn_drop=config.attention_probs_dropout_prob,
-            drop_path=config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1),
-        )
-
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
-        """(B, T, D) -> (B, T, D), with T = H * W and (H, W) the grid."""
-        X = hidden_states.unflatten(1, grid)
+        """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
+        X = self.merge(hidden_states.unflatten(1, grid))
         attended, _ = self.attn(X, output_attentions)
         return self.after_attention(X, attended).flatten(1, 2)
 
@@ -90,13 +78,22 @@ class SAPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
+        terms = TERMS[config.attention_type]
+        self.layout = config.layout
         self.patch_embed = nn.Conv2d(
-            config.num_channels, config.hidden_size, config.patch_size, stride=config.patch_size
+            config.num_channels,
+            self.layout.stages[0].dim,
+            config.patch_size,
+            stride=config.patch_size,
         )
-        self.blocks = nn.ModuleList(
-            SABlock(config, index) for index in range(config.num_hidden_layers)
-        )
-        self.fixed_img_size = has_fixed_size(TERMS[config.attention_type])
+        size = self.layout.checked_size(config.height_and_width)
+        drops: dict[str, Any] = {
+            "proj_drop": config.hidden_dropout_prob,
+            "attn_drop": config.attention_probs_dropout_prob,
+        }
+        arguments = block_arguments(self.layout, terms, size, config.drop_path_rate)
+        self.blocks = nn.ModuleList(SABlock(**each, **drops) for each in arguments)
+        self.fixed_img_size = has_fixed_size(terms)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -119,37 +116,39 @@ class SAPreTrainedModel(PreTrainedModel):
             raise ValueError(f"{got}, expected 'eager' or none: these models choose by themselves")
         return "eager"
 
-    def grid(self, pixel_values: Tensor) -> Grid:
-        """(H, W), in tokens, of images (B, C, P H, P W)."""
-        height, width = checked_size(pixel_values.shape[2:], self.config.patch_size)
-        if self.fixed_img_size and (height, width) != self.config.height_and_width:
+    def grids(self, pixel_values: Tensor) -> list[Grid]:
+        """(H, W), in tokens, of the embedding and of each block for images (B, C, R H, R W)."""
+        size = self.layout.checked_size(pixel_values.shape[2:])
+        if self.fixed_img_size and size != self.config.height_and_width:
+            got = "x".join(map(str, size))
             expected = "x".join(map(str, self.config.height_and_width))
             raise ValueError(
-                f"pixel_values: got images of {height}x{width}, expected {expected}; call set_input_size"
+                f"pixel_values: got images of {got}, expected {expected}; call set_input_size"
             )
-        return height // self.config.patch_size, width // self.config.patch_size
+        grids = self.layout.grids(size)
+        return [grids[0], *grids]
 
     @capture_outputs
     def encode(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:
-        """Images (B, C, P H, P W) -> tokens (B, T, D), row by row."""
+        """Images (B, C, R H, R W) -> tokens (B, T, D), row by row."""
         if pixel_values is None or pixel_values.dim() != 4:
             got = None if pixel_values is None else f"shape {tuple(pixel_values.shape)}"
             raise ValueError(
                 f"pixel_values: got {got}, expected images (B, {self.config.num_channels}, H, W)"
             )
-        grid = self.grid(pixel_values)
+        grids = self.grids(pixel_values)
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
         x = self.patch_embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, D, H, W)
         hidden_states = x.flatten(2).transpose(1, 2).contiguous()  # (B, T, D)
-        for block in self.blocks:
+        for block, grid in zip(self.blocks, grids[:-1], strict=True):
             hidden_states = block(hidden_states, grid, output_attentions)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
     def set_input_size(self, image_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
-        height, width = checked_size(image_size, self.config.patch_size)
+        height, width = self.layout.checked_size(image_size)
         self.config.image_size = height if height == width else [height, width]
-        set_grid(self.blocks, (height // self.config.patch_size, width // self.config.patch_size))
+        set_grids(self.blocks, self.layout.grids((height, width)))
 
 
 class SAModel(SAPreTrainedModel):
@@ -163,7 +162,7 @@ class SAModel(SAPreTrainedModel):
     def forward(
         self, pixel_values: Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling:
-        """Images (B, C, P H, P W) -> tokens (B, T, D) and their mean (B, D)."""
+        """Images (B, C, R H, R W) -> tokens (B, T, D) and their mean (B, D)."""
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
@@ -180,14 +179,14 @@ class SAForImageClassification(SAPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.head_drop = nn.Dropout(config.classifier_dropout)
-        self.head = new_head(config.hidden_size, config.num_labels)
+        self.head = new_head(self.layout.stages[-1].dim, config.num_labels)
         self.post_init()
 
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> ImageClassifierOutput:
-        """Images (B, C, P H, P W) -> logits (B, num_labels), and the loss if labels are given.
+        """Images (B, C, R H, R W) -> logits (B, num_labels), and the loss if labels are given.
 
         labels: (B,) class numbers or, by `config.problem_type`, (B, num_labels) or (B,) floating-point numbers.
         """
@@ -203,25 +202,31 @@ class SAForImageClassification(SAPreTrainedModel):
 
 
 class SABackbone(BackboneMixin, SAPreTrainedModel):
-    """Feature maps of chosen stages; index 0 is the embedding, index N the output of the Nth block."""
+    """Feature maps of chosen stages; index 0 is the embedding, the others are the configuration's levels."""
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
-        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.num_features = [
+            self.layout.stages[0].dim,
+            *(level.dim for level in self.layout.levels),
+        ]
         self.post_init()
 
     @can_return_tuple
     @filter_output_hidden_states
     def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
-        """Images (B, C, P H, P W) -> one map (B, D, H, W) per chosen stage, or tokens: see SAConfig."""
+        """Images (B, C, R H, R W) -> one map (B, D, H, W) per chosen stage, or tokens: see SAConfig."""
         kwargs["output_hidden_states"] = True  # transformers 5.4 leaves this to us
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
-        chosen = [outputs.hidden_states[index] for index in self.out_indices]
-        if self.config.reshape_hidden_states:
-            grid = self.grid(pixel_values)
-            feature_maps = [tokens.transpose(1, 2).unflatten(2, grid) for tokens in chosen]
-        else:
-            feature_maps = [torch.cat([x.mean(1, keepdim=True), x], dim=1) for x in chosen]
+        blocks = [0, *(level.blocks for level in self.layout.levels)]  # before each stage's output
+        grids = self.grids(pixel_values)
+        feature_maps = []
+        for index in self.out_indices:
+            tokens = outputs.hidden_states[blocks[index]]
+            if self.config.reshape_hidden_states:
+                feature_maps.append(tokens.transpose(1, 2).unflatten(2, grids[blocks[index]]))
+            else:
+                feature_maps.append(torch.cat([tokens.mean(1, keepdim=True), tokens], dim=1))
         return BackboneOutput(
             feature_maps=tuple(feature_maps),
             hidden_states=outputs.hidden_states,

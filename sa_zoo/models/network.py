@@ -1,11 +1,12 @@
 """The paper's network (Section 4): 2x2 space-to-depth and a linear map, blocks of attention, mean over pixels.
 
-Pure torch: the timm and transformers interfaces are built on it. Everything between the embedding and the head has
-the layout (B, H, W, D).
+The paper's has one stage. In a pyramid, each further stage begins as the first one does, with space-to-depth and a
+linear map. Pure torch: the timm and transformers interfaces are built on it. Everything between the embedding and the
+head has the layout (B, H, W, D).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from torch.nn.functional import dropout
 from torch.types import Device
 
 from .attention import Attention
-from .terms import Grid, Groups, Term, Terms, has_fixed_size
+from .stages import Grid, ImageSize, Layout, Sizes, layout_of
+from .terms import Groups, Term, Terms, has_fixed_size
 
 _logger = logging.getLogger(__name__)
-ImageSize = int | Sequence[int]  # in pixels: the side of a square, or height and width
 
 
 class DropPath(nn.Dropout):
@@ -29,8 +30,23 @@ class DropPath(nn.Dropout):
         return x * dropout(x.new_ones(x.shape[0], 1, 1, 1), self.p)
 
 
+class Merge(nn.Module):
+    """2x2 space-to-depth and a linear map: (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
+
+    def __init__(self, dim_in: int, dim: int, **dd: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4 * dim_in, dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = x.unflatten(2, [-1, 2]).unflatten(1, [-1, 2])  # (B, H, 2, W, 2, D_in)
+        return self.linear(squares.transpose(2, 3).flatten(3))
+
+
 class Block(nn.Module):
-    """Post-norm block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x))."""
+    """Post-norm block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x)).
+
+    One that begins a further stage merges 2x2 pixels of `dim_in` channels first.
+    """
 
     attention_class: type[Attention] = Attention
 
@@ -41,12 +57,16 @@ class Block(nn.Module):
         hidden_dim: int,
         terms: Terms,
         grid: Grid,
+        dim_in: int | None = None,
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
         **dd: Any,
     ) -> None:
         super().__init__()
+        self.merge: Merge | nn.Identity = (
+            nn.Identity() if dim_in is None else Merge(dim_in, dim, **dd)
+        )
         self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.fc1 = nn.Linear(dim, hidden_dim, **dd)
@@ -57,7 +77,8 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
+        """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
+        x = self.merge(x)
         return self.after_attention(x, self.attn(x))
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -77,14 +98,15 @@ class SANet(nn.Module):
         terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
-            layers.
+            layers. A pyramid has one stage per number of `depth`; the others are one number per stage or for all.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
         ValueError: for a size that is no positive whole number, `terms` that are no classes, an unknown
-            `global_pool`, or an `img_size` that `patch_size` does not divide.
+            `global_pool`, or an `img_size` that is not a multiple of `patch_size`, and of twice as much for each
+            further stage.
     """
 
     block_class: type[Block] = Block
@@ -97,10 +119,10 @@ class SANet(nn.Module):
         num_classes: int = 10,
         global_pool: str = "avg",
         patch_size: int = 2,
-        embed_dim: int = 400,
-        depth: int = 6,
-        num_heads: int = 9,
-        hidden_dim: int = 512,
+        embed_dim: Sizes = 400,
+        depth: Sizes = 6,
+        num_heads: Sizes = 9,
+        hidden_dim: Sizes = 512,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -110,39 +132,26 @@ class SANet(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        sizes = (in_chans, patch_size, embed_dim, depth, num_heads, hidden_dim)
-        check_sizes("in_chans, patch_size, embed_dim, depth, num_heads, hidden_dim", sizes)
         check_terms(terms)
-        self.in_chans = in_chans
+        self.layout = layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim)
+        self.in_chans = checked_channels(in_chans)
         self.num_classes = num_classes
         self.patch_size = patch_size
-        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.img_size = checked_size(img_size, patch_size)
+        self.reduction = self.layout.reductions[-1]
+        self.num_features = self.head_hidden_size = self.embed_dim = self.layout.stages[-1].dim
+        self.img_size = self.layout.checked_size(img_size)
         self.global_pool = checked_pool(global_pool)
         # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
-        self.patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size, **dd)
+        first = self.layout.stages[0].dim
+        self.patch_embed = nn.Conv2d(in_chans, first, patch_size, stride=patch_size, **dd)
         blocks = [
-            self.block_class(
-                embed_dim,
-                num_heads,
-                hidden_dim,
-                terms_of_block(terms, index, depth),
-                self.expected_grid(),
-                proj_drop_rate,
-                attn_drop_rate,
-                drop_path_rate * index / max(depth - 1, 1),
-                **dd,
-            )
-            for index in range(depth)
+            self.block_class(**each, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, **dd)
+            for each in block_arguments(self.layout, terms, self.img_size, drop_path_rate)
         ]
         self.blocks: Any = nn.Sequential(*blocks)
         self.fixed_img_size = has_fixed_size(terms)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = new_head(embed_dim, num_classes, **dd)
-
-    def expected_grid(self) -> Grid:
-        """(H, W), in tokens, of the images that the network expects."""
-        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
+        self.head = new_head(self.num_features, num_classes, **dd)
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
@@ -157,14 +166,14 @@ class SANet(nn.Module):
             )
             torch._assert(width == expected[1], "image width: not the model's; call set_input_size")
         else:
-            P = self.patch_size
-            torch._assert(height % P == 0, "image height: expected a multiple of the patch size")
-            torch._assert(width % P == 0, "image width: expected a multiple of the patch size")
+            R = self.reduction
+            torch._assert(height % R == 0, "image height: expected a multiple of model.reduction")
+            torch._assert(width % R == 0, "image width: expected a multiple of model.reduction")
         # Without `contiguous`, every product would copy it.
         return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
+        """Images (B, C, R H, R W) -> tokens (B, H, W, D) of the last stage, with R the `reduction`"""
         return self.blocks(self.embed(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -175,12 +184,12 @@ class SANet(nn.Module):
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, C, P H, P W) -> logits (B, num_classes)"""
+        """Images (B, C, R H, R W) -> logits (B, num_classes)"""
         return self.forward_head(self.forward_features(x))
 
     @torch.jit.ignore
     def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The attention probabilities of each block for images (B, C, P H, P W), at least float32.
+        """The attention probabilities of each block for images (B, C, R H, R W), at least float32.
 
         (N_h, T, T) where attention depends on positions only, else (B, N_h, T, T), indexed [..., q, k] with pixels in
         row-major order.
@@ -188,7 +197,7 @@ class SANet(nn.Module):
         x = self.embed(x)
         maps = []
         for block in self.blocks:
-            maps.append(block.attn.probabilities(x))
+            maps.append(block.attn.probabilities(block.merge(x)))
             x = block(x)
         return maps
 
@@ -196,11 +205,11 @@ class SANet(nn.Module):
     def set_input_size(self, img_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
         old = self.img_size
-        self.img_size = checked_size(img_size, self.patch_size)
+        self.img_size = self.layout.checked_size(img_size)
         if self.fixed_img_size and old != self.img_size:
             new = self.img_size
             _logger.warning("learned encodings: interpolated from images of %s to %s", old, new)
-            set_grid(self.blocks, self.expected_grid())
+            set_grids(self.blocks, self.layout.grids(self.img_size))
 
     @torch.jit.ignore
     def init_weights(self) -> None:
@@ -209,11 +218,6 @@ class SANet(nn.Module):
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
-
-
-def check_sizes(names: str, sizes: tuple[int, ...]) -> None:
-    if not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ValueError(f"{names}: got {sizes}, expected positive whole numbers")
 
 
 def check_terms(terms: object) -> None:
@@ -230,17 +234,44 @@ def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
     return terms[index * len(terms) // depth]
 
 
+def block_arguments(
+    layout: Layout, terms: Groups, img_size: Sequence[int], drop_path_rate: float
+) -> Iterator[dict[str, Any]]:
+    """The arguments that distinguish the blocks of a network."""
+    grids = layout.grids(img_size)
+    index = 0
+    dim = None
+    for stage in layout.stages:
+        for position in range(stage.depth):
+            yield {
+                "dim": stage.dim,
+                "num_heads": stage.num_heads,
+                "hidden_dim": stage.hidden_dim,
+                "terms": terms_of_block(terms, index, len(grids)),
+                "grid": grids[index],
+                "dim_in": None if position else dim,
+                "drop_path": drop_path_rate * index / max(len(grids) - 1, 1),
+            }
+            index += 1
+        dim = stage.dim
+
+
 def terms_in(network: nn.Module) -> dict[str, Term]:
     """All score terms of a network, by path."""
     modules = network.named_modules()
     return {path: module for path, module in modules if isinstance(module, Term)}
 
 
-def set_grid(blocks: nn.Module, grid: Grid) -> None:
-    """Interpolate the learned encodings in `blocks` to a grid of (H, W) pixels."""
-    for term in terms_in(blocks).values():
+def block_of(path: str) -> int:
+    """The number of the block that a path from a network's `blocks` leads into."""
+    return int(path.partition(".")[0])
+
+
+def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
+    """Interpolate the learned encodings of each block to its grid of (H, W) pixels."""
+    for path, term in terms_in(blocks).items():
         if not term.any_grid:
-            term.set_grid(grid)
+            term.set_grid(grids[block_of(path)])
 
 
 def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
@@ -248,14 +279,10 @@ def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Ide
     return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
 
 
-def checked_size(img_size: ImageSize, patch_size: int) -> tuple[int, int]:
-    """(height, width) of an image that patches of `patch_size` tile."""
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    if height % patch_size or width % patch_size or min(height, width) < patch_size:
-        raise ValueError(
-            f"img_size: got {height}x{width}, expected positive multiples of the patch size {patch_size}"
-        )
-    return height, width
+def checked_channels(in_chans: int) -> int:
+    if not isinstance(in_chans, int) or in_chans < 1:
+        raise ValueError(f"in_chans: got {in_chans}, expected a positive whole number")
+    return in_chans
 
 
 def checked_pool(global_pool: str) -> str:

@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+# At an integer Delta, heads of this alpha miss their pixel by less than the rounding error of any type (Lemma 2).
+ONE_HOT = 39.0
+# Pixels from the query, beyond any border.
+FARTHEST = 1e6
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """`x` in its own floating-point type, or in float32 if that is narrower: the type that scores are computed in."""
@@ -49,6 +54,19 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
     # exp(-1e30) is 0 as well, but 0 * inf has no value
     finite = at_least_float32(alpha).clamp(max=1e30)
     return -finite[:, None, None] * distance.square()
+
+
+def one_hot_displacements(Delta: Tensor, alpha: Tensor) -> list[list[int]]:
+    """The displacements (row, column) that quadratic heads read, if all of them read one pixel: (N_h, 2), (N_h,)
+
+    Otherwise none. Reads numbers, for which a CPU has to wait for an accelerator.
+    """
+    if not all(value >= ONE_HOT for value in alpha.tolist()):
+        return []
+    centers = at_least_float32(Delta).clamp(-FARTHEST, FARTHEST).tolist()
+    if not all(place.is_integer() for center in centers for place in center):
+        return []
+    return [[int(place) for place in center] for center in centers]
 
 
 def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, width: int) -> Tensor:

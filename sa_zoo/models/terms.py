@@ -11,14 +11,14 @@ from .positions import (
     displacement_scores,
     generalized_quadratic_scores,
     learned_axis_scores,
+    one_hot_displacements,
     outer_sum,
     pixels,
     quadratic_scores,
     resized_grid,
     resized_table,
 )
-
-Grid = tuple[int, int]
+from .stages import Grid
 
 
 class Term(nn.Module):
@@ -33,6 +33,15 @@ class Term(nn.Module):
     any_grid = True  # False if it holds learned encodings for one grid of (H, W) pixels: `resized`
     drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
     not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
+
+    def taps(self) -> list[list[int]]:
+        """The displacements (row, column) that heads read, if each reads one pixel in images of any size, else none."""
+        return []
+
+    def fuse(self) -> "Term":
+        """What timm.utils.reparameterize_model puts in the place of the term: without parameters, if heads are taps."""
+        taps = self.taps()
+        return Taps(taps, next(self.parameters()).device) if taps else self
 
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
         """A value of the parameter `name`, interpolated to a grid of (H, W) pixels if it is an encoding of another."""
@@ -78,6 +87,9 @@ class Quadratic(Separable):
         nn.init.normal_(self.Delta, std=2.0)
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
+    def taps(self) -> list[list[int]]:
+        return one_hot_displacements(self.Delta, 0.5 * at_least_float32(self.spread).square())
+
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         alpha = 0.5 * at_least_float32(self.spread).square()
         y = pixels(height, alpha.device)
@@ -101,6 +113,23 @@ class QuadraticKernel(Quadratic):
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
+class Taps(Quadratic):
+    """Quadratic of infinite spread at whole pixels: without parameters, so that no numbers have to be read.
+
+    offsets: displacements (row, column) that the heads read.
+    """
+
+    def __init__(self, offsets: list[list[int]], device: torch.device) -> None:
+        Separable.__init__(self)
+        self.offsets = offsets
+        Delta = torch.tensor(offsets, dtype=torch.float32, device=device)
+        self.register_buffer("Delta", Delta, persistent=False)
+        self.register_buffer("spread", torch.full_like(Delta[:, 0], math.inf), persistent=False)
+
+    def taps(self) -> list[list[int]]:
+        return self.offsets
+
+
 class GeneralizedQuadratic(Term):
     """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h): any covariance (appendix). spread S: (N_h, 2, 2)."""
 
@@ -118,6 +147,13 @@ class GeneralizedQuadratic(Term):
         nn.init.normal_(self.Delta, std=2.0)
         nn.init.normal_(self.spread, std=0.01)
         self.spread.data.diagonal(dim1=1, dim2=2).add_(1.0)
+
+    def taps(self) -> list[list[int]]:
+        # A sharp Gaussian with tilted axes reads one pixel too, but another one of the border than replicate padding.
+        axes = at_least_float32(self.spread).diagonal(dim1=1, dim2=2)
+        tilted = (self.spread - axes.diag_embed()).abs().amax(dim=(1, 2)) > 0
+        alpha = 0.5 * axes.square().amin(dim=1)
+        return one_hot_displacements(self.Delta, alpha.masked_fill(tilted, 0.0))
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""

@@ -11,7 +11,8 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .network import Block, ImageSize, SANet, checked_pool, new_head, terms_in
+from .network import Block, SANet, block_of, checked_pool, new_head, terms_in
+from .stages import ImageSize
 from .terms import Groups
 
 _logger = logging.getLogger(__name__)
@@ -21,16 +22,17 @@ class TimmBlock(Block):
     """A block that is one node of torch.fx's graphs, as its evaluation depends on what fx does not know."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
+        """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
+        x = self.merge(x)
         return self.after_attention(x, self.attn(x))
 
 
 class TimmSANet(SANet):
-    """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per block."""
+    """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level."""
 
     output_fmt = "NHWC"
     block_class = TimmBlock
@@ -38,13 +40,18 @@ class TimmSANet(SANet):
     def __init__(self, terms: Groups, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
         self.grad_checkpointing = False
+        self.levels = self.layout.levels
         self.feature_info = [
-            {"num_chs": self.embed_dim, "reduction": self.patch_size, "module": f"blocks.{index}"}
-            for index in range(len(self.blocks))
+            {
+                "num_chs": level.dim,
+                "reduction": level.reduction,
+                "module": f"blocks.{level.blocks - 1}",
+            }
+            for level in self.levels
         ]
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""
+        """Images (B, C, R H, R W) -> tokens (B, H, W, D) of the last stage, with R the `reduction`"""
         x = self.embed(x)
         if self.grad_checkpointing and not torch.jit.is_scripting():
             return checkpoint_seq(self.blocks, x)
@@ -79,7 +86,7 @@ class TimmSANet(SANet):
             self.global_pool = checked_pool(global_pool)
         self.num_classes = num_classes
         like = self.patch_embed.weight
-        self.head = new_head(self.embed_dim, num_classes, device=like.device, dtype=like.dtype)
+        self.head = new_head(self.num_features, num_classes, device=like.device, dtype=like.dtype)
 
     def forward_intermediates(
         self,
@@ -90,19 +97,20 @@ class TimmSANet(SANet):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Features of chosen blocks for images (B, C, P H, P W), as timm's models return them.
+        """Features of chosen levels for images (B, C, R H, R W), as timm's models return them.
 
-        indices: the last n blocks if an int, all if None, else these. `norm` has no effect: each block ends in its own.
+        indices: the last n levels if an int, all if None, else these. `norm` has no effect: each block ends in its own.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt: got {output_fmt!r}, expected 'NCHW' or 'NHWC'")
-        chosen, last = feature_take_indices(len(self.blocks), indices)
+        chosen, last = feature_take_indices(len(self.levels), indices)
+        ends = [self.levels[index].blocks for index in chosen]
         x = self.embed(x)
         intermediates = []
-        blocks = self.blocks[: last + 1] if stop_early else self.blocks
-        for index, block in enumerate(blocks):
+        blocks = self.blocks[: self.levels[last].blocks] if stop_early else self.blocks
+        for done, block in enumerate(blocks, start=1):
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
-            if index in chosen:
+            if done in ends:
                 intermediates.append(x.permute(0, 3, 1, 2) if output_fmt == "NCHW" else x)
         return intermediates if intermediates_only else (x, intermediates)
 
@@ -110,8 +118,9 @@ class TimmSANet(SANet):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the blocks that the features at `indices` do not need, and the head."""
-        chosen, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
+        chosen, last = feature_take_indices(len(self.levels), indices)
+        self.levels = self.levels[: last + 1]
+        self.blocks = self.blocks[: self.levels[-1].blocks]
         if prune_head:
             self.reset_classifier(0, "")
         return chosen
@@ -135,14 +144,16 @@ class CifarResNet(ResNet):
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dict[str, Tensor]:
     """Interpolate learned encodings of a checkpoint that was trained on another image size."""
     fitted = dict(state_dict)
-    for path, term in terms_in(model).items():
+    grids = model.layout.grids(model.img_size)
+    for path, term in terms_in(model.blocks).items():
+        grid = grids[block_of(path)]
         for name, target in term.named_parameters(recurse=False):
-            key = f"{path}.{name}"
+            key = f"blocks.{path}.{name}"
             given = fitted.get(key)
             # Any other difference than that of the grid is left to load_state_dict, which reports both shapes.
             if given is None or given.shape == target.shape or given.shape[-1] != target.shape[-1]:
                 continue
-            fitted[key] = term.resized(name, given, model.expected_grid())
+            fitted[key] = term.resized(name, given, grid)
             shapes = (tuple(given.shape), tuple(fitted[key].shape))
             _logger.warning("%s: interpolated from %s to %s", key, *shapes)
     return fitted

@@ -27,7 +27,7 @@ class Variant:
     """A row.
 
     Args:
-        name: timm's. A model of the paper's sizes is `sa_{attention_type}_cifar`, where transformers has its
+        name: timm's. The first row with its terms is `sa_{attention_type}_cifar`, where transformers has its
             `attention_type` from.
         terms: groups of score terms that are added up; none for a ResNet.
         sentence: what it is.
@@ -66,6 +66,9 @@ VARIANTS = (
             "Absolute positional encoding (Eq. 7), for contrast: scores do not depend on displacements only."),
     Variant("sa_mixed_cifar", ((Quadratic,), (Content,)),
             "Quadratic heads in the first half of the blocks, learned + content (Section 4.3) in the second."),
+    Variant("sa_pyramid_cifar", ((QuadraticKernel,),),
+            "A pyramid of 16x16, 8x8 and 4x4 tokens, whose heads start as 3x3 convolutions in all blocks.",
+            {"embed_dim": (128, 320, 512), "depth": (2, 5, 1), "hidden_dim": (256, 640, 1024)}),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY, trained=("", "long"), installed=True),
@@ -85,6 +88,9 @@ VARIANTS = (
     Variant("sa_mixed_tiny_cifar", ((Quadratic,), (Content,)),
             "Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels.",
             TINY, trained=("",)),
+    Variant("sa_pyramid_tiny_cifar", ((QuadraticKernel,),),
+            "A pyramid of attention with 36, 88 and 136 channels: for two CPU cores.",
+            {"embed_dim": (36, 88, 136), "depth": (2, 4, 1), "hidden_dim": (72, 176, 240)}),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
             {"layers": (2, 2, 2, 2)}, trained=("",)),
@@ -94,9 +100,8 @@ VARIANTS = (
 )
 # fmt: on
 
-# The groups of terms of each `attention_type`.
-TERMS = {
-    variant.name.removeprefix("sa_").removesuffix("_cifar"): variant.terms
-    for variant in VARIANTS
-    if variant.terms and not variant.sizes
-}
+# The groups of terms of each `attention_type`: that of the first row that has them.
+TERMS: dict[str, Groups] = {}
+for row in VARIANTS:
+    if row.terms and row.terms not in TERMS.values():
+        TERMS[row.name.removeprefix("sa_").removesuffix("_cifar")] = row.terms

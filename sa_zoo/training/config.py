@@ -49,6 +49,7 @@ class ModelConfig(Section):
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # initial weights: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
+    harden: bool = False  # make the heads of the initial weights taps, frozen where they are
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
 
@@ -93,7 +94,7 @@ class TrainConfig(Section):
     precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
     ema: Fraction = 0.0  # decay of the weight average, which is then published; 0: none
-    checkpoint_steps: NonNegativeInt = 0  # also save after this many steps; 0: after epochs only
+    checkpoint_steps: NonNegativeInt = 0  # between two checkpoints; 0: the steps of an epoch
     tracker: Literal["", "tensorboard"] = ""
 
 

@@ -89,7 +89,6 @@ class Run:
     def train_epoch(self) -> None:
         """Take the remaining steps of the current epoch."""
         counters = self.counters
-        checkpoint_steps = self.config.train.checkpoint_steps
         read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self.prepared.train()
         start = time.perf_counter()
@@ -97,8 +96,8 @@ class Run:
         while counters.step < self.steps:
             # read before the step seeds its random numbers, as a loader draws one when it starts
             self.step(list(islice(batches, self.config.train.accumulation)))
-            last = counters.step == self.steps  # after it, the epoch is validated and saved anyway
-            save = checkpoint_steps and self.steps_done() % checkpoint_steps == 0 and not last
+            last = counters.step == self.steps  # after it, the epoch is validated first
+            save = self._saves_now() and not last
             stop = False
             if save or last or counters.step % read_every == 0:
                 stop = self._read()
@@ -178,8 +177,14 @@ class Run:
         advice = ". ".join([*kept, "Lower optim.lr or set optim.clip"])
         return FloatingPointError(f"{what} not finite, in {where}; {advice}")
 
+    def _saves_now(self) -> bool:
+        """Whether a checkpoint follows the steps done so far: at the intervals of the config, and after the last."""
+        interval = self.config.train.checkpoint_steps or self.steps
+        done = self.steps_done()
+        return done % interval == 0 or done == self.config.train.epochs * self.steps
+
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
-        """Add the epoch to the history and save a checkpoint; returns its line of the history."""
+        """Add the epoch to the history; returns its line of the history."""
         counters = self.counters
         record = {
             "epoch": counters.epoch + 1,
@@ -197,7 +202,8 @@ class Run:
         if self.accelerator.is_main_process:
             write_history(self.out, counters.history)
             record_heads(self.out, self.averaged, counters.epoch)
-        self.save()
+        if self._saves_now():
+            self.save()
         self.progress.end_epoch(record, self.images_done(), self.images_per_second())
         return record
 

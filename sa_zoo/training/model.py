@@ -9,6 +9,7 @@ from timm.data import resolve_input_data_config
 from timm.models import is_model, is_model_pretrained, resolve_model_input_args
 from torch import Tensor, nn
 
+from sa_zoo.convolution.harden import harden
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.opened import build_model
 from sa_zoo.training.config import ModelConfig
@@ -65,6 +66,8 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
             # timm looks up by name where the weights are
             args |= {"model_name": source, "pretrained_cfg": None}
         model = build_model(source, pretrained=bool(config.init), **args)
+    if config.harden:
+        harden(model)
     if config.freeze:
         _freeze(model, config.freeze)
     return model

@@ -10,6 +10,7 @@
 """
 
 import json
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
 @torch.no_grad()
 def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
-    """Write what the heads of a SANet attend to from the pixel in the middle, averaged over images (B, C, P H, P W).
+    """Write what the heads of a SANet attend to from the pixel in the middle, averaged over images (B, C, R H, R W).
 
     Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
     on positions only, or for another network.
@@ -122,17 +123,15 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
         return
     if all(term.positional for term in terms_in(model).values()):
         return
-    height, width = (size // model.patch_size for size in images.shape[2:])
-    middle = height // 2 * width + width // 2
-    seen = []
+    grids = model.layout.grids(images.shape[2:])
+    sums: dict[str, Any] = defaultdict(float)
     for some in images.split(IMAGES_AT_ONCE):
-        maps = model.attention_maps(some)
-        seen.append(
-            [P[..., middle, :].cpu().expand(len(some), -1, -1) for P in maps]
-        )  # (B, N_h, T)
-    named = {}
-    for index, rows in enumerate(zip(*seen, strict=True)):
-        named[f"blocks.{index}.attn"] = torch.cat(rows).mean(dim=0).unflatten(-1, [height, width])
+        for index, P in enumerate(model.attention_maps(some)):
+            height, width = grids[index]
+            middle = P[..., height // 2 * width + width // 2, :]  # (N_h, T) or (B, N_h, T)
+            rows = middle.cpu().expand(len(some), -1, -1).unflatten(-1, [height, width])
+            sums[f"blocks.{index}.attn"] += rows.sum(dim=0)
+    named = {name: total / len(images) for name, total in sums.items()}
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import nn
 from transformers.utils.generic import flatten_dict
 
@@ -99,12 +99,18 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
         raise ValueError(
             f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'"
         )
-    return open_accelerator(
+    accelerator = open_accelerator(
         mixed_precision=train.precision,
         gradient_accumulation_steps=train.accumulation,
         log_with=train.tracker or None,
         project_dir=out,
     )
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError(
+            "accelerate: got FSDP, which divides the network, expected DDP (configs/accelerate/ddp.yaml): "
+            "checkpoints hold whole networks"
+        )
+    return accelerator
 
 
 def _macs(model: nn.Module, config: Config, input_format: InputFormat) -> int:
@@ -181,6 +187,7 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
             images_per_second=run.images_per_second(),
             n=len(run.split),
         ),
-        environment=environment(accelerator.device) | {"processes": accelerator.num_processes},
+        environment=environment(accelerator.device)
+        | {"processes": accelerator.num_processes, "precision": config.train.precision},
     )
     return replace(published, metrics=metrics)

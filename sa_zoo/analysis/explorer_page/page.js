@@ -180,7 +180,9 @@ function renderSharpness(layer, heads) {
   const value = layer.kind === "quadratic" ? heads.alpha[state.head] : state.edits[state.layer]?.[state.head]?.sharpness ?? 1;
   byId("sharpness-name").textContent = layer.kind === "quadratic" ? "alpha" : "sharpness";
   byId("sharpness").value = Math.log10(value);
-  byId("sharpness-text").textContent = (layer.kind === "quadratic" ? "" : "× ") + value.toPrecision(3);
+  // the smallest alpha that leaves one pixel: ONE_HOT of models/positions.py
+  const tap = layer.kind === "quadratic" && value >= 39 && heads.Delta[state.head].every(Number.isInteger);
+  byId("sharpness-text").textContent = (layer.kind === "quadratic" ? "" : "× ") + value.toPrecision(3) + (tap ? ", a tap" : "");
 }
 
 function renderFilters(layer) {

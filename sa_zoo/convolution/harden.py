@@ -1,0 +1,158 @@
+"""Heads become taps: each reads one pixel, and the layer is a convolution whose taps were learned as attention.
+
+A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses
+a pixel for each head, no two the same, and keeps of the layer what these taps can express: the attention that a head
+gave to a pixel goes to the tap nearest to that pixel, with the head's value matrix. With P_h the attention of head h
+far from the border,
+
+    W_val'_g = sum_h M_hg W_val_h,    M_hg = sum of P_h[delta] over all delta that are nearest to tap g
+
+Images of one color give what they gave before. What is lost otherwise, training has to bring back. Symbols:
+models/attention.py.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.slices import Slices
+from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.network import SANet
+from sa_zoo.models.stages import Grid
+from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
+
+# Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
+SPREAD = 64.0
+Layer = Attention | ConvolutionalAttention
+
+
+@torch.no_grad()
+def harden(model: nn.Module) -> dict[str, list[list[int]]]:
+    """Make every head a tap, in place, and freeze where it looks. Call it before the optimizer is made, and train on.
+
+    The architecture stays the same: Delta holds integers, and the spread is large. The heads of a network's layer read
+    the pixels that had most of their attention. Those of a SoftAttention read the pixels of its kernel, so that
+    `conv_from_attention` returns a convolution of that size. A layer whose heads are taps already keeps its function.
+
+    Returns the displacements (row, column) that the heads of each layer read. Raises ValueError, before anything is
+    changed, for a network without such layers, for layers that look at content, have learned encodings or value
+    matrices of low rank, and for images with fewer displacements than a layer has heads.
+    """
+    grids: dict[nn.Module, Grid] = {}
+    if isinstance(model, SANet):
+        attention = [block.attn for block in model.blocks]
+        # The blocks may be pruned.
+        grids |= zip(attention, model.layout.grids(model.img_size), strict=False)
+    layers: dict[str, Layer] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Layer) and not isinstance(module, HardAttention):
+            layers[name] = module
+            reason = why_not_taps(module, grids.get(module))
+            if reason:
+                raise ValueError(
+                    f"model: got the layer {name or type(module).__name__!r} whose heads cannot be taps: {reason}"
+                )
+    if not layers:
+        raise ValueError(f"model: got {type(model).__name__}, expected one with quadratic heads")
+    return {name: _hardened(layer, grids.get(layer)) for name, layer in layers.items()}
+
+
+def why_not_taps(layer: Layer, grid: Grid | None) -> str:
+    """Why the heads of a layer cannot read one pixel each, on a grid of (H, W) pixels; empty if they can."""
+    if isinstance(layer, ConvolutionalAttention):
+        if not isinstance(layer, SoftAttention):
+            return "it looks at content"
+        if not isinstance(layer.W_val, Slices):
+            return "its value matrices have a low rank, which mixing them would raise"
+        if not layer.windows():
+            return "one sees without end (its alpha is not positive, or its Delta not finite)"
+        return ""
+    term = layer.terms[0]
+    if not all(each.positional for each in layer.terms):
+        return "its scores depend on content"
+    if len(layer.terms) > 1 or not isinstance(term, Quadratic | GeneralizedQuadratic):
+        return "its encodings are learned tables, which have no center and no sharpness"
+    if type(layer.W_val) is not nn.Linear:
+        return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
+    if not all(parameter.isfinite().all() for parameter in term.parameters()):
+        return "its Delta or its spread is not finite"
+    if grid is None:
+        return "the size of its images is not known; expected the whole network"
+    height, width = grid
+    displacements = (2 * height - 1) * (2 * width - 1)
+    if displacements < len(term.Delta):
+        return f"its {height}x{width} pixels have {displacements} displacements for {len(term.Delta)} heads"
+    return ""
+
+
+def _hardened(layer: Layer, grid: Grid | None) -> list[list[int]]:
+    """The taps of a layer, which it then has."""
+    if isinstance(layer, ConvolutionalAttention):
+        return _harden_convolutional(layer)
+    assert grid is not None  # why_not_taps
+    return _harden_attention(layer, grid)
+
+
+def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
+    (term,) = layer.terms
+    spread = term.spread.detach().cpu().double()
+    identity = torch.eye(2, dtype=torch.float64)
+    S = spread if spread.ndim == 3 else spread[:, None, None] * identity
+    axes = [torch.arange(1 - size, size, dtype=torch.float64) for size in grid]
+    offsets = torch.cartesian_prod(*axes)
+    # of equal shares, the pixel nearest to the query comes first
+    offsets = offsets[offsets.square().sum(dim=1).argsort(stable=True)]
+    P = attention_far_from_borders(term.Delta, S, offsets)
+    taps = offsets[distinct_keys(P)]
+    M = P @ limit_of_attention(offsets, taps)
+    slices = layer.W_val.weight.double().unflatten(1, [len(M), -1])  # (D_out, N_h, D)
+    mixed = torch.einsum("ohi,hg->ogi", slices, M.to(slices))
+    layer.W_val.weight.copy_(mixed.flatten(1))
+    term.spread.copy_(SPREAD * identity if spread.ndim == 3 else torch.tensor(SPREAD))
+    return _freeze(taps, term.Delta, term.spread)
+
+
+def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
+    taps = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
+    Delta = layer.Delta.detach().cpu().double()
+    alpha = layer.alpha.detach().cpu().double()
+    sharp = torch.full_like(alpha, torch.inf)  # so that the windows contain the taps
+    seen = windows(
+        torch.cat([Delta, taps]), torch.cat([alpha, sharp]), torch.finfo(alpha.dtype).eps
+    )
+    axes = [torch.tensor(list(window), dtype=torch.float64) for window in seen]
+    offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+    S = (2 * alpha).sqrt()[:, None, None] * torch.eye(len(axes), dtype=torch.float64)
+    M = attention_far_from_borders(Delta, S, offsets) @ limit_of_attention(offsets, taps)
+    slices = layer.W_val()
+    mixed = slices.double().flatten(2) @ M.to(slices.device)
+    slices.copy_(mixed.view_as(slices))
+    layer.alpha.fill_(0.5 * SPREAD**2)
+    return _freeze(taps, layer.Delta, layer.alpha)
+
+
+def attention_far_from_borders(Delta: Tensor, S: Tensor, offsets: Tensor) -> Tensor:
+    """softmax(-1/2 |S_h^T (delta - Delta_h)|^2) over n displacements: (N_h, a), (N_h, a, a), (n, a) -> (N_h, n)"""
+    away = offsets - Delta.detach().cpu().double()[:, None, :]
+    return torch.softmax(-0.5 * (away @ S).square().sum(dim=-1), dim=1)
+
+
+def distinct_keys(P: Tensor) -> Tensor:
+    """A key of its own for each head: again and again the largest share that is left. (N_h, n) -> (N_h,)"""
+    left = P.clone()
+    keys = torch.empty(len(P), dtype=torch.long)
+    for _ in range(len(P)):
+        head, key = divmod(int(left.argmax()), left.shape[1])
+        keys[head] = key
+        left[head] = -1.0
+        left[:, key] = -1.0
+    return keys
+
+
+def _freeze(taps: Tensor, Delta: Tensor, sharpness: Tensor) -> list[list[int]]:
+    Delta.copy_(taps)
+    Delta.requires_grad_(False)
+    sharpness.requires_grad_(False)
+    return taps.int().tolist()

@@ -1,0 +1,98 @@
+"""The sizes of a network: a sequence of stages, each with half the height and width of the one before it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+Sizes = int | Sequence[int]  # one number for all stages, or one per stage
+ImageSize = int | Sequence[int]  # in pixels: the side of a square, or height and width
+Grid = tuple[int, int]  # (H, W), in tokens
+MOST_STAGES = 8
+
+
+class Stage(NamedTuple):
+    """Blocks of one size on one grid: D, how many, N_h, width of the feed-forward layers."""
+
+    dim: int
+    depth: int
+    num_heads: int
+    hidden_dim: int
+
+
+class Level(NamedTuple):
+    """Features after so many blocks: `dim` channels, one token per square of `reduction` x `reduction` pixels."""
+
+    blocks: int
+    dim: int
+    reduction: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The stages of a network whose first tokens are squares of `patch_size` pixels, and what follows from them."""
+
+    patch_size: int
+    stages: Sequence[Stage]
+
+    @property
+    def sizes(self) -> list[Any]:
+        """`embed_dim`, `depth`, `num_heads` and `hidden_dim`: numbers if there is one stage, else one list each."""
+        columns = [list(column) for column in zip(*self.stages, strict=True)]
+        if len(self.stages) == 1:
+            return [column[0] for column in columns]
+        return columns
+
+    @property
+    def reductions(self) -> list[int]:
+        """Side of the square of pixels that is one token of each stage."""
+        return [self.patch_size * 2**number for number in range(len(self.stages))]
+
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of features: the output of each stage, or of each block if there is one stage."""
+        if len(self.stages) == 1:
+            (stage,) = self.stages
+            return [Level(block, stage.dim, self.patch_size) for block in range(1, stage.depth + 1)]
+        ends = accumulate(stage.depth for stage in self.stages)
+        dims = [stage.dim for stage in self.stages]
+        return [Level(*row) for row in zip(ends, dims, self.reductions, strict=True)]
+
+    def grids(self, image_size: Sequence[int]) -> list[Grid]:
+        """The grid of each block for images of (height, width) pixels."""
+        height, width = image_size
+        return [
+            (height // reduction, width // reduction)
+            for stage, reduction in zip(self.stages, self.reductions, strict=True)
+            for _ in range(stage.depth)
+        ]
+
+    def checked_size(self, image_size: ImageSize) -> tuple[int, int]:
+        """(height, width) of an image. Raises ValueError unless tokens of the last stage tile it."""
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        tiles = self.reductions[-1]
+        if height % tiles or width % tiles or min(height, width) < tiles:
+            raise ValueError(
+                f"img_size: got {height}x{width}, expected positive multiples of {tiles}"
+            )
+        return height, width
+
+
+def layout_of(
+    patch_size: int, embed_dim: Sizes, depth: Sizes, num_heads: Sizes, hidden_dim: Sizes
+) -> Layout:
+    """One stage, or one per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
+    given = (embed_dim, depth, num_heads, hidden_dim)
+    columns: list[Any] = [
+        list(size) if isinstance(size, list | tuple) else [size] for size in given
+    ]
+    count = len(columns[1])
+    filled = [column * count if len(column) == 1 else column for column in columns]
+    numbers = [patch_size, *(size for column in filled for size in column)]
+    whole = all(isinstance(number, int) and number >= 1 for number in numbers)
+    if not whole or not 1 <= count <= MOST_STAGES or any(len(column) != count for column in filled):
+        raise ValueError(
+            f"patch_size, embed_dim, depth, num_heads, hidden_dim: got {(patch_size, *given)}, expected "
+            f"positive whole numbers, one each or one per stage, of which there may be {MOST_STAGES}"
+        )
+    return Layout(patch_size, [Stage(*sizes) for sizes in zip(*filled, strict=True)])

@@ -1,0 +1,37 @@
+"""`sa-zoo harden`: continues a run for a few epochs with its heads as taps."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from sa_zoo.folders.metrics import Metrics
+from sa_zoo.training.config import Config, load_config
+from sa_zoo.verbs.fit import fit
+
+EPOCHS = 3
+RATE = 1 / 3  # of the run's learning rate
+
+
+def harden_run(run: Path, out: Path, changes: Iterable[str] = (), resume: bool = False) -> Metrics:
+    """Make the heads of a trained run taps, train on, and leave a complete run folder; raises what `train` raises.
+
+    Raises ValueError for a folder without train.toml, and for a network whose heads cannot be taps.
+    """
+    return fit(config_of(run, changes), out, resume)
+
+
+def config_of(run: Path, changes: Iterable[str] = ()) -> Config:
+    """The recipe of the run, from its weights on, with images of full size; then `changes`, as in `load_config`."""
+    recipe = run / "train.toml"
+    if not recipe.is_file():
+        raise ValueError(f"run: got {run} without train.toml, expected a folder of `sa-zoo train`")
+    rate = load_config(recipe).optim.lr * RATE
+    continued = (
+        f"model.init={json.dumps(str(run))}",
+        "model.whiten=false",
+        "model.harden=true",
+        "augment.small_epochs=0",
+        f"optim.lr={rate}",
+        f"train.epochs={EPOCHS}",
+    )
+    return load_config(recipe, [*continued, *changes])

@@ -1,0 +1,96 @@
+"""Models and training on a simulated GPU: nothing is left on the CPU, and no step waits for the device."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from accelerate import Accelerator
+from simulated_gpu import GPU, OnGPU, SimulatedGPU, Waiting, never_waiting
+from tiny_runs import MUON, tiny_config
+
+from sa_zoo.models.variants import VARIANTS
+from sa_zoo.training.loop import Run
+from sa_zoo.training.train import train
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """Routes are chosen as for tensors of a GPU, which are ordinary."""
+    monkeypatch.setattr("sa_zoo.kernels.situation.is_ordinary", lambda *tensors: True)
+    with SimulatedGPU():
+        yield
+
+
+@pytest.fixture
+def training_on_gpu(monkeypatch):
+    monkeypatch.setattr(Accelerator, "device", GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "simulated GPU")
+
+
+MIXED = {"mixup": 0.8, "cutmix": 1.0, "small_epochs": 1, "small_size": 4}
+RECIPES = {
+    "muon": MUON,
+    "mixup": {**MUON, "augment": MIXED, "train": {"epochs": 3, "batch_size": 212}},
+}
+# of an attention network; its grid stays, which decides how it is evaluated
+SMALL = {"embed_dim": 36, "hidden_dim": 17, "num_heads": 3, "depth": 2}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_training_step_waits_for_the_device(recipe, training_on_gpu, monkeypatch, tmp_path):
+    steps = []
+    step = Run.step
+
+    def counted(run, batches):
+        with never_waiting():
+            step(run, batches)
+        steps.append(all(isinstance(p, OnGPU) for p in run.model.parameters()))
+
+    monkeypatch.setattr(Run, "step", counted)
+    metrics = train(tiny_config(**RECIPES[recipe]), tmp_path / "run").metrics
+    assert len(steps) == 3 * 6 and all(steps)
+    assert metrics.environment["device"] == "simulated GPU"
+    assert {"tf32_products", "tf32_convolutions", "precision"} <= metrics.environment.keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_all_models_run_on_the_device_alone(variant):
+    """Forward and backward, with the numbers of the CPU; `eval` takes the routes of inference."""
+    torch.manual_seed(0)
+    on_cpu = timm.create_model(variant.name, **(SMALL if variant.terms else {}))
+    x = torch.randn(3, 3, 32, 32)
+    gradients = []
+    for network, images in ((on_cpu, x), (copy.deepcopy(on_cpu).to("cuda"), x.to("cuda"))):
+        network.train()
+        network(images).square().sum().backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+        with torch.no_grad():
+            network.eval()(images)
+    for on_host, on_device in zip(*gradients, strict=True):
+        assert isinstance(on_device, OnGPU)
+        assert torch.allclose(on_device.cpu(), on_host, rtol=1e-3, atol=1e-4 * on_host.abs().max())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.cpu(),
+        lambda x: x[x > 0],
+        lambda x: torch.equal(x, x),
+        lambda x: torch.ones(3).to(x.device),
+        lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    ],
+)
+def test_the_simulated_gpu_reports_what_waits(read):
+    x = torch.randn(5, device="cuda")
+    read(x)
+    with never_waiting(), pytest.raises(Waiting):
+        read(x)
+
+
+def test_the_simulated_gpu_mixes_no_devices():
+    with pytest.raises(RuntimeError, match="of another device"):
+        torch.randn(5, device="cuda") + torch.randn(5)
