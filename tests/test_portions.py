@@ -13,7 +13,6 @@ K, N = 7, 11
 @pytest.fixture(autouse=True)
 def two_images_per_portion(monkeypatch):
     monkeypatch.setattr(portions, "PORTION", 2 * 3 * K)
-    monkeypatch.setattr(portions, "KEPT", 2)
 
 
 def divided(function, *tensors: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from sa_zoo.kernels import portions, recomputed
+from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import choose, only
 from sa_zoo.kernels.recomputed import ProjectedHeads
 from sa_zoo.models.attention import Attention, probabilities_from
@@ -22,9 +22,7 @@ H, W, D, HEADS, B = 13, 11, 7, 3, 5
 
 @pytest.fixture(autouse=True)
 def two_images_at_a_time(monkeypatch):
-    monkeypatch.setattr(recomputed, "HEADS", 2 * H * W * D)
     monkeypatch.setattr(portions, "PORTION", 2 * H * W * D)
-    monkeypatch.setattr(portions, "KEPT", 0)
 
 
 def layer_of(*terms, dtype=torch.float64, **kwargs) -> Attention:
@@ -65,13 +63,13 @@ def test_gradients_are_those_of_the_definition_for_any_number_of_images(terms, i
 @pytest.mark.parametrize("sizes", [(3, 5), (7,), (2, 3, 5)])
 @pytest.mark.parametrize("images", [1, 3])
 def test_first_and_second_derivatives_are_numerical_ones(sizes, images, monkeypatch):
-    monkeypatch.setattr(recomputed, "HEADS", 1)
+    monkeypatch.setattr(portions, "PORTION", 1)
     torch.manual_seed(0)
     X = torch.randn(images, *sizes, 2, dtype=torch.float64)
     weight = torch.randn(3, 2 * 2, dtype=torch.float64)
     bias = torch.randn(3, dtype=torch.float64)
     factors = [
-        probabilities_from(torch.randn(2, n + 1, n, dtype=torch.float64)).detach() for n in sizes
+        probabilities_from(torch.randn(2, n, n, dtype=torch.float64)).detach() for n in sizes
     ]
     given = [x.requires_grad_() for x in (X, weight, bias, *factors)]
 
@@ -173,8 +171,7 @@ def replica(rank: int, folder: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
-    portions.KEPT = 0
-    recomputed.HEADS = H * W * D
+    portions.PORTION = H * W * D
     layer = layer_of(Quadratic)
     parallel = DistributedDataParallel(layer)
     parallel(pixels(4).detach()[2 * rank :][:2]).square().mean().backward()

@@ -9,7 +9,7 @@ import torch
 from timm.utils import reparameterize_model
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
-from sa_zoo.kernels import portions, recomputed
+from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import ROUTES, ROWS, axes_pay_kept, choose, only
 from sa_zoo.kernels.fused import LIBRARY
 from sa_zoo.kernels.situation import situation
@@ -46,9 +46,7 @@ class Definition(Attention):
 
 @pytest.fixture(autouse=True)
 def several_portions(monkeypatch):
-    monkeypatch.setattr(recomputed, "HEADS", 2 * H * W * D)
     monkeypatch.setattr(portions, "PORTION", 2 * H * W * D)
-    monkeypatch.setattr(portions, "KEPT", 1)
 
 
 every_term = pytest.mark.parametrize(

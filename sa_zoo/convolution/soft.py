@@ -117,10 +117,10 @@ class SoftAttention(ConvolutionalAttention):
             if outside:
                 wanted[axis] = outside
                 P = [self.factor(other, keys)[:, wanted[other]] for other in range(len(wanted))]
-                # The frame's own axis comes last, where attention begins: it leaves least to do for the others.
-                P.append(P.pop(axis))
-                heads = attend_by_axes(P, keys.stored.movedim([2 + axis, 1], [-2, -1]))
-                frame = self.project(heads.movedim(-2, 1 + axis))
+                # The frame's own axis comes first: it leaves least to do for the others.
+                P.insert(0, P.pop(axis))
+                heads = attend_by_axes(P, keys.stored.movedim([2 + axis, 1], [1, -1]))
+                frame = self.project(heads.movedim(1, 1 + axis))
                 before, after = frame.tensor_split([queries.start], dim=2 + axis)
                 out = torch.cat([before, out, after], dim=2 + axis)
             wanted[axis] = slice(None)

@@ -1,24 +1,23 @@
-"""Heads that depend on positions only, a few images at a time, with a backward pass that builds them again.
+"""Heads that depend on positions only, one at a time, with a backward pass that builds them again.
 
     Y = b + sum_h P_h X W_h^T (Eq. 10);  with G_h = dY W_h:  dW_h = dY^T P_h X,  dX = sum_h P_h^T G_h,  dP_h = G_h X^T
 
 P_h X of all heads is N_h times as large as X, but costs little next to the products with W. So it is not kept but built
-again for dW, and autograd takes G through it. What remains are three large products, as many as a convolution has.
+again for dW. What remains are three large products, as many as a convolution has. One head of a few images at a time
+stays in a CPU's caches from one product to the next, and each product reads it in the order in which it was written.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sa_zoo.kernels.portions import images_in, in_portions, is_large
+from sa_zoo.kernels.portions import in_portions, is_large, portions
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import AXES_FROM, Attention, attend_by_axes
 from sa_zoo.models.positions import at_least_float32
-
-# Numbers in the images whose heads are built together: two of 16x16 pixels and 400 channels.
-HEADS = 2 * 16 * 16 * 400
 
 
 def factorizes(layer: Attention) -> bool:
@@ -52,7 +51,7 @@ def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
 class ProjectedHeads(torch.autograd.Function):
     """concat_h[P_h X] W^T + b, computed in `dtype`, of which only the arguments are kept.
 
-    X (B, *N, D), W (N_out, N_h D), b (N_out,), the factors of P, one (N_h, Q, N) per axis -> (B, *Q, N_out)
+    X (B, *N, D), W (N_out, N_h D), b (N_out,), the factors of P, one (N_h, N, N) per axis -> (B, *N, N_out)
     """
 
     @staticmethod
@@ -61,33 +60,66 @@ class ProjectedHeads(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(X, W, b, *factors)
         ctx.dtype = dtype
-        W = W.to(dtype)
-        b = b.to(dtype)
-        return in_portions(
-            lambda some: linear(attend_by_axes([*factors], some.to(dtype)), W, b), X, numbers=HEADS
-        )
+        heads = by_head(dtype, W, *factors)
+
+        def projected(some: Tensor) -> Tensor:
+            some = some.to(dtype)
+            Y = b.to(dtype).expand(*some.shape[:-1], -1).clone()
+            for W_h, *P_h in heads:
+                *_, head = mixed(P_h, some)
+                Y.flatten(0, -2).addmm_(head.flatten(0, -2), W_h.T)
+            return Y
+
+        return in_portions(projected, X)
 
     @staticmethod
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return None, *differentiable_gradients(ctx, dY)
         X, W, _, *factors = ctx.saved_tensors
-        half_W = W.to(ctx.dtype)
-        dX = torch.empty_like(X)
-        dW = torch.zeros_like(at_least_float32(W))
+        heads = by_head(ctx.dtype, W, *factors)
+        dX = torch.zeros_like(X)
+        dW = torch.zeros_like(at_least_float32(W)).unflatten(1, [len(heads), -1])
         db = at_least_float32(dY).flatten(0, -2).sum(0)
-        # Leaves of small graphs, in which the gradients of all portions add up.
-        factors = [P.detach().requires_grad_() for P in factors]
-        images = images_in(HEADS, X)
-        for some, dY_some, dX_some in zip(*(x.split(images) for x in (X, dY, dX)), strict=True):
-            some = some.detach().requires_grad_()
-            with torch.enable_grad():
-                heads = attend_by_axes(factors, some.to(ctx.dtype))
+        dP = [torch.zeros_like(P) for P in factors]
+        for some, dY_some, dX_some in portions(X, dY, dX):
+            some = some.to(ctx.dtype)
             rows = dY_some.flatten(0, -2)  # (pixels, N_out)
-            dW += at_least_float32(rows.T @ heads.detach().flatten(0, -2))
-            heads.backward((rows @ half_W).view_as(heads))
-            dX_some.copy_(some.grad)
-        return None, dX, dW, db, *[P.grad for P in factors]
+            for h, (W_h, *P_h) in enumerate(heads):
+                *mixed_before, head = mixed(P_h, some)
+                dW[:, h] += rows.T @ head.flatten(0, -2)
+                G = (rows @ W_h).view_as(head)
+                for axis in reversed(range(len(P_h))):
+                    products = lines(G, axis) @ lines(mixed_before[axis], axis).mT  # (.., N, N)
+                    dP[axis][h] += products.sum(0)
+                    G = along(axis, P_h[axis].T, G)
+                dX_some += G
+        return None, dX, dW.flatten(1), db, *dP
+
+
+def by_head(dtype: torch.dtype, W: Tensor, *factors: Tensor) -> list[tuple[Tensor, ...]]:
+    """W_h (N_out, D) and the factors of P_h, (N, N) per axis, of each head."""
+    slices = W.unflatten(1, [len(factors[0]), -1]).movedim(1, 0)
+    return list(zip(*(x.to(dtype) for x in (slices, *factors)), strict=True))
+
+
+def mixed(P_h: Iterable[Tensor], X: Tensor) -> list[Tensor]:
+    """X (B, *N, D) by the factors of no axis, of the first, of the first two, ..., of all: P_h X comes last."""
+    found = [X]
+    for axis, P in enumerate(P_h):
+        found.append(along(axis, P, found[-1]))
+    return found
+
+
+def along(axis: int, P: Tensor, X: Tensor) -> Tensor:
+    """P (N, N) X along one axis of X (B, *N, D)"""
+    X_lines = lines(X, axis)
+    return torch.bmm(P.expand(len(X_lines), -1, -1), X_lines).view_as(X)
+
+
+def lines(X: Tensor, axis: int) -> Tensor:
+    """The lines of X (B, *N, D) along one axis: (axes before, N, axes after and D)"""
+    return X.flatten(0, axis).flatten(2)
 
 
 def differentiable_gradients(ctx: Any, dY: Tensor) -> list[Tensor | None]:

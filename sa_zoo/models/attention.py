@@ -55,16 +55,14 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
 
     Exact, and O(T (H + W)) in two dimensions, where `attend` is O(T^2).
     """
-    last = factors[-1].to(X.dtype)  # (N_h, Q, N)
-    lines = X.flatten(0, -3)  # along the last axis: (B .., N, D)
-    rows = last.flatten(0, 1).expand(lines.shape[0], -1, -1)
-    heads = torch.bmm(rows, lines).unflatten(-2, last.shape[:2])
-    heads = heads.flatten(-2).unflatten(0, X.shape[:-2])  # (B, other axes, N_h, Q D)
-    for axis in range(2, len(factors) + 1):
-        P = factors[-axis].to(X.dtype)
-        heads = (P @ heads.transpose(-3, -2)).flatten(-2)  # (B, .., N_h, Q .. D)
-    heads = heads.unflatten(-1, [P.shape[1] for P in factors] + [X.shape[-1]])  # (B, N_h, *Q, D)
-    return heads.movedim(1, -2).flatten(-2)
+    first = factors[0].to(X.dtype).transpose(0, 1)  # (Q, N_h, N)
+    rows = first.flatten(0, 1).expand(X.shape[0], -1, -1)
+    heads = rows @ X.flatten(2)  # (B, Q N_h, the other axes and D)
+    heads = heads.unflatten(1, [first.shape[0], first.shape[1]])  # (B, Q, N_h, ..)
+    for P in factors[1:]:
+        keys = heads.unflatten(-1, [P.shape[2], -1])  # (B, *Q so far, N_h, N, ..)
+        heads = (P.to(X.dtype) @ keys).transpose(-3, -2)  # (B, *Q so far, Q, N_h, ..)
+    return heads.flatten(-2)  # (B, *Q, N_h D)
 
 
 class Attention(nn.Module):
