@@ -7,16 +7,14 @@ again for dW. What remains are three large products, as many as a convolution ha
 stays in a CPU's caches from one product to the next, and each product reads it in the order in which it was written.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from sa_zoo.kernels.portions import in_portions, is_large, portions
+from sa_zoo.kernels.portions import is_large, portions
 from sa_zoo.kernels.situation import Situation
-from sa_zoo.models.attention import AXES_FROM, Attention, attend_by_axes
+from sa_zoo.models.attention import AXES_FROM, Attention
 from sa_zoo.models.positions import at_least_float32
 
 
@@ -25,9 +23,9 @@ def factorizes(layer: Attention) -> bool:
     return layer.separable and not layer.drops()
 
 
-def axes_pay(layer: Attention, X: Tensor) -> bool:
-    """Whether P factorizes, and mixing by its factors is faster."""
-    return factorizes(layer) and X.shape[1] * X.shape[2] > AXES_FROM
+def axes_pay(layer: Attention, X: Tensor, pixels: int = AXES_FROM) -> bool:
+    """Whether P factorizes, and mixing by its factors is faster, as X has more than so many pixels."""
+    return factorizes(layer) and X.shape[1] * X.shape[2] > pixels
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
@@ -41,93 +39,69 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms that depend on positions only: (B, H, W, D) -> (B, H, W, D)"""
-    weights = (layer.W_val.weight, layer.W_val.bias)
     if axes_pay(layer, X):
-        return ProjectedHeads.apply(now.dtype, X, *weights, *layer.axis_probabilities(X))
-    P = layer.attn_drop(layer.probabilities(X))
-    return ProjectedHeads.apply(now.dtype, X.flatten(1, 2), *weights, P).unflatten(1, X.shape[1:3])
+        pixels = X
+        factors = layer.axis_probabilities(X)
+    else:
+        pixels = X.flatten(1, 2)
+        factors = [layer.attn_drop(layer.probabilities(X))]
+    others = (x.to(now.dtype) for x in (layer.W_val.weight, layer.W_val.bias, *factors))
+    return ProjectedHeads.apply(pixels, *others).view_as(X)
 
 
 class ProjectedHeads(torch.autograd.Function):
-    """concat_h[P_h X] W^T + b, computed in `dtype`, of which only the arguments are kept.
+    """concat_h[P_h X] W^T + b in the type of W, of which only the arguments are kept.
 
     X (B, *N, D), W (N_out, N_h D), b (N_out,), the factors of P, one (N_h, N, N) per axis -> (B, *N, N_out)
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, dtype: torch.dtype, X: Tensor, W: Tensor, b: Tensor, *factors: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(X, W, b, *factors)
-        ctx.dtype = dtype
-        heads = by_head(dtype, W, *factors)
-
-        def projected(some: Tensor) -> Tensor:
-            some = some.to(dtype)
-            Y = b.to(dtype).expand(*some.shape[:-1], -1).clone()
+    def forward(ctx: Any, X: Tensor, W: Tensor, b: Tensor, *factors: Tensor) -> Tensor:
+        ctx.save_for_backward(X, W, *factors)
+        heads = by_head(W, *factors)
+        Y = b.expand(*X.shape[:-1], -1).clone()
+        for some, Y_some in portions(X, Y):
+            some = some.to(W.dtype)
             for W_h, *P_h in heads:
                 *_, head = mixed(P_h, some)
-                Y.flatten(0, -2).addmm_(head.flatten(0, -2), W_h.T)
-            return Y
-
-        return in_portions(projected, X)
+                Y_some.flatten(0, -2).addmm_(head.flatten(0, -2), W_h.T)
+        return Y
 
     @staticmethod
-    def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return None, *differentiable_gradients(ctx, dY)
-        X, W, _, *factors = ctx.saved_tensors
-        heads = by_head(ctx.dtype, W, *factors)
-        dX = torch.zeros_like(X)
-        dW = torch.zeros_like(at_least_float32(W)).unflatten(1, [len(heads), -1])
-        db = at_least_float32(dY).flatten(0, -2).sum(0)
-        dP = [torch.zeros_like(P) for P in factors]
+    def backward(ctx: Any, dY: Tensor) -> tuple[Tensor, ...]:
+        X, W, *factors = ctx.saved_tensors
+        heads = by_head(W, *factors)
+        dX, dW, *dP = (torch.zeros_like(at_least_float32(x)) for x in (X, W, *factors))
+        dW_h = dW.unflatten(1, [len(heads), -1]).movedim(1, 0)
         for some, dY_some, dX_some in portions(X, dY, dX):
-            some = some.to(ctx.dtype)
+            some = some.to(W.dtype)
             rows = dY_some.flatten(0, -2)  # (pixels, N_out)
             for h, (W_h, *P_h) in enumerate(heads):
-                *mixed_before, head = mixed(P_h, some)
-                dW[:, h] += rows.T @ head.flatten(0, -2)
+                *before, head = mixed(P_h, some)
+                dW_h[h] += rows.T @ head.flatten(0, -2)
                 G = (rows @ W_h).view_as(head)
                 for axis in reversed(range(len(P_h))):
-                    products = lines(G, axis) @ lines(mixed_before[axis], axis).mT  # (.., N, N)
-                    dP[axis][h] += products.sum(0)
-                    G = along(axis, P_h[axis].T, G)
+                    G_lines = lines(G, axis)
+                    dP[axis][h] += (G_lines @ lines(before[axis], axis).mT).sum(0)
+                    G = (P_h[axis].T @ G_lines).view_as(G)
                 dX_some += G
-        return None, dX, dW.flatten(1), db, *dP
+        return dX, dW, at_least_float32(dY).flatten(0, -2).sum(0), *dP
 
 
-def by_head(dtype: torch.dtype, W: Tensor, *factors: Tensor) -> list[tuple[Tensor, ...]]:
+def by_head(W: Tensor, *factors: Tensor) -> list[tuple[Tensor, ...]]:
     """W_h (N_out, D) and the factors of P_h, (N, N) per axis, of each head."""
-    slices = W.unflatten(1, [len(factors[0]), -1]).movedim(1, 0)
-    return list(zip(*(x.to(dtype) for x in (slices, *factors)), strict=True))
+    W_h = W.unflatten(1, [len(factors[0]), -1]).movedim(1, 0)
+    return list(zip(W_h, *factors, strict=True))
 
 
-def mixed(P_h: Iterable[Tensor], X: Tensor) -> list[Tensor]:
+def mixed(P_h: list[Tensor], X: Tensor) -> list[Tensor]:
     """X (B, *N, D) by the factors of no axis, of the first, of the first two, ..., of all: P_h X comes last."""
     found = [X]
     for axis, P in enumerate(P_h):
-        found.append(along(axis, P, found[-1]))
+        found.append((P @ lines(found[-1], axis)).view_as(X))
     return found
-
-
-def along(axis: int, P: Tensor, X: Tensor) -> Tensor:
-    """P (N, N) X along one axis of X (B, *N, D)"""
-    X_lines = lines(X, axis)
-    return torch.bmm(P.expand(len(X_lines), -1, -1), X_lines).view_as(X)
 
 
 def lines(X: Tensor, axis: int) -> Tensor:
     """The lines of X (B, *N, D) along one axis: (axes before, N, axes after and D)"""
     return X.flatten(0, axis).flatten(2)
-
-
-def differentiable_gradients(ctx: Any, dY: Tensor) -> list[Tensor | None]:
-    """Gradients of all tensors that `ctx` holds, where they are to be differentiated again."""
-    # Views, so that no gradient is followed to what a tensor was made of, which may be another of them.
-    given = [x.view_as(x) for x in ctx.saved_tensors]
-    X, W, b, *factors = (x.to(ctx.dtype) for x in given)
-    wanted = [x for x in given if x.requires_grad]
-    Y = linear(attend_by_axes(factors, X), W, b)
-    found = iter(torch.autograd.grad(Y, wanted, dY, create_graph=True))
-    return [next(found) if x.requires_grad else None for x in given]

@@ -19,7 +19,7 @@ class Situation:
         ordinary: the tensors are numbers in memory.
         trains: gradients may be wanted.
         on_cpu: the first tensor is on a CPU.
-        dtype: what the first tensor is multiplied in: autocast's type, or its own.
+        dtype: of products of the first tensor: autocast's type, or its own.
     """
 
     fixed_graph: bool
@@ -40,6 +40,7 @@ class Situation:
 def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
     """The situation of `modules` that are called with the first of the tensors. The others are read as well."""
     compiling = torch.compiler.is_compiling()
+    nothing = tensors[0].new_empty(0, 0)
     return Situation(
         # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
         fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
@@ -48,16 +49,8 @@ def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
         ordinary=compiling or is_ordinary(*tensors),
         trains=torch.is_grad_enabled(),
         on_cpu=tensors[0].is_cpu,
-        dtype=multiplied_in(tensors[0]),
+        dtype=(nothing @ nothing).dtype,
     )
-
-
-def multiplied_in(X: Tensor) -> torch.dtype:
-    """The type that autocast gives to products of X, or its own."""
-    kind = X.device.type
-    if X.dtype == torch.float64 or not torch.amp.is_autocast_available(kind):
-        return X.dtype
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else X.dtype
 
 
 def is_watched(module: nn.Module) -> bool:
