@@ -1,6 +1,6 @@
 """A few images at a time: what lies between the products of a layer then fits a CPU's caches, and is small."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import starmap
 
@@ -14,14 +14,14 @@ from sa_zoo.kernels.situation import Situation
 PORTION = 8 * 16 * 16 * 400
 
 
-def portions(X: Tensor, *more: Tensor) -> list[list[Tensor]]:
+def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
     """As many images at a time as X has PORTION numbers in; all of them on GPUs, which want large products."""
     images = len(X)
     if X.is_cpu:
         images = PORTION // max(1, X[:1].numel())
     images = max(1, images)
     starts = range(0, max(1, len(X)), images)
-    return [[x[start : start + images] for x in (X, *more)] for start in starts]
+    return ([x[start : start + images] for x in (X, *more)] for start in starts)
 
 
 def is_large(X: Tensor) -> bool:

@@ -81,9 +81,8 @@ class ProjectedHeads(torch.autograd.Function):
                 dW_h[h] += rows.T @ head.flatten(0, -2)
                 G = (rows @ W_h).view_as(head)
                 for axis in reversed(range(len(P_h))):
-                    G_lines = lines(G, axis)
-                    dP[axis][h] += (G_lines @ lines(before[axis], axis).mT).sum(0)
-                    G = (P_h[axis].T @ G_lines).view_as(G)
+                    dP[axis][h] += (lines(G, axis) @ lines(before[axis], axis).mT).sum(0)
+                    G = along(axis, P_h[axis].T, G)
                 dX_some += G
         return dX, dW, at_least_float32(dY).flatten(0, -2).sum(0), *dP
 
@@ -98,8 +97,14 @@ def mixed(P_h: list[Tensor], X: Tensor) -> list[Tensor]:
     """X (B, *N, D) by the factors of no axis, of the first, of the first two, ..., of all: P_h X comes last."""
     found = [X]
     for axis, P in enumerate(P_h):
-        found.append((P @ lines(found[-1], axis)).view_as(X))
+        found.append(along(axis, P, found[-1]))
     return found
+
+
+def along(axis: int, P: Tensor, X: Tensor) -> Tensor:
+    """P (N, N) X along one axis of X (B, *N, D)"""
+    X_lines = lines(X, axis)
+    return torch.bmm(P.expand(len(X_lines), -1, -1), X_lines).view_as(X)  # `@` would copy X
 
 
 def lines(X: Tensor, axis: int) -> Tensor:
