@@ -10,9 +10,8 @@ from timm.utils import reparameterize_model
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from sa_zoo.kernels import portions
-from sa_zoo.kernels.choose import ROUTES, ROWS, axes_pay_kept, choose, only
+from sa_zoo.kernels.choose import ROUTES, ROWS, choose, only
 from sa_zoo.kernels.fused import LIBRARY
-from sa_zoo.kernels.situation import situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
 from sa_zoo.models.terms import (
@@ -111,11 +110,13 @@ def test_each_kind_of_input_has_its_route(case):
             assert choose(layer, X)[0] == ("recomputed" if expected == "fused" else expected)
 
 
-@pytest.mark.parametrize(("dim", "pays"), [(239, True), (241, False)])
-def test_training_goes_by_axes_where_an_image_has_more_pixels_than_channels(dim, pays):
+@pytest.mark.parametrize(("dim", "route"), [(239, "by axes"), (241, "definition")])
+def test_training_on_a_small_batch_goes_by_axes_where_there_are_more_pixels_than_channels(
+    dim, route, monkeypatch
+):
     X = torch.randn(1, 16, 15, dim)
-    layer = Attention(dim, 2, (Quadratic,), (16, 15))
-    assert axes_pay_kept(layer, X, situation([layer], X)) == pays
+    monkeypatch.setattr(portions, "PORTION", X.numel())
+    assert choose(Attention(dim, 2, (Quadratic,), (16, 15)), X)[0] == route
 
 
 @pytest.mark.parametrize("route", ["definition", "by axes", "recomputed"])

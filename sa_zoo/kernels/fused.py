@@ -83,11 +83,10 @@ def fused_values(
     B, H, W, D = X.shape
     N_h = len(P_down)
     N = len(W_val)
-    given = [P_down, P_across, W_val]
-    expected: list[tuple[int, ...]] = [(N_h, H, H), (N_h, W, W), (N, N_h * D)]
-    if b_val is not None:
-        given.append(b_val)
-        expected.append((N,))
+    if b_val is None:
+        b_val = X.new_zeros(N)
+    given = [P_down, P_across, W_val, b_val]
+    expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), (N,)]
     _check(X, given, expected)
     assert LIBRARY is not None
     inputs = [tensor.contiguous() for tensor in (X, *given)]
@@ -96,15 +95,12 @@ def fused_values(
     out = X.new_empty(B, H, W, N)
     packed = X.new_empty(W_val.numel())
     rooms = X.new_empty(threads * LIBRARY.sa_zoo_room(height, W, D))
-    places: list[int | None] = [tensor.data_ptr() for tensor in inputs]
-    if b_val is None:
-        places.append(None)
-    places += [tensor.data_ptr() for tensor in (out, packed, rooms)]
+    places = [tensor.data_ptr() for tensor in (*inputs, out, packed, rooms)]
     LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
     return out
 
 
-def _check(X: Tensor, given: list[Tensor], expected: list[tuple[int, ...]]) -> None:
+def _check(X: Tensor, given: list[Tensor], expected: list[Any]) -> None:
     """Raise ValueError for tensors that the compiled code does not take; W_val is the third of `given`."""
     fits = [tuple(tensor.shape) for tensor in given] == expected
     if not fits or not takes(X, given[2], *given):

@@ -16,12 +16,10 @@ PORTION = 8 * 16 * 16 * 400
 
 def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
     """As many images at a time as X has PORTION numbers in; all of them on GPUs, which want large products."""
-    images = len(X)
+    images = max(1, len(X))
     if X.is_cpu:
-        images = PORTION // max(1, X[:1].numel())
-    images = max(1, images)
-    starts = range(0, max(1, len(X)), images)
-    return ([x[start : start + images] for x in (X, *more)] for start in starts)
+        images = max(1, PORTION * len(X) // max(1, X.numel()))
+    return ([x[i : i + images] for x in (X, *more)] for i in range(0, len(X), images))
 
 
 def is_large(X: Tensor) -> bool:

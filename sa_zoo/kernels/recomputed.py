@@ -7,6 +7,7 @@ again for dW. What remains are three large products, as many as a convolution ha
 stays in a CPU's caches from one product to the next, and each product reads it in the order in which it was written.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,81 +33,77 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
     positional = all(term.positional for term in layer.terms)
     plain = type(layer.W_val) is nn.Linear and layer.W_val.bias is not None
-    eager = now.ordinary and not now.compiling
     pays = is_large(X) if now.trains else now.on_cpu
-    return positional and plain and eager and pays
+    return positional and plain and now.ordinary and not now.compiling and pays
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms that depend on positions only: (B, H, W, D) -> (B, H, W, D)"""
-    if axes_pay(layer, X):
-        pixels = X
-        factors = layer.axis_probabilities(X)
-    else:
-        pixels = X.flatten(1, 2)
-        factors = [layer.attn_drop(layer.probabilities(X))]
-    others = (x.to(now.dtype) for x in (layer.W_val.weight, layer.W_val.bias, *factors))
-    return ProjectedHeads.apply(pixels, *others).view_as(X)
+    factors = (
+        layer.axis_probabilities(X)
+        if axes_pay(layer, X)
+        else [layer.attn_drop(layer.probabilities(X))]
+    )
+    others = (x.to(now.dtype) for x in (*layer.W_val.parameters(), *factors))
+    return ProjectedHeads.apply(X, *others)
 
 
 class ProjectedHeads(torch.autograd.Function):
     """concat_h[P_h X] W^T + b in the type of W, of which only the arguments are kept.
 
-    X (B, *N, D), W (N_out, N_h D), b (N_out,), the factors of P, one (N_h, N, N) per axis -> (B, *N, N_out)
+    X (B, *N, D), W (N_out, N_h D), b (N_out,), the factors of P -> (B, *N, N_out). There is one factor (N_h, N, N) per
+    axis of X, or per several of them, whose pixels are counted together.
     """
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, W: Tensor, b: Tensor, *factors: Tensor) -> Tensor:
         ctx.save_for_backward(X, W, *factors)
-        heads = by_head(W, *factors)
         Y = b.expand(*X.shape[:-1], -1).clone()
         for some, Y_some in portions(X, Y):
             some = some.to(W.dtype)
-            for W_h, *P_h in heads:
-                *_, head = mixed(P_h, some)
-                Y_some.flatten(0, -2).addmm_(head.flatten(0, -2), W_h.T)
+            for W_h, *P_h in by_head(W, *factors):
+                head, _ = mixed(P_h, some)
+                Y_some.flatten(0, -2).addmm_(head, W_h.T)
         return Y
 
     @staticmethod
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor, ...]:
         X, W, *factors = ctx.saved_tensors
-        heads = by_head(W, *factors)
         dX, dW, *dP = (torch.zeros_like(at_least_float32(x)) for x in (X, W, *factors))
-        dW_h = dW.unflatten(1, [len(heads), -1]).movedim(1, 0)
         for some, dY_some, dX_some in portions(X, dY, dX):
             some = some.to(W.dtype)
             rows = dY_some.flatten(0, -2)  # (pixels, N_out)
-            for h, (W_h, *P_h) in enumerate(heads):
-                *before, head = mixed(P_h, some)
-                dW_h[h] += rows.T @ head.flatten(0, -2)
-                G = (rows @ W_h).view_as(head)
-                for axis in reversed(range(len(P_h))):
-                    dP[axis][h] += (lines(G, axis) @ lines(before[axis], axis).mT).sum(0)
-                    G = along(axis, P_h[axis].T, G)
-                dX_some += G
-        return dX, dW, at_least_float32(dY).flatten(0, -2).sum(0), *dP
+            pairs = zip(by_head(W, *factors), by_head(dW, *dP), strict=True)
+            for (W_h, *P_h), (dW_h, *dP_h) in pairs:
+                head, inputs = mixed(P_h, some)
+                dW_h += rows.T @ head
+                G = rows @ W_h
+                for P, lines, dP_axis in reversed([*zip(P_h, inputs, dP_h, strict=True)]):
+                    G = G.view_as(lines)
+                    dP_axis += (G @ lines.mT).sum(0)
+                    G = times(P.T, G)
+                dX_some += G.view_as(some)
+        return dX, dW, dY.flatten(0, -2).sum(0), *dP
 
 
-def by_head(W: Tensor, *factors: Tensor) -> list[tuple[Tensor, ...]]:
-    """W_h (N_out, D) and the factors of P_h, (N, N) per axis, of each head."""
+def by_head(W: Tensor, *factors: Tensor) -> Iterator[list[Tensor]]:
+    """W_h (N_out, D) and the factors of P_h, (N, N) each, of each head."""
     W_h = W.unflatten(1, [len(factors[0]), -1]).movedim(1, 0)
-    return list(zip(W_h, *factors, strict=True))
+    return ([x[h] for x in (W_h, *factors)] for h in range(len(W_h)))
 
 
-def mixed(P_h: list[Tensor], X: Tensor) -> list[Tensor]:
-    """X (B, *N, D) by the factors of no axis, of the first, of the first two, ..., of all: P_h X comes last."""
-    found = [X]
-    for axis, P in enumerate(P_h):
-        found.append(along(axis, P, found[-1]))
-    return found
+def mixed(P_h: list[Tensor], X: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """P_h X (pixels, D), and what each factor is multiplied with: the lines (.., N, ..) along its axis."""
+    inputs = []
+    heads = X
+    before = len(X)
+    for P in P_h:
+        inputs.append(heads.reshape(before, len(P), -1))
+        heads = times(P, inputs[-1])
+        before *= len(P)
+    return heads.view(-1, X.shape[-1]), inputs
 
 
-def along(axis: int, P: Tensor, X: Tensor) -> Tensor:
-    """P (N, N) X along one axis of X (B, *N, D)"""
-    X_lines = lines(X, axis)
-    return torch.bmm(P.expand(len(X_lines), -1, -1), X_lines).view_as(X)  # `@` would copy X
-
-
-def lines(X: Tensor, axis: int) -> Tensor:
-    """The lines of X (B, *N, D) along one axis: (axes before, N, axes after and D)"""
-    return X.flatten(0, axis).flatten(2)
+def times(P: Tensor, lines: Tensor) -> Tensor:
+    """P (Q, N) times (.., N, ..), of which `@` would make a copy."""
+    return torch.bmm(P.expand(len(lines), -1, -1), lines)

@@ -37,19 +37,14 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for heads that read one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
     kernel = lattice_of(offsets)
-    plain = type(layer.W_val) is nn.Linear
-    if plain and kernel:
+    if kernel and type(layer.W_val) is nn.Linear:
         return convolved(layer.W_val, offsets, kernel, X)
     down, across = (torch.tensor(axis, device=X.device) for axis in zip(*offsets, strict=True))
 
     def gathered(some: Tensor) -> Tensor:
         rows = read(down, some.shape[1])[:, None, :]  # (H, 1, N_h)
         columns = read(across, some.shape[2])[None, :, :]
-        heads = gather(some, rows, columns).flatten(3)
-        if not plain:
-            return layer.W_val(heads)
-        # the product, which CPUs compute faster as a convolution
-        return convolution(heads, layer.W_val.weight[:, :, None, None], layer.W_val, [1, 1])
+        return layer.W_val(gather(some, rows, columns).flatten(3))
 
     return divided(gathered, now, X)
 
@@ -90,10 +85,5 @@ def convolved(W_val: nn.Linear, offsets: list[list[int]], kernel: Lattice, X: Te
     slices = W_val.weight.unflatten(1, [len(order), -1])  # (D_out, N_h, D)
     slices = slices.index_select(1, torch.tensor(order, device=X.device))
     weight = slices.unflatten(1, [len(axis) for axis in kernel]).permute(0, 3, 1, 2)
-    return convolution(X, weight, W_val, [axis.step for axis in kernel])
-
-
-def convolution(X: Tensor, weight: Tensor, layer: nn.Linear, dilation: list[int]) -> Tensor:
-    """A convolution without padding, with the bias of a layer: (B, H, W, D), (D_out, D, *K) -> (B, .., .., D_out)"""
-    x = X.permute(0, 3, 1, 2)
-    return conv2d(x, weight, layer.bias, dilation=dilation).permute(0, 2, 3, 1)
+    steps = [axis.step for axis in kernel]
+    return conv2d(X.permute(0, 3, 1, 2), weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)
