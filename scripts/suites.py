@@ -85,10 +85,19 @@ def unchanged(network: nn.Module) -> nn.Module:
     return network
 
 
-def hardened(network: nn.Module) -> nn.Module:
-    """The network with its heads as taps."""
+def with_taps(network: nn.Module) -> nn.Module:
+    """The network with its heads as taps, for inference."""
     harden(network)
-    return network
+    return reparameterize_model(network)
+
+
+def with_kernels(network: SANet) -> nn.Module:
+    """The network with the taps of a 3x3 kernel in each layer, for inference."""
+    for block in network.blocks:
+        term = block.attn.terms[0]
+        term.Delta.data = torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2)
+        term.spread.data.fill_(3.0)
+    return with_taps(network)
 
 
 def networks(
@@ -216,10 +225,15 @@ def routes() -> Iterator[Case]:
             continue  # it needs AVX-512, and a compiler at installation
         subjects = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in names}
         yield networks(model, phase, batch, CPU, subjects, names[-1])
-    taps = {name: (hardened, name) for name in ("taps", "recomputed")} | {
-        "as built": (hardened, "")
+    taps: Variants = {
+        "as built": (unchanged, ""),
+        "folded": (reparameterize_model, ""),
+        "taps": (with_taps, ""),
+        "taps of a 3x3 kernel": (with_kernels, ""),
+        "3x3 convolutions": (with_convolutions, ""),
     }
-    yield networks("sa_quadratic_cifar", "inference, bfloat16", 32, CPU, taps, "recomputed")
+    for model in ("sa_quadratic_cifar", "sa_quadratic_kernel_tiny_cifar"):
+        yield networks(model, "inference, bfloat16", 32, CPU, taps, "3x3 convolutions")
     pair = {"by axes": "by axes", "definition": "definition"}
     yield from layers("sa_quadratic_cifar", [64], CPU, pair)
 

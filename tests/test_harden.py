@@ -31,9 +31,9 @@ from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
-from sa_zoo.training.config import load_config
+from sa_zoo.training.config import dump_config, load_config
 from sa_zoo.verbs.fit import fit
-from sa_zoo.verbs.harden import harden_run
+from sa_zoo.verbs.harden import config_of, harden_run
 from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
@@ -95,7 +95,9 @@ def test_attention_of_growing_sharpness_tends_to_the_nearest_pixels():
 
 
 @pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)])
-@pytest.mark.parametrize("offsets", [KERNEL, SCATTERED], ids=["kernel", "scattered"])
+@pytest.mark.parametrize(
+    "offsets", [sorted(KERNEL), KERNEL, SCATTERED], ids=["kernel", "not in order", "scattered"]
+)
 @pytest.mark.parametrize("trains", [True, False])
 def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, trains):
     layer = layer_with(offsets, terms=terms)
@@ -176,7 +178,7 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
         expected = np.einsum("ohi,hg->ogi", slices, M).reshape(D, -1)
         assert np.abs(new.W_val.weight.detach().numpy() - expected).max() < 1e-12
         sharpest = int(torch.linalg.det(S.float()).abs().argmax())
-        assert offsets[sharpest] == old.terms[0].Delta[sharpest].round().tolist()
+        assert old.terms[0].Delta[sharpest].round().tolist() in offsets == sorted(offsets)
     color = torch.randn(1, 3, 1, 1, dtype=torch.float64).expand(1, 3, 28, 20)
     assert (model(color) - before(color)).abs().max() < 1e-12
     assert missed_attention(torch.zeros(HEADS, 2), torch.full([HEADS], 0.5 * 64.0**2)).max() == 0.0
@@ -187,9 +189,9 @@ def test_heads_that_look_at_one_pixel_share_it_and_one_of_them_gets_another():
     layer = model.blocks[1].attn
     layer.terms[0].Delta.data[:2] = torch.tensor([-1.0, 2.0])
     layer.terms[0].spread.data.fill_(64.0)
-    one, other, *_ = layer.W_val.weight.detach().unflatten(1, [HEADS, D]).unbind(1)
+    one, other, *_ = layer.W_val.weight.detach().clone().unflatten(1, [HEADS, D]).unbind(1)
     taps = sa_zoo.harden(model)["blocks.1.attn"]
-    assert len({tuple(tap) for tap in taps}) == HEADS and [-1, 2] in taps[:2]
+    assert len({tuple(tap) for tap in taps}) == HEADS and [-1, 2] in taps
     slices = layer.W_val.weight.unflatten(1, [HEADS, D])
     assert torch.allclose(slices[:, taps.index([-1, 2])], one + other)
 
@@ -342,6 +344,14 @@ def test_the_verb_continues_a_run_and_leaves_a_folder_of_the_same_architecture(r
     x = torch.randn(B, 3, 8, 8)
     of_transformers = AutoModelForImageClassification.from_pretrained(runs[1])
     assert (of_transformers(x).logits - hard.network(x)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("before", "after"), [(14, 3), (2, 2), (0, 0)])
+def test_small_images_come_first_where_the_run_had_some(tmp_path, before, after):
+    recipe = load_config("tiny", [f"augment.small_epochs={before}"])
+    (tmp_path / "train.toml").write_text(dump_config(recipe))
+    config = config_of(tmp_path)
+    assert (config.train.epochs, config.augment.small_epochs) == (6, after)
 
 
 def test_the_exported_file_has_no_attention_left(runs, tmp_path):

@@ -105,7 +105,7 @@ def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
     # of equal shares, the pixel nearest to the query comes first
     offsets = offsets[offsets.square().sum(dim=1).argsort(stable=True)]
     P = attention_far_from_borders(term.Delta, S, offsets)
-    taps = offsets[distinct_keys(P)]
+    taps = offsets[distinct_keys(P)].unique(dim=0)  # row by row, as a convolution stores its kernel
     M = P @ limit_of_attention(offsets, taps)
     slices = layer.W_val.weight.double().unflatten(1, [len(M), -1])  # (D_out, N_h, D)
     mixed = torch.einsum("ohi,hg->ogi", slices, M.to(slices))

@@ -17,7 +17,7 @@ from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.recomputed import axes_pay, can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation, situation
 from sa_zoo.kernels.taps import can_read_taps, taps
-from sa_zoo.models.attention import AXES_FROM, Attention
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
 
 Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
@@ -67,7 +67,7 @@ ROWS = (
     Row(
         "by axes",
         # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-        lambda layer, X, now: axes_pay(layer, X, max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))),
+        lambda layer, X, now: axes_pay(layer, X, min(X.shape[3], KEPT_AXES_FROM)),
         "costs O(T (H + W)) instead of O(T^2)",
     ),
     Row("definition", lambda layer, X, now: True, "is as fast for small images"),

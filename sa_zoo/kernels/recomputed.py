@@ -24,17 +24,18 @@ def factorizes(layer: Attention) -> bool:
     return layer.separable and not layer.drops()
 
 
-def axes_pay(layer: Attention, X: Tensor, pixels: int = AXES_FROM) -> bool:
+def axes_pay(layer: Attention, X: Tensor, pixels: int = 0) -> bool:
     """Whether P factorizes, and mixing by its factors is faster, as X has more than so many pixels."""
-    return factorizes(layer) and X.shape[1] * X.shape[2] > pixels
+    return factorizes(layer) and X.shape[1] * X.shape[2] > max(AXES_FROM, pixels)
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
     positional = all(term.positional for term in layer.terms)
     plain = type(layer.W_val) is nn.Linear and layer.W_val.bias is not None
-    pays = is_large(X) if now.trains else now.on_cpu
-    return positional and plain and now.ordinary and not now.compiling and pays
+    if not (positional and plain and now.ordinary) or now.compiling:
+        return False
+    return is_large(X) if now.trains else now.on_cpu
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -73,8 +74,9 @@ class ProjectedHeads(torch.autograd.Function):
         for some, dY_some, dX_some in portions(X, dY, dX):
             some = some.to(W.dtype)
             rows = dY_some.flatten(0, -2)  # (pixels, N_out)
-            pairs = zip(by_head(W, *factors), by_head(dW, *dP), strict=True)
-            for (W_h, *P_h), (dW_h, *dP_h) in pairs:
+            for (W_h, *P_h), (dW_h, *dP_h) in zip(
+                by_head(W, *factors), by_head(dW, *dP), strict=True
+            ):
                 head, inputs = mixed(P_h, some)
                 dW_h += rows.T @ head
                 G = rows @ W_h

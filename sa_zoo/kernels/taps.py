@@ -38,7 +38,7 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     offsets = layer.terms[0].taps()
     kernel = lattice_of(offsets)
     if kernel and type(layer.W_val) is nn.Linear:
-        return convolved(layer.W_val, offsets, kernel, X)
+        return convolved(layer.W_val, kernel, X)
     down, across = (torch.tensor(axis, device=X.device) for axis in zip(*offsets, strict=True))
 
     def gathered(some: Tensor) -> Tensor:
@@ -62,11 +62,11 @@ def gather(X: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def lattice_of(offsets: list[list[int]]) -> Lattice | None:
-    """The kernel whose pixels, around the query, are the offsets, each once; None if they are not those of a kernel."""
+    """The kernel whose pixels, row by row and around the query, are the offsets; None if they are not those of one."""
     down, across = (_axis(sorted(set(axis))) for axis in zip(*offsets, strict=True))
     around = all(axis[0] <= 0 <= axis[-1] for axis in (down, across))
     kernel = [[row, column] for row, column in product(down, across)]
-    return (down, across) if around and sorted(offsets) == kernel else None
+    return (down, across) if around and offsets == kernel else None
 
 
 def _axis(places: list[int]) -> range:
@@ -74,16 +74,14 @@ def _axis(places: list[int]) -> range:
     return range(places[0], places[-1] + 1, step)
 
 
-def convolved(W_val: nn.Linear, offsets: list[list[int]], kernel: Lattice, X: Tensor) -> Tensor:
+def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
     """The layer as a convolution of the image, whose border is repeated around it: (B, H, W, D) -> (B, H, W, D)"""
     padded = [
         torch.arange(axis[0], size + axis[-1], device=X.device).clamp(0, size - 1)
         for axis, size in zip(kernel, X.shape[1:3], strict=True)
     ]
     X = gather(X, padded[0][:, None], padded[1])
-    order = sorted(range(len(offsets)), key=offsets.__getitem__)
-    slices = W_val.weight.unflatten(1, [len(order), -1])  # (D_out, N_h, D)
-    slices = slices.index_select(1, torch.tensor(order, device=X.device))
-    weight = slices.unflatten(1, [len(axis) for axis in kernel]).permute(0, 3, 1, 2)
+    size = [len(axis) for axis in kernel]
+    weight = W_val.weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
     steps = [axis.step for axis in kernel]
     return conv2d(X.permute(0, 3, 1, 2), weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)

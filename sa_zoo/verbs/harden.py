@@ -8,7 +8,8 @@ from sa_zoo.folders.metrics import Metrics
 from sa_zoo.training.config import Config, load_config
 from sa_zoo.verbs.fit import fit
 
-EPOCHS = 3
+EPOCHS = 6
+SMALL_EPOCHS = 3  # with small images, in a run that began with them
 RATE = 1 / 3  # of the run's learning rate
 
 
@@ -21,17 +22,17 @@ def harden_run(run: Path, out: Path, changes: Iterable[str] = (), resume: bool =
 
 
 def config_of(run: Path, changes: Iterable[str] = ()) -> Config:
-    """The recipe of the run, from its weights on, with images of full size; then `changes`, as in `load_config`."""
+    """The recipe of the run, shorter and from its weights on; then `changes`, as in `load_config`."""
     recipe = run / "train.toml"
     if not recipe.is_file():
         raise ValueError(f"run: got {run} without train.toml, expected a folder of `sa-zoo train`")
-    rate = load_config(recipe).optim.lr * RATE
+    trained = load_config(recipe)
     continued = (
         f"model.init={json.dumps(str(run))}",
         "model.whiten=false",
         "model.harden=true",
-        "augment.small_epochs=0",
-        f"optim.lr={rate}",
+        f"augment.small_epochs={min(SMALL_EPOCHS, trained.augment.small_epochs)}",
+        f"optim.lr={trained.optim.lr * RATE}",
         f"train.epochs={EPOCHS}",
     )
     return load_config(recipe, [*continued, *changes])
