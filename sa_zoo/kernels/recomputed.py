@@ -31,11 +31,10 @@ def axes_pay(layer: Attention, X: Tensor, pixels: int = 0) -> bool:
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
-    positional = all(term.positional for term in layer.terms)
     plain = type(layer.W_val) is nn.Linear and layer.W_val.bias is not None
-    if not (positional and plain and now.ordinary) or now.compiling:
-        return False
-    return is_large(X) if now.trains else now.on_cpu
+    pays = is_large(X) if now.trains else now.on_cpu
+    eager = now.ordinary and not now.compiling
+    return plain and pays and eager and all(term.positional for term in layer.terms)
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
