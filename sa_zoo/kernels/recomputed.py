@@ -32,9 +32,9 @@ def axes_pay(layer: Attention, X: Tensor, pixels: int = 0) -> bool:
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
     plain = type(layer.W_val) is nn.Linear and layer.W_val.bias is not None
+    positional = plain and all(term.positional for term in layer.terms)
     pays = is_large(X) if now.trains else now.on_cpu
-    eager = now.ordinary and not now.compiling
-    return plain and pays and eager and all(term.positional for term in layer.terms)
+    return positional and pays and now.ordinary and not now.compiling
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -61,15 +61,15 @@ class ProjectedHeads(torch.autograd.Function):
         Y = b.expand(*X.shape[:-1], -1).clone()
         for some, Y_some in portions(X, Y):
             some = some.to(W.dtype)
+            rows = Y_some.flatten(0, -2)  # (pixels, N_out)
             for W_h, *P_h in by_head(W, *factors):
-                head, _ = mixed(P_h, some)
-                Y_some.flatten(0, -2).addmm_(head, W_h.T)
+                torch.addmm(rows, mixed(P_h, some)[0], W_h.T, out=rows)
         return Y
 
     @staticmethod
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor, ...]:
         X, W, *factors = ctx.saved_tensors
-        dX, dW, *dP = (torch.zeros_like(at_least_float32(x)) for x in (X, W, *factors))
+        dX, dW, *dP = (torch.zeros_like(at_least_float32(x)) for x in ctx.saved_tensors)
         for some, dY_some, dX_some in portions(X, dY, dX):
             some = some.to(W.dtype)
             rows = dY_some.flatten(0, -2)  # (pixels, N_out)
