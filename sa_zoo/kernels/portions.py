@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -36,4 +35,4 @@ def divided(function: Callable[..., Tensor], now: Situation, X: Tensor, *more: T
         return function(X, *more)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)
-    return torch.cat(list(starmap(function, portions(X, *more))))
+    return torch.cat([function(*portion) for portion in portions(X, *more)])

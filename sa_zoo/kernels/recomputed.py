@@ -69,7 +69,7 @@ class ProjectedHeads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor, ...]:
         X, W, *factors = ctx.saved_tensors
-        dX, dW, *dP = (torch.zeros_like(at_least_float32(x)) for x in ctx.saved_tensors)
+        dX, dW, *dP = (torch.zeros_like(at_least_float32(x)) for x in (X, W, *factors))
         for some, dY_some, dX_some in portions(X, dY, dX):
             some = some.to(W.dtype)
             rows = dY_some.flatten(0, -2)  # (pixels, N_out)
