@@ -59,8 +59,7 @@ def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
-    W_val = layer.W_val
-    return fused_values(X, *layer.axis_probabilities(X), W_val.weight, W_val.bias)
+    return fused_values(X, *layer.axis_probabilities(X), layer.W_val.weight, layer.W_val.bias)
 
 
 def tile_height(X: Tensor, threads: int) -> int:

@@ -31,10 +31,15 @@ def axes_pay(layer: Attention, X: Tensor, pixels: int = 0) -> bool:
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
-    plain = type(layer.W_val) is nn.Linear and layer.W_val.bias is not None
-    positional = plain and all(term.positional for term in layer.terms)
     pays = is_large(X) if now.trains else now.on_cpu
-    return positional and pays and now.ordinary and not now.compiling
+    return (
+        type(layer.W_val) is nn.Linear
+        and layer.W_val.bias is not None
+        and all(term.positional for term in layer.terms)
+        and now.ordinary
+        and not now.compiling
+        and pays
+    )
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:

@@ -33,8 +33,8 @@ class Situation:
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
-        in_graph = self.fixed_graph or self.compiling
-        return self.on_cpu and self.ordinary and not self.watched and not in_graph
+        others_decide = self.watched or self.fixed_graph or self.compiling
+        return self.on_cpu and self.ordinary and not others_decide
 
 
 def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
