@@ -52,7 +52,7 @@ def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
 
 def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
-    plain = type(layer.W_val) is nn.Linear and now.dtype == torch.float32
+    plain = type(layer.W_val) is nn.Linear and not now.autocast
     inference = now.ordinary and not now.trains and not now.fixed_graph
     return plain and inference and factorizes(layer) and takes(X, layer.W_val.weight)
 

@@ -49,7 +49,9 @@ def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         if axes_pay(layer, X)
         else [layer.attn_drop(layer.probabilities(X))]
     )
-    others = (x.to(now.dtype) for x in (*layer.W_val.parameters(), *factors))
+    nothing = X.new_empty(0, 0)
+    dtype = (nothing @ nothing).dtype  # autocast's, or that of X
+    others = (x.to(dtype) for x in (*layer.W_val.parameters(), *factors))
     return ProjectedHeads.apply(X, *others)
 
 

@@ -19,7 +19,7 @@ class Situation:
         ordinary: the tensors are numbers in memory.
         trains: gradients may be wanted.
         on_cpu: the first tensor is on a CPU.
-        dtype: of products of the first tensor: autocast's type, or its own.
+        autocast: operations on a CPU choose their precision.
     """
 
     fixed_graph: bool
@@ -28,7 +28,7 @@ class Situation:
     ordinary: bool
     trains: bool
     on_cpu: bool
-    dtype: torch.dtype
+    autocast: bool
 
     @property
     def by_hand(self) -> bool:
@@ -40,7 +40,6 @@ class Situation:
 def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
     """The situation of `modules` that are called with the first of the tensors. The others are read as well."""
     compiling = torch.compiler.is_compiling()
-    nothing = tensors[0].new_empty(0, 0)
     return Situation(
         # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
         fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
@@ -49,7 +48,7 @@ def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
         ordinary=compiling or is_ordinary(*tensors),
         trains=torch.is_grad_enabled(),
         on_cpu=tensors[0].is_cpu,
-        dtype=(nothing @ nothing).dtype,
+        autocast=torch.is_autocast_enabled("cpu"),
     )
 
 
