@@ -308,14 +308,21 @@ def heads(
     ] = "",
     window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
     convolve: Annotated[
-        str, typer.Option(help="Replace layers by their nearest K x K convolutions: 3,5,7")
+        str,
+        typer.Option(help="Replace layers, or heads of a ViT, by K x K convolutions: 3,5,7"),
     ] = "",
+    most: Annotated[
+        str, typer.Option(help="Replace so many heads of a ViT, the most local first: 4,8")
+    ] = "",
+    below: Annotated[
+        float | None, typer.Option(help="Replace the heads of a ViT below this distance.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
     """Describe attention heads, or replace layers by their nearest convolutions."""
     from sa_zoo.verbs.heads import study
 
-    typer.echo(study(model, data, window, convolve, out))
+    typer.echo(study(model, data, window, convolve, out, most, below))
 
 
 @app.command(

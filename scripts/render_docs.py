@@ -266,17 +266,23 @@ def clients() -> str:
 
 
 def taps() -> str:
-    """Accuracy of each run as attention and as taps, and the pixels that its layers read."""
+    """Accuracy of each run as attention and as taps, their means, and the pixels that layers of the first run read."""
+    rows = read("taps.json")
+    names = ("run", "untrained", "hardened", "control")
     lines = []
     layers = []
-    for row in read("taps.json"):
-        accuracy = row["accuracy"]
-        numbers = [f"{100 * accuracy[name]:.2f}" for name in ("run", "untrained", "hardened")]
-        numbers += [f"{100 * accuracy['control']:.2f}", f"{row['epochs']}"]
-        lines.append([f"`{row['model']}`, seed {row['seed']}", *numbers])
-        for index, offsets in enumerate(row["taps"], start=1):
+    for model in dict.fromkeys(row["model"] for row in rows):
+        runs = sorted((row for row in rows if row["model"] == model), key=lambda row: row["seed"])
+        for row in runs:
+            numbers = [f"{100 * row['accuracy'][name]:.2f}" for name in names]
+            lines.append([f"`{model}`, seed {row['seed']}", *numbers, f"{row['epochs']}"])
+        if len(runs) > 1:
+            columns = [[100 * row["accuracy"][name] for row in runs] for name in names]
+            means = [f"{mean(column):.2f} ± {stdev(column):.2f}" for column in columns]
+            lines.append([f"`{model}`, mean of {len(runs)}", *means, f"{runs[0]['epochs']}"])
+        for index, offsets in enumerate(runs[0]["taps"], start=1):
             pixels = ", ".join(f"({down}, {across})" for down, across in sorted(offsets))
-            layers.append([f"`{row['model']}`, seed {row['seed']}", str(index), pixels])
+            layers.append([f"`{model}`, seed {runs[0]['seed']}", str(index), pixels])
     head = [
         "network",
         "as trained",

@@ -1,6 +1,6 @@
 """python scripts/study_taps.py RUN HARDENED CONTROL
 
-Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json, with a figure.
+Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json, with a figure of seed 0.
 HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: as many epochs at
 the same rates.
 """
@@ -52,8 +52,9 @@ def main() -> None:
     }
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else []
     write_json(RESULTS, [*found, row])
-    layers = gaussian_layers(network.state_dict())
-    save_figure(head_positions(layers), RESULTS.with_name(f"taps-{row['model']}.png"))
+    if row["seed"] == 0:
+        layers = gaussian_layers(network.state_dict())
+        save_figure(head_positions(layers), RESULTS.with_name(f"taps-{row['model']}.png"))
 
 
 if __name__ == "__main__":

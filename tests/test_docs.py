@@ -157,6 +157,24 @@ def test_every_equation_and_lemma_has_its_function_and_its_test():
         assert any(f"`{name}`" in row for name in TESTS), subject
 
 
+def test_the_three_functions_for_vision_transformers_run(tmp_path):
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "vit.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([18]) torch.Size([9])" in done.stdout  # Delta and alpha
+    heads = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert len(heads) == 6 and sum(map(len, heads)) == 4
+
+
 CHECKS = """
 import warnings
 from pathlib import Path

@@ -98,7 +98,7 @@ def test_layers_without_a_row_are_named(tmp_path):
         (["--convolve", "4", "--data", "digits"], "window: got 4, expected an odd number up to 8"),
         (
             ["--convolve", "x", "--data", "digits"],
-            "--convolve: got x, expected odd numbers, such as 3,5,7",
+            "--convolve: got x, expected whole numbers, such as 3,5,7",
         ),
     ],
 )
@@ -117,7 +117,33 @@ def test_a_vision_transformer_of_timm_is_described_on_images(tmp_path):
     assert [row[1] for row in rows] == ["1", "2", "mean"] and all(
         re.fullmatch(r"\d+%", row[8]) for row in rows
     )
-    code, output = heads(tmp_path, "--data", "digits", "--convolve", "1")
-    assert (
-        code == 1 and "--convolve: got VisionTransformer, expected one of this package's" in output
-    )
+
+
+def test_heads_of_a_vision_transformer_become_convolutions(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"img_size": 64, "depth": 2, "dynamic_img_size": False}
+    network = timm.create_model("test_vit", num_classes=10, **sizes)
+    write_timm_files(tmp_path, network)
+    accuracy = evaluate_opened(open_model(str(tmp_path)), DataConfig(name="digits")).test.top1
+    arguments = [tmp_path, "--data", "digits", "--convolve", "1,3", "--out", tmp_path / "study"]
+    code, output = heads(*arguments)
+    assert code == 0, output
+    rows = [row for row in cells(output) if row[0].endswith(" of 4")]
+    assert [row[0] for row in rows] == 2 * [f"{count} of 4" for count in range(5)]
+    assert rows[0][1:3] == rows[5][1:3] == ["0.00", f"{accuracy:.2%}"] and rows[0][5] == "0, 0"
+    farthest = [float(row[1]) for row in rows[:5]]
+    assert farthest == sorted(farthest) and all(float(row[3]) > 0 for row in rows)
+    assert all(float(bound) > 0 for bound in rows[4][5].split(", "))
+    assert (tmp_path / "study" / "convolved_heads.md").read_text().strip() == output.strip()
+    assert (tmp_path / "study" / "convolved_heads.png").is_file()
+    for below, rows in (("0", ["0 of 4"]), ("2.5", ["0 of 4", "4 of 4"])):  # distances are below 2
+        code, output = heads(*arguments[:3], "--convolve", "3", "--below", below)
+        assert [row[0] for row in cells(output)[2:]] == rows, output
+    code, output = heads(*arguments[:3], "--convolve", "3", "--most", "3")
+    assert [row[0] for row in cells(output)[2:]] == ["0 of 4", "3 of 4"], output
+    code, output = heads(*arguments[:3], "--convolve", "3", "--most", "3", "--below", "1")
+    assert code == 1 and "--below: got 1.0 with --most 3, expected one of the two" in output
+    code, output = heads(*arguments[:3], "--convolve", "3", "--most", "3,5")
+    assert code == 1 and "most: got 5, expected a number from 0 to 4" in output
+    code, output = heads(*arguments[:3], "--most", "3")
+    assert code == 1 and "--most, --below: got VisionTransformer, expected --convolve" in output

@@ -89,15 +89,19 @@ def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:
     found = []
     for name in sorted(tensors, key=natural_key):
         module, _, parameter = name.rpartition(".")
+        if parameter != "Delta":
+            continue
+        Delta = tensors[name].double()
         spread = tensors.get(f"{module}.spread")
         alpha = tensors.get(f"{module}.alpha")
         if alpha is not None:
-            spread = (2 * alpha).sqrt()
-        if parameter != "Delta" or spread is None:
+            spread = (2 * alpha.clamp(min=0)).sqrt()  # below 0, heads look away from Delta
+            Delta = Delta.reshape(*alpha.shape, -1)  # one vector in vision transformers
+        if spread is None:
             continue
-        heads, axes = tensors[name].shape[-2:]
+        heads, axes = Delta.shape[-2:]
         if heads > 1 and axes == 2:
-            found.append({"Delta": tensors[name].double(), "spread": spread.double()})
+            found.append({"Delta": Delta, "spread": spread.double()})
     return found
 
 

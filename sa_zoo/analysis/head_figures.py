@@ -141,6 +141,19 @@ def head_depth(layers: Sequence[Heads], window: int) -> Figure:
     return figure
 
 
+def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
+    """Accuracy against the number of heads that became K x K convolutions, a line for each K."""
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.subplots()
+    for (K, points), color in zip(curves.items(), head_colors(len(curves)), strict=True):
+        counts, accuracies = zip(*points, strict=True)
+        percent = [100 * accuracy for accuracy in accuracies]
+        axes.plot(counts, percent, "-o", color=color, markersize=4, label=f"{K} x {K}")
+    over_whole_numbers(axes, "heads as convolutions, the most local first", "accuracy, %")
+    axes.legend(frameon=False)
+    return figure
+
+
 def _depth(axes: Axes, layers: list[Tensor]) -> None:
     """A dot per head and the mean of each layer. layers: (N_h,) each"""
     each, mean, *_ = color_sequences["petroff10"]

@@ -44,6 +44,7 @@ class Arguments(BaseModel):
     """`model_args`: the network's own arguments, and none of those of timm's factory."""
 
     cnn: Architecture | None = None
+    vit: Architecture | None = None
     pretrained: Nothing = None
     pretrained_cfg: Nothing = None
     pretrained_cfg_overlay: Nothing = None

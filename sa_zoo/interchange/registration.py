@@ -16,7 +16,7 @@ MODELING = "sa_zoo.models.modeling_sa"
 
 def register() -> None:
     """Register the networks with timm and transformers, now or when either, or a network, is imported."""
-    for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution"):
+    for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution", "sa_zoo.vit"):
         register_post_import_hook(_register_with_timm, name)
     register_post_import_hook(_register_with_transformers, MODELING)
     for name in (CONFIGURATION, "transformers"):

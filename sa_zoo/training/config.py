@@ -29,7 +29,8 @@ INSTALLED = Path(__file__).parents[1] / "recipes"
 RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 # Arguments of timm's factory, not of a network
 DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {
-    "cnn"
+    "cnn",
+    "vit",
 }
 
 
@@ -49,6 +50,8 @@ class ModelConfig(Section):
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # initial weights: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
+    # start the heads of a vision transformer of timm as the pixels of a kernel
+    start: Literal["", "quadratic", "impulse", "mimetic"] = ""
     harden: bool = False  # make the heads of the initial weights taps, frozen where they are
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
@@ -119,10 +122,13 @@ class Config(Section):
             raise ValueError(
                 f"model.freeze: got {model.freeze!r}, expected a regular expression: {error}"
             ) from error
-        if model.whiten and model.init:
-            raise ValueError(
-                f"model.whiten: got true with model.init = {model.init!r}, expected one of the two"
-            )
+        for key in ("whiten", "start"):
+            value = getattr(model, key)
+            if value and model.init:
+                raise ValueError(
+                    f"model.{key}: got {str(value).lower()} with model.init = {model.init!r}, "
+                    "expected one of the two"
+                )
         if self.augment.small_epochs > train.epochs:
             raise ValueError(
                 f"augment.small_epochs: got {self.augment.small_epochs}, expected at most "

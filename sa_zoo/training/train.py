@@ -21,7 +21,7 @@ from sa_zoo.folders.metrics import Metrics, Training, environment, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
-from sa_zoo.training.config import Config
+from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import open_accelerator, report_lost_process, with_launched_precision
 from sa_zoo.training.evaluate import evaluate
 from sa_zoo.training.loop import Run
@@ -42,6 +42,8 @@ from sa_zoo.training.run_folder import (
 from sa_zoo.training.sources import Source, open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
+from sa_zoo.vit.start import IMAGES as START_IMAGES
+from sa_zoo.vit.start import start_as_convolution
 
 
 @report_lost_process()
@@ -72,8 +74,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     macs = _macs(model, config, input_format)
     check_output(model, input_format.input_size, classes)
     splits = splits_of(source, config.data.validation, input_format, device)
-    if config.model.whiten:
-        whiten_first_convolution(model, splits["train"], input_format)
+    _initialize(model, config.model, splits["train"], input_format)
     augment = Augment(config.augment, seed, classes, input_format.normalize)
     run = Run(config, out, accelerator, model, splits["train"], augment)
     _loop(run, splits["validation"], input_format)
@@ -89,6 +90,17 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         remove_checkpoints(out)
     accelerator.end_training()
     return published
+
+
+def _initialize(
+    model: nn.Module, config: ModelConfig, split: Split, input_format: InputFormat
+) -> None:
+    """Initial weights that depend on training images."""
+    if config.whiten:
+        whiten_first_convolution(model, split, input_format)
+    if config.start:
+        images, *_ = next(iter(split.loader(START_IMAGES)))
+        start_as_convolution(model, config.start, images=input_format.normalize(images))
 
 
 def _accelerator(config: Config, out: Path) -> Accelerator:

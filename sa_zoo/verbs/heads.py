@@ -4,14 +4,17 @@ Composes the measures of analysis/ with the one evaluation of training/. docs/he
 """
 
 import copy
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sa_zoo.analysis.figures import save_figure
-from sa_zoo.analysis.head_figures import head_depth
+from sa_zoo.analysis.head_figures import accuracy_by_heads, head_depth
 from sa_zoo.analysis.heads import layers_of, measure, table
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.convolution.nearest import NearestConvolution
@@ -21,8 +24,11 @@ from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import evaluate, open_test_split
+from sa_zoo.vit.convolve import LocalHeads, local_heads, most_local, replace_heads
 
 IMAGES = 32  # test images that maps which depend on content are averaged over
+STEPS = 8  # of the number of heads of a vision transformer that become convolutions
+ROUNDS = 7  # in which networks take turns when their speed is measured
 
 
 class TestImages:
@@ -43,7 +49,13 @@ class TestImages:
 
 
 def study(
-    model: str, data: str = "", window: int = 3, convolve: str = "", out: Path | None = None
+    model: str,
+    data: str = "",
+    window: int = 3,
+    convolve: str = "",
+    out: Path | None = None,
+    most: str = "",
+    below: float | None = None,
 ) -> str:
     """What the command prints, as Markdown; arguments as the command's, `data` by default that of the run.
 
@@ -51,6 +63,13 @@ def study(
     """
     opened = open_model(model)
     network: Any = opened.network
+    if convolve and isinstance(network, VisionTransformer):
+        test = TestImages(network, DataConfig(name=data) if data else data_of(model))
+        return _convolved_vit(network, test, _numbers("--convolve", convolve), most, below, out)
+    if most or below is not None:
+        raise ValueError(
+            f"--most, --below: got {type(network).__name__}, expected --convolve and a vision transformer"
+        )
     images = torch.zeros(1, *network.pretrained_cfg["input_size"])
     every = attention_layers(network, images)
     positional = all(layer.positional for layer in every)
@@ -60,7 +79,7 @@ def study(
             images = test.first(IMAGES)
     layers = layers_of(network, images)
     if convolve:
-        text = _convolutions(network, layers, test, _windows(convolve))
+        text = _convolutions(network, layers, test, _numbers("--convolve", convolve))
         return _written(out, "convolutions.md", text)
     measured = [measure(layer, window) for layer in layers]
     text = table(measured, window)
@@ -74,11 +93,11 @@ def study(
     return _written(out, "heads.md", text)
 
 
-def _windows(sizes: str) -> list[int]:
-    """The sizes of --convolve."""
-    if not all(size.strip().isdecimal() for size in sizes.split(",")):
-        raise ValueError(f"--convolve: got {sizes}, expected odd numbers, such as 3,5,7")
-    return [int(size) for size in sizes.split(",")]
+def _numbers(option: str, text: str) -> list[int]:
+    """The whole numbers of an option."""
+    if not all(number.strip().isdecimal() for number in text.split(",")):
+        raise ValueError(f"{option}: got {text}, expected whole numbers, such as 3,5,7")
+    return [int(number) for number in text.split(",")]
 
 
 def _convolutions(
@@ -114,6 +133,74 @@ def _convolutions(
     images = f"{test.name}, {len(test.split)} images"
     lines += ["", f"Test accuracy with attention: {accuracy:.2%} ({images})."]
     return "\n".join(lines)
+
+
+def _convolved_vit(
+    network: VisionTransformer,
+    test: TestImages,
+    windows: list[int],
+    most: str,
+    below: float | None,
+    out: Path | None,
+) -> str:
+    """Accuracy, bounds and speed of a vision transformer with its most local heads as depthwise convolutions."""
+    if most and below is not None:
+        raise ValueError(f"--below: got {below} with --most {most}, expected one of the two")
+    images = test.first(IMAGES)
+    curves: dict[int, list[tuple[int, float]]] = {}
+    parts = []
+    for K in windows:
+        local = local_heads(network, images, K)
+        total = sum(len(heads.distance) for heads in local)
+        counts = [round(total * step / STEPS) for step in range(STEPS + 1)]
+        if most:
+            counts = _numbers("--most", most)
+        if below is not None:
+            counts = [sum(map(len, most_local(local, below=below)))]
+        curves[K] = []
+        lines = [
+            f"| heads as {K} x {K} convolutions | largest distance | accuracy | images/s | before "
+            "| bound of each layer |",
+            "|---" * 6 + "|",
+        ]
+        replaced = {count: most_local(local, count) for count in sorted({0, *counts})}
+        for count, heads in replaced.items():
+            changed = replace_heads(copy.deepcopy(network), local, heads)
+            accuracy = test.accuracy(changed)
+            curves[K].append((count, accuracy))
+            after, before = speeds([changed.cpu(), network], images)
+            farthest, bounds = _reached(local, heads)
+            lines.append(
+                f"| {count} of {total} | {farthest:.2f} | {accuracy:.2%} | {after:.0f} | {before:.0f} "
+                f"| {bounds} |"
+            )
+        parts.append("\n".join(lines))
+    parts.append(
+        f"Accuracy: {test.name}, {len(test.split)} images. Heads are measured on {len(images)} of them."
+    )
+    if out:
+        save_figure(accuracy_by_heads(curves), out / "convolved_heads.png")
+    return _written(out, "convolved_heads.md", "\n\n".join(parts))
+
+
+def _reached(local: list[LocalHeads], heads: list[list[int]]) -> tuple[float, str]:
+    """The largest distance of these heads of each layer, and the bounds of the layers, as text."""
+    chosen = list(zip(local, heads, strict=True))
+    distances = torch.cat([layer.distance[some] for layer, some in chosen])
+    bounds = [f"{float(layer.bound[some].sum()):.2g}" for layer, some in chosen]
+    return max(distances.tolist(), default=0.0), ", ".join(bounds)
+
+
+@torch.inference_mode()
+def speeds(networks: list[nn.Module], images: Tensor) -> list[float]:
+    """Images per second of each network, the median of some rounds in which they take turns."""
+    seconds: list[list[float]] = [[] for _ in networks]
+    for _ in range(ROUNDS):
+        for times, network in zip(seconds, networks, strict=True):
+            start = time.perf_counter()
+            network.eval()(images)
+            times.append(time.perf_counter() - start)
+    return [len(images) / statistics.median(times[1:]) for times in seconds]
 
 
 def _written(out: Path | None, name: str, text: str) -> str:

@@ -1,0 +1,232 @@
+"""Heads of a trained vision transformer as depthwise convolutions of their values, without training.
+
+The maps of a head between pixels, P_h[q, k] of each image, are compared with what a K x K convolution with replicate
+padding can give, C_h = sum_a c_h[a] [k = q + a] (nearest.py). c is the mean of P over images, and over the queries
+whose window lies in the image. Class and register tokens keep their attention, and from pixels they get its mean m_h:
+
+    d_h[q] = sum_pixels |P_h[q, k] - C_h[q, k]| + sum_tokens |P_h[q, k] - m_h[k]|
+
+On these images, replacing the heads R changes no output of their layer by more than
+
+    sum_{h in R} max_images (max_q d_h[q]) (max_{k, o} |W_out_h v_h[k]|_o)
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from sa_zoo.convolution.nearest import maps_of_taps, taps
+from sa_zoo.vit.layers import attentions, check_images, grid_of, probabilities, projected
+
+
+@dataclass(frozen=True)
+class LocalHeads:
+    """How the heads of one layer attend to pixels on some images, and what convolutions miss of it."""
+
+    taps: Tensor  # c, (N_h, K, K)
+    tokens: Tensor  # m, (N_h, prefix)
+    distance: Tensor  # mean of d over images and queries, from 0 to 2: (N_h,)
+    bound: Tensor  # on the change of an output by one head: (N_h,)
+
+
+class ConvolvedAttention(nn.Module):
+    """timm's attention with some heads as depthwise convolutions: (B, N, D) -> (B, N, D).
+
+    Args:
+        attention: the layer, whose weights are copied.
+        local: its heads, measured.
+        heads: numbers of the heads that become convolutions.
+        grid: (H, W) of the pixels.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        local: LocalHeads,
+        heads: Sequence[int],
+        grid: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.prefix = local.tokens.shape[1]
+        self.head_dim = attention.head_dim
+        self.scale = attention.scale
+        kept = [head for head in range(attention.num_heads) if head not in heads]
+        weight = attention.qkv.weight
+        rows = torch.arange(len(weight))
+        rows = rows.unflatten(0, [3, attention.num_heads, self.head_dim])
+        self.kept = rows_of(attention.qkv, rows[:, kept])
+        # the queries of class and register tokens, and the keys that they look at
+        self.looking = rows_of(attention.qkv, rows[:2, heads])
+        self.values = rows_of(attention.qkv, rows[2, heads])
+        self.q_norm = attention.q_norm
+        self.k_norm = attention.k_norm
+        kernel = local.taps[heads].to(weight).repeat_interleave(self.head_dim, dim=0)
+        self.kernel = nn.Parameter(kernel[:, None])
+        self.tokens = nn.Parameter(local.tokens[heads].to(weight))
+        columns = rows[0, [*kept, *heads]].flatten()
+        self.proj = copy.deepcopy(attention.proj)
+        with torch.no_grad():
+            self.proj.weight.copy_(attention.proj.weight[:, columns])
+
+    def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
+        assert attn_mask is None and not is_causal  # timm's block passes them
+        heads = torch.cat([self.attended(x), self.convolved(x)], dim=1)
+        return self.proj(heads.transpose(1, 2).flatten(2))
+
+    def attended(self, x: Tensor) -> Tensor:
+        """The heads that stay: (B, kept, N, d)"""
+        q, k, v = self._heads(self.kept(x), 3)
+        return self._attend(q, k, v)
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """The heads that are replaced: (B, replaced, N, d)"""
+        (v,) = self._heads(self.values(x), 1)
+        channels = v[:, :, self.prefix :].transpose(2, 3).flatten(1, 2)  # (B, replaced d, T)
+        images = channels.unflatten(-1, self.grid)
+        reach = self.kernel.shape[-1] // 2
+        padded = F.pad(images, [reach] * 4, mode="replicate")
+        pixels = F.conv2d(padded, self.kernel, groups=len(self.kernel)).flatten(2)
+        pixels = pixels.unflatten(1, [-1, self.head_dim]).transpose(2, 3)
+        if not self.prefix:
+            return pixels
+        pixels = pixels + self.tokens[:, None] @ v[:, :, : self.prefix]
+        q, k = self._heads(self.looking(x), 2)
+        return torch.cat([self._attend(q[:, :, : self.prefix], k, v), pixels], dim=2)
+
+    def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """(B, N, parts heads d) -> parts of (B, heads, N, d)"""
+        return x.unflatten(-1, [parts, -1, self.head_dim]).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = self.q_norm(q)
+        k = self.k_norm(k)
+        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+
+
+def rows_of(linear: nn.Linear, rows: Tensor) -> nn.Linear:
+    """A linear layer with some of the outputs of another."""
+    rows = rows.flatten()
+    some = copy.deepcopy(linear)
+    some.out_features = len(rows)
+    for name, parameter in linear.named_parameters():
+        setattr(some, name, nn.Parameter(parameter.detach()[rows]))
+    return some
+
+
+def heads_on(
+    layer: Attention,
+    x: Tensor,
+    grid: tuple[int, int],
+    prefix: int,
+    K: int,
+) -> LocalHeads:
+    """The heads of a layer on its input (B, N, D)."""
+    if not isinstance(layer.norm, nn.Identity):
+        raise ValueError("vit: got scale_attn_norm=True, expected False")
+    P = probabilities(layer, x)[:, :, prefix:]  # queries are pixels: (B, N_h, T, N)
+    mean = P.mean(dim=0)
+    c = taps(mean[..., prefix:], grid, K)
+    m = mean[..., :prefix].mean(dim=1)
+    of_tokens = m[:, None].expand(-1, P.shape[2], -1)
+    nearest = torch.cat([of_tokens, maps_of_taps(c, grid)], dim=-1)
+    d = (P - nearest).abs().sum(dim=-1)  # (B, N_h, T)
+    values = projected(layer, x)[2]  # (B, N_h, N, d)
+    outer = layer.proj.weight.unflatten(1, [layer.num_heads, -1])
+    largest = torch.einsum("bhkd,ohd->bhko", values, outer).abs().amax(dim=(2, 3))
+    bound = (d.amax(dim=2) * largest).amax(dim=0)
+    return LocalHeads(c, m, d.mean(dim=(0, 2)), bound)
+
+
+@torch.no_grad()
+def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
+    """Measure the heads of every block on images (B, C, H, W), as the network takes them.
+
+    Raises ValueError for a network that is not one of timm's plain ones, for images that it does not take, and for an
+    even window or one beyond the grid.
+    """
+    layers = attentions(vit)
+    assert isinstance(vit, VisionTransformer)
+    grid = grid_of(vit)
+    check_images(vit, images)
+    prefix = vit.num_prefix_tokens
+    found = []
+
+    def measure(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
+        found.append(heads_on(layer, inputs[0], grid, prefix, K))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(measure))
+        vit.eval()(images)
+    return found
+
+
+def most_local(
+    local: Sequence[LocalHeads],
+    most: int | None = None,
+    below: float | None = None,
+) -> list[list[int]]:
+    """The heads of each layer that are among the `most` most local ones of all, and whose distance is below `below`.
+
+    Raises ValueError for a `most` that is negative or larger than the number of heads.
+    """
+    ranked = sorted(
+        (float(distance), layer, head)
+        for layer, heads in enumerate(local)
+        for head, distance in enumerate(heads.distance)
+    )
+    if most is not None and not 0 <= most <= len(ranked):
+        raise ValueError(f"most: got {most}, expected a number from 0 to {len(ranked)}")
+    if below is not None:
+        ranked = [row for row in ranked if row[0] < below]
+    heads: list[list[int]] = [[] for _ in local]
+    for _, layer, head in ranked[:most]:
+        heads[layer].append(head)
+    return [sorted(some) for some in heads]
+
+
+def replace_heads(
+    vit: VisionTransformer,
+    local: Sequence[LocalHeads],
+    heads: Sequence[Sequence[int]],
+) -> VisionTransformer:
+    """Replace these heads of each block by their convolutions, in place."""
+    blocks: Any = vit.blocks
+    for block, measured, some in zip(blocks, local, heads, strict=True):
+        if some:
+            block.attn = ConvolvedAttention(block.attn, measured, list(some), grid_of(vit))
+    return vit
+
+
+def convolve_heads(
+    vit: nn.Module,
+    images: Tensor,
+    K: int = 3,
+    most: int | None = None,
+    below: float | None = None,
+) -> list[list[int]]:
+    """Replace the most local heads of a trained VisionTransformer of timm by depthwise K x K convolutions, in place.
+
+    Args:
+        vit: on the device of the images; it is put in eval mode.
+        images: (B, C, H, W) as the network takes them, on which the heads are measured: some dozens are enough.
+        K: an odd number of patches.
+        most, below: how many heads, and below which distance; by default all.
+
+    Returns the numbers of the heads that were replaced, block by block.
+    Raises ValueError as `local_heads` and `most_local` do; no head is then replaced.
+    """
+    local = local_heads(vit, images, K)
+    heads = most_local(local, most, below)
+    assert isinstance(vit, VisionTransformer)
+    replace_heads(vit, local, heads)
+    return heads

@@ -1,0 +1,102 @@
+"""What this folder knows of timm's vision transformers: their layers, their tokens, and where heads of a kernel look.
+
+B images, N tokens: first `prefix` class and register tokens, then the T = H W pixels of a grid of patches. N_h heads of
+width d. delta = k - q as in models/positions.py.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from sa_zoo.models.positions import pixels
+
+
+def attentions(vit: nn.Module) -> list[Attention]:
+    """The attention of each block. Raises ValueError unless all are timm's `Attention` in a VisionTransformer."""
+    if not isinstance(vit, VisionTransformer):
+        raise ValueError(f"vit: got {type(vit).__name__}, expected a VisionTransformer of timm")
+    layers: list[Any] = [getattr(block, "attn", None) for block in vit.blocks]
+    for number, layer in enumerate(layers):
+        if type(layer) is not Attention or layer.gate is not None:
+            raise ValueError(
+                f"vit: got {type(layer).__name__} in block {number}, expected timm's Attention without a gate"
+            )
+    return layers
+
+
+def grid_of(vit: VisionTransformer) -> tuple[int, int]:
+    """(H, W) of the patches. Raises ValueError for a network whose grid depends on its input."""
+    if vit.dynamic_img_size:
+        raise ValueError("vit: got dynamic_img_size=True, expected one size of images")
+    height, width = vit.patch_embed.grid_size
+    return height, width
+
+
+def chosen(layers: list[Attention], blocks: list[int] | None) -> list[Attention]:
+    """The layers of these blocks, in the order of the network, by default all.
+
+    Raises ValueError for a block that does not exist, and for none.
+    """
+    if blocks is None:
+        return layers
+    if not blocks or not set(blocks) <= set(range(len(layers))):
+        last = len(layers) - 1
+        raise ValueError(f"blocks: got {blocks}, expected numbers from 0 to {last}")
+    return [layer for number, layer in enumerate(layers) if number in blocks]
+
+
+def check_images(vit: VisionTransformer, images: Tensor) -> None:
+    """Raise ValueError unless the network takes these images."""
+    expected = (vit.in_chans, *vit.patch_embed.img_size)
+    if images.ndim != 4 or len(images) == 0 or tuple(images.shape[1:]) != expected:
+        shape = ", ".join(map(str, expected))
+        raise ValueError(f"images: got {tuple(images.shape)}, expected (B, {shape})")
+
+
+def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each"""
+    qkv = layer.qkv(x).unflatten(-1, [3, layer.num_heads, layer.head_dim])
+    qkv = qkv.permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)
+    return layer.q_norm(q), layer.k_norm(k), v
+
+
+def probabilities(layer: Attention, x: Tensor) -> Tensor:
+    """Attention of a layer on its input: (B, N, D) -> (B, N_h, N, N)"""
+    q, k, _ = projected(layer, x)
+    scores = layer.scale * (q @ k.mT)
+    return scores.softmax(dim=-1)
+
+
+def places(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+    """Positions of the pixels in row-major order, counted from the middle of the grid: (T, 2), (row, column)"""
+    device = torch.device(device or "cpu")
+    rows, columns = (pixels(size, device) - (size - 1) / 2 for size in grid)
+    return torch.cartesian_prod(rows, columns)
+
+
+def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
+    """Delta_h of the first heads of a kernel, nearest to the middle first: (N_h, 2), float32
+
+    Displacements that lead out of the grid from any pixel are left out, and used again from the first where heads are
+    more than these.
+    """
+    height, width = grid
+    rows = range(1 - height, height)
+    columns = range(1 - width, width)
+    every = list(itertools.product(rows, columns))
+    every.sort(key=lambda at: (math.hypot(*at), math.atan2(at[1], -at[0])))
+    nearest = itertools.islice(itertools.cycle(every), heads)
+    return torch.tensor(list(nearest), dtype=torch.float32)
+
+
+def targets(grid: tuple[int, int], Delta: Tensor) -> Tensor:
+    """[k = q + Delta_h], for whole Delta: (N_h, 2) -> (N_h, T, T), bool"""
+    at = places(grid)
+    delta = at[None, :] - at[:, None]
+    return (delta == Delta[:, None, None]).all(dim=-1)

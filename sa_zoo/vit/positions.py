@@ -1,0 +1,195 @@
+"""The paper's quadratic score in plain vision transformers, in four more channels of queries and keys.
+
+    score_h[q, k] = q . k / sqrt(d) - alpha_h |k - q - Delta_h|^2     for pixels q and k
+
+and q . k / sqrt(d) where q or k is a class or register token: they attend by content alone, and compete with a pixel at
+Delta_h itself. With t = q + Delta_h, the second term is the dot product of
+
+    queries alpha (2 t_y, 2 t_x, -|t|^2, -1)    and    keys (k_y, k_x, 1, |k|^2)
+
+so scaled_dot_product_attention computes it, and no tensor of T x T scores exists. Positions count from the middle of
+the grid. In bfloat16 and float16 there are eight channels: the first three of the query have a second one each for
+their rounding error, and so has |k|^2; alpha is rounded, like any weight. Four and eight keep the width of a head a
+multiple of what fast kernels ask for.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
+from timm.models import register_notrace_function
+from timm.models.vision_transformer import VisionTransformer
+from torch import Generator, Tensor, nn
+
+from sa_zoo.vit.layers import attentions, chosen, grid_of, kernel_pixels, places, projected
+
+NAME = {"architecture": "local_vit", "tag": None}  # of these networks for timm; timm_vits.py
+SPREAD = 2.0  # pixels, the standard deviation of drawn centers, as in the paper
+
+
+class PositionAttention(nn.Module):
+    """timm's attention with quadratic scores: (B, N, D) -> (B, N, D). Its parameters keep their names.
+
+    Delta is one vector, (2 N_h,), because optimizers of timm decay, and orthogonalize, matrices.
+
+    Args:
+        attention: timm's, whose modules it takes over.
+        grid: (H, W) of the pixels.
+        prefix: number of class and register tokens, which come first.
+        Delta: (N_h, 2), (row, column) in pixels.
+        alpha: initial sharpness of all heads, per squared pixel.
+    """
+
+    quarters: Tensor
+    attn_drop: nn.Dropout
+    norm: nn.Module
+    proj: nn.Linear
+    proj_drop: nn.Dropout
+
+    def __init__(
+        self,
+        attention: Attention,
+        grid: tuple[int, int],
+        prefix: int,
+        Delta: Tensor,
+        alpha: float,
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.prefix = prefix
+        self.num_heads = attention.num_heads
+        self.head_dim = attention.head_dim
+        self.scale = attention.scale
+        self.fused_attn = attention.fused_attn
+        for name, module in attention.named_children():
+            self.add_module(name, module)
+        weight = attention.qkv.weight
+        self.Delta = nn.Parameter(Delta.flatten().to(weight))
+        self.alpha = nn.Parameter(weight.new_full([self.num_heads], alpha))
+        # whole numbers, so that they stay exact when the network changes its type
+        quarters = (4 * key_channels(grid, weight.device)).int()
+        self.register_buffer("quarters", quarters, persistent=False)
+
+    def init_non_persistent_buffers(self) -> None:
+        """Fill what no file holds, for libraries that build a network without memory for it."""
+        self.quarters.copy_(4 * key_channels(self.grid))
+
+    def query_channels(self, at: Tensor) -> Tensor:
+        """(2 t_y, 2 t_x, -|t|^2, -1), from the pixels (T, 2): (N_h, T, 4)"""
+        t = at + self.Delta.float().unflatten(0, [self.num_heads, 1, 2])
+        channels = torch.cat([2 * t, -t.square().sum(dim=-1, keepdim=True)], dim=-1)
+        return F.pad(channels, [0, 1], value=-1.0)
+
+    def positioned(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys with their positions, and values: (B, N_h, N, d + 4 or 8) twice and (B, N_h, N, d)"""
+        q, k, v = projected(self, x)
+        # scaled_dot_product_attention multiplies the scores by the scale
+        alpha = (self.alpha / self.scale).to(v.dtype).float()[:, None, None]
+        keys = (self.quarters / 4).expand(self.num_heads, -1, -1)
+        queries = alpha * self.query_channels(keys[0, :, :2])
+        q = self._with_channels(q, query_parts(queries, v))
+        k = self._with_channels(k, key_parts(keys, v))
+        return q, k, v
+
+    def _with_channels(self, x: Tensor, channels: Tensor) -> Tensor:
+        """Append those of pixels, and zeros to class and register tokens: (B, N_h, N, d), (N_h, T, 4 or 8)"""
+        of_tokens = F.pad(channels, [0, 0, self.prefix, 0])
+        return torch.cat([x, of_tokens.expand(x.shape[0], -1, -1, -1)], dim=-1)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        q, k, v = self.positioned(x)
+        if self.fused_attn:
+            # The fast kernels want values as wide as queries.
+            heads = F.scaled_dot_product_attention(
+                q,
+                k,
+                F.pad(v, [0, q.shape[-1] - self.head_dim]),
+                attn_mask=attn_mask,
+                dropout_p=self.attn_drop.p if self.training else 0.0,
+                is_causal=is_causal,
+                scale=self.scale,
+            )[..., : self.head_dim]
+        else:
+            # Scaled as scores: the parts of positions do not add up when each is rounded again.
+            scores = self.scale * (q @ k.mT)
+            bias = resolve_self_attn_mask(x.shape[1], scores, attn_mask, is_causal)
+            P = maybe_add_mask(scores, bias).softmax(dim=-1)
+            heads = self.attn_drop(P) @ v
+        return self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).flatten(2))))
+
+
+def key_channels(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+    """k_y, k_x, 1, |k|^2: (T, 4), float32"""
+    at = places(grid, device)
+    squares = at.square().sum(dim=1, keepdim=True)
+    return torch.cat([at, torch.ones_like(squares), squares], dim=1)
+
+
+@register_notrace_function
+def query_parts(x: Tensor, like: Tensor) -> Tensor:
+    """Channels of queries in the type of another tensor, in two parts if that is narrow: (.., 4) -> (.., 4 or 8)"""
+    high = x.to(like.dtype)
+    if like.dtype.itemsize >= 4:
+        return high
+    low = (x - high).to(like.dtype)
+    return torch.cat([high, low[..., :3], high[..., 3:]], dim=-1)
+
+
+@register_notrace_function
+def key_parts(x: Tensor, like: Tensor) -> Tensor:
+    """The channels of keys that meet those of `query_parts`: (.., 4) -> (.., 4 or 8)"""
+    high = x.to(like.dtype)
+    if like.dtype.itemsize >= 4:
+        return high
+    low = (x - high).to(like.dtype)
+    return torch.cat([high, high[..., :3], low[..., 3:]], dim=-1)
+
+
+def add_positions(
+    vit: nn.Module,
+    alpha: float = 1.0,
+    blocks: list[int] | None = None,
+    generator: Generator | None = None,
+) -> VisionTransformer:
+    """Give the attention of a VisionTransformer of timm learned quadratic scores, in place.
+
+    The size of images, and so the grid of patches, is fixed from then on: call timm's `set_input_size` before.
+
+    Args:
+        vit: new or trained, with or without position embedding, class and register tokens.
+        alpha: initial sharpness, per squared pixel of the grid of patches. With 0, a trained network keeps its
+            function: bit for bit in float32 on a CPU if heads are a multiple of 16 wide, else up to rounding.
+        blocks: those to change, by default all.
+        generator: of the CPU; draws the centers of the heads from a normal distribution, as in the paper. Without one,
+            they are the pixels of a kernel, nearest to the middle first.
+
+    Returns the same network, whose `Delta` and `alpha` train with all other parameters.
+    Raises ValueError for a network that is not one of timm's plain ones, and for an argument that does not fit.
+    """
+    layers = attentions(vit)
+    assert isinstance(vit, VisionTransformer)
+    grid = grid_of(vit)
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha: got {alpha}, expected a number from 0")
+    if not isinstance(vit.patch_drop, nn.Identity):
+        raise ValueError(
+            "vit: got patch_drop_rate > 0, expected 0: positions are those of all patches"
+        )
+    some = chosen(layers, blocks)
+    network: Any = vit
+    for block in network.blocks:
+        if block.attn in some:
+            Delta = kernel_pixels(grid, block.attn.num_heads)
+            if generator is not None:
+                Delta = SPREAD * torch.randn(Delta.shape, generator=generator)
+            block.attn = PositionAttention(block.attn, grid, vit.num_prefix_tokens, Delta, alpha)
+    cfg = getattr(vit, "pretrained_cfg", None)
+    if cfg is not None:  # what timm writes into config.json
+        arguments = {"vit": cfg["architecture"], "alpha": alpha, "blocks": blocks}
+        network._model_args = arguments | getattr(vit, "_model_args", {})
+        network.pretrained_cfg = cfg | NAME
+    return vit

@@ -1,0 +1,294 @@
+"""Quadratic scores in timm's vision transformers: against explicit scores, and through every door of both libraries."""
+
+import copy
+import warnings
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+from timm.models import load_checkpoint
+from timm.optim import param_groups_weight_decay
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import TimmWrapperForImageClassification
+
+import sa_zoo
+from sa_zoo.analysis.figures import gaussian_layers
+from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.write import write_timm_files
+from sa_zoo.training.config import parse_config
+from sa_zoo.verbs.fit import fit
+from sa_zoo.vit.layers import kernel_pixels, projected
+
+H, W = 5, 7
+SIZES = {"img_size": (20, 28), "patch_size": 4, "embed_dim": 33, "num_heads": 3, "depth": 2}
+TOKENS = [
+    ({"class_token": False, "global_pool": "avg"}, 0),
+    ({"reg_tokens": 3, "qk_norm": True}, 4),
+]
+
+
+def vit(name="vit_tiny_patch16_224", **arguments):
+    torch.manual_seed(0)
+    network = timm.create_model(name, num_classes=11, **SIZES | arguments).eval()
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return network
+
+
+def drawn(network, alpha=0.7):
+    return sa_zoo.add_positions(network, alpha, generator=torch.Generator().manual_seed(0))
+
+
+def images(count=2):
+    return torch.randn(count, 3, 20, 28, generator=torch.Generator().manual_seed(1))
+
+
+def by_loops(layer, x, prefix, height=H, width=W):
+    """Probabilities from the definition, score by score, in float64: (B, N_h, N, N)"""
+    q, k, _ = (each.double() for each in projected(layer, x))
+    scores = q @ k.mT / layer.head_dim**0.5
+    Delta = layer.Delta.detach().double().unflatten(0, [-1, 2])
+    for h, alpha in enumerate(layer.alpha.detach().double()):
+        for i in range(height * width):
+            for j in range(height * width):
+                down = j // width - i // width - Delta[h, 0]
+                across = j % width - i % width - Delta[h, 1]
+                scores[:, h, prefix + i, prefix + j] -= alpha * (down**2 + across**2)
+    return scores.softmax(dim=-1)
+
+
+@pytest.mark.parametrize(("arguments", "prefix"), TOKENS)
+def test_scores_are_those_of_the_definition(arguments, prefix):
+    network = drawn(vit(**arguments))
+    layer = network.blocks[1].attn
+    with torch.no_grad():
+        layer.alpha.copy_(torch.tensor([0.0, 0.3, 2.0]))
+        x = torch.randn(2, prefix + H * W, 33)
+        P = by_loops(layer, x, prefix)
+        v = projected(layer, x)[2]
+        heads = (P @ v.double()).transpose(1, 2).flatten(2).float()
+        expected = layer.proj(heads)
+        assert torch.allclose(layer(x), expected, atol=1e-5)
+        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(backend):
+                assert torch.allclose(layer(x), expected, atol=1e-5)
+        layer.fused_attn = False
+        assert torch.allclose(layer(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("side", "tolerance"), [(16, 1e-4), (37, 1e-3)])
+def test_bfloat16_rounds_neither_positions_nor_displacements(side, tolerance):
+    network = vit(img_size=4 * side, depth=1, class_token=False, global_pool="avg", embed_dim=21)
+    layer = drawn(network, alpha=1.0).blocks[0].attn
+    with torch.no_grad():
+        layer.qkv.weight[:42] = 0  # scores of content, which are rounded as ever
+        layer.qkv.bias[:42] = 0
+        layer.Delta.copy_(torch.tensor([0.4, -1.3, 2.6, 0.1, 0.0, 5.2]))
+        low = copy.deepcopy(layer)
+        for module in (low.qkv, low.proj):
+            module.bfloat16()
+        q, k, _ = low.positioned(torch.zeros(1, side**2, 21, dtype=torch.bfloat16))
+        assert q.dtype == k.dtype == torch.bfloat16 and q.shape[-1] == 7 + 8
+        q, k, rows = q.double(), k.double(), slice(0, None, 5)
+        P = (q[:, :, rows] @ k.mT / 7**0.5).softmax(dim=-1)
+        # alpha / scale is rounded first, by at most one part in 256
+        rounded = (layer.alpha * 7**0.5).bfloat16().float() / 7**0.5
+        assert torch.allclose(rounded, layer.alpha, rtol=2**-8)
+        at = torch.cartesian_prod(*2 * [torch.arange(side, dtype=torch.float64)])
+        delta = at[None] - at[rows, None]
+        away = delta - layer.Delta.double().view(3, 1, 1, 2)
+        expected = (-rounded.double()[:, None, None] * away.square().sum(-1)).softmax(-1)
+        assert (P - expected).abs().max() < tolerance
+        # the same through the values, which bfloat16 rounds once, of every way to evaluate a layer
+        x = torch.randn(1, side**2, 21, generator=torch.Generator().manual_seed(2)).bfloat16()
+        v = low.positioned(x)[2].double()
+        low.proj = nn.Identity()
+        found = {}
+        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(backend):
+                found[backend] = low(x)
+        low.fused_attn = False
+        found["scores"] = low(x)
+        for heads in found.values():
+            got = heads.double().unflatten(-1, [3, 7]).transpose(1, 2)[:, :, rows]
+            assert (got - expected @ v).abs().max() < 0.01 * v.abs().max()
+
+
+def test_autocast_keeps_the_second_parts():
+    network = vit(img_size=4 * 16, embed_dim=21, depth=1, qk_norm=True)
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+    layer = drawn(network, alpha=1.0).blocks[0].attn
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        q, k, _ = layer.positioned(torch.randn(2, 1 + 256, 21))
+        assert q.shape[-1] == k.shape[-1] == 15
+        assert torch.equal(q[..., 7:], q[..., 7:].bfloat16().to(q))
+        low = network(x)
+    with torch.no_grad():
+        assert (network(x) - low).abs().max() < 0.1 * low.abs().max()
+
+
+@pytest.mark.parametrize(("arguments", "prefix"), TOKENS)
+def test_alpha_zero_leaves_a_network_as_it_is(arguments, prefix):
+    network, x = vit(embed_dim=48, **arguments), images()
+    with torch.no_grad():
+        expected = network(x)
+        changed = sa_zoo.add_positions(copy.deepcopy(network), alpha=0.0)
+        assert torch.equal(changed(x), expected)
+        odd = vit(**arguments)
+        expected = odd(x)
+        assert torch.allclose(sa_zoo.add_positions(odd, alpha=0.0)(x), expected, atol=1e-4)
+    changed(x).square().sum().backward()
+    # the class token alone is read after the last block, where it has no position
+    learning = changed.blocks[:1] if prefix else changed.blocks
+    assert all(block.attn.alpha.grad.abs().min() > 0 for block in learning)
+
+
+def test_positions_are_learned_and_not_decayed():
+    network = sa_zoo.add_positions(vit(), alpha=0.5)
+    expected = kernel_pixels((H, W), 3)
+    for block in network.blocks:
+        assert torch.equal(block.attn.Delta.detach().view(3, 2), expected)
+    network(images()).logsumexp(1).sum().backward()
+    learned = {name for name, _ in network.named_parameters() if "Delta" in name or "alpha" in name}
+    assert len(learned) == 4 and all(p.grad is not None for p in network.parameters())
+    layer = network.blocks[0].attn
+    for parameter in (layer.alpha, layer.Delta):  # against central differences
+        step = torch.zeros_like(parameter)
+        step[1] = 1e-2
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * step)
+                values.append(float(network(images()).double().logsumexp(1).sum()))
+                parameter.sub_(sign * step)
+        slope = (values[0] - values[1]) / 2e-2
+        assert float(parameter.grad[1]) == pytest.approx(slope, rel=0.05, abs=1e-3)
+    decayed, kept = (set(map(id, group["params"])) for group in
+                     sorted(param_groups_weight_decay(network, 0.1), key=lambda g: -g["weight_decay"]))  # fmt: skip
+    assert {id(network.get_parameter(name)) for name in learned} <= kept and decayed
+
+
+def test_both_libraries_load_it_by_name(tmp_path):
+    network = drawn(vit())
+    with torch.no_grad():
+        network.blocks[0].attn.alpha.copy_(torch.tensor([0.1, 0.2, 0.3]))
+        expected = network(images())
+    write_timm_files(tmp_path, network, {"label_names": list("abcdefghijk")})
+    for loaded in (
+        open_folder(tmp_path).network,
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval(),
+    ):
+        assert torch.equal(loaded(images()), expected)
+        assert not hasattr(loaded.blocks[0].attn, "gate")
+    wrapper = TimmWrapperForImageClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(wrapper(images()).logits, expected)
+
+
+def test_its_name_takes_starts_blocks_features_and_other_vits(tmp_path):
+    network = timm.create_model(
+        "local_vit", vit="deit_tiny_distilled_patch16_224", alpha=0.7, blocks=[1], **SIZES
+    )
+    kinds = [type(block.attn).__name__ for block in network.blocks]
+    assert kinds == ["Attention", "PositionAttention"] and network.num_prefix_tokens == 2
+    sizes = SIZES | {"class_token": False, "global_pool": "avg"}
+    started = timm.create_model("local_vit", start="quadratic", num_classes=11, **sizes)
+    P = started.pos_embed[0].detach()
+    assert torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean())
+    # a checkpoint as timm's train.py writes it loads by the plain name
+    torch.save({"arch": "local_vit", "state_dict": started.state_dict()}, tmp_path / "last.pth.tar")
+    plain = timm.create_model("vit_tiny_patch16_224", num_classes=11, **sizes).eval()
+    load_checkpoint(plain, str(tmp_path / "last.pth.tar"))
+    assert torch.equal(plain(images()), started.eval()(images()))
+    features = timm.create_model("local_vit", alpha=1.0, features_only=True, out_indices=2, **SIZES)
+    assert [tuple(each.shape) for each in features(images())] == [(2, 33, H, W)] * 2
+    with pytest.raises(RuntimeError):
+        timm.create_model("local_vit", pretrained=True)
+    with pytest.raises(ValueError, match="vit: got vit_small, expected the name of a VisionTr"):
+        timm.create_model("local_vit", vit="vit_small")
+
+
+def test_transformers_loads_what_was_started(tmp_path):
+    network = timm.create_model("local_vit", start="quadratic", alpha=1.0, num_classes=11, **SIZES)
+    expected = network.eval()(images())
+    write_timm_files(tmp_path, network, {"label_names": list("abcdefghijk")})
+    wrapper = TimmWrapperForImageClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(wrapper(images()).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter, about its own dependencies
+def test_it_compiles_and_exports(tmp_path):
+    network = drawn(vit(reg_tokens=2))
+    with torch.no_grad():
+        expected = network(images())
+        compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+        assert torch.allclose(compiled(images()), expected, atol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(network, (images(),), dynamo=True, verbose=False)
+    program.save(tmp_path / "model.onnx")
+    runtime = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: images().numpy()})
+    assert np.abs(got - expected.numpy()).max() < 1e-4
+
+
+def test_a_run_with_positions_becomes_a_complete_folder(tmp_path):
+    args = TOKENS[0][0] | {
+        "img_size": 16,
+        "patch_size": 4,
+        "embed_dim": 33,
+        "num_heads": 3,
+        "depth": 2,
+    }
+    table = {
+        "model": {"name": "local_vit", "args": args | {"start": "quadratic", "alpha": 0.01}},
+        "data": {"name": "digits", "image_size": 16},
+        "optim": {"lr": 0.2},
+        "train": {"epochs": 2},
+    }
+    fit(parse_config(table), tmp_path)
+    opened = open_folder(tmp_path)
+    layers = gaussian_layers(opened.tensors("heads.safetensors"))
+    assert [tuple(layer["Delta"].shape) for layer in layers] == [(3, 3, 2)] * 2
+    for layer, block in zip(layers, opened.network.blocks, strict=True):
+        assert torch.equal(layer["Delta"][0], kernel_pixels((4, 4), 3).double())
+        assert torch.equal(layer["Delta"][-1].flatten().float(), block.attn.Delta.detach())
+        alpha = block.attn.alpha.detach().clamp(min=0)
+        assert torch.allclose(layer["spread"][-1].square().float(), 2 * alpha, atol=1e-6)
+        assert not torch.equal(layer["spread"][0], layer["spread"][-1])
+    figures = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"head_positions", "head_paths", "learning_curve"} <= figures
+
+
+def test_heads_with_positions_can_be_measured():
+    from sa_zoo.analysis.heads import layers_of, measure
+
+    network = sa_zoo.add_positions(vit(), alpha=30.0)
+    with torch.no_grad():
+        for block in network.blocks:
+            block.attn.qkv.weight[:66] *= 0
+    for layer in layers_of(network, images()):
+        expected = kernel_pixels((H, W), 3).double()
+        assert torch.allclose(measure(layer).center, expected, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments", "said"),
+    [
+        (lambda: vit(patch_drop_rate=0.5), {}, "vit: got patch_drop_rate > 0, expected 0"),
+        (lambda: vit(dynamic_img_size=True), {}, "vit: got dynamic_img_size=True"),
+        (lambda: vit(), {"blocks": [2]}, r"blocks: got \[2\], expected numbers from 0 to 1"),
+        (lambda: vit(), {"alpha": -0.5}, "alpha: got -0.5, expected a number from 0"),
+        (lambda: vit(), {"alpha": float("nan")}, "alpha: got nan, expected a number from 0"),
+        (lambda: drawn(vit()), {}, "vit: got PositionAttention in block 0"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused(network, arguments, said):
+    network = network()
+    kinds = [type(block.attn) for block in network.blocks]
+    with pytest.raises(ValueError, match=said):
+        sa_zoo.add_positions(network, **arguments)
+    assert [type(block.attn) for block in network.blocks] == kinds

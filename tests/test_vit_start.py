@@ -1,0 +1,231 @@
+"""Starts of timm's vision transformers as convolutions: what heads attend to, and that timm loads the result."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch.nn.functional import layer_norm
+
+import sa_zoo
+from sa_zoo.folders.write import write_timm_files
+from sa_zoo.training.config import parse_config
+from sa_zoo.vit.layers import kernel_pixels, probabilities
+
+H, W = 5, 7
+SIZES = {"img_size": (20, 28), "patch_size": 4, "embed_dim": 65, "num_heads": 5, "depth": 3}
+# a network of timm, what differs from SIZES, and its class and register tokens
+NETWORKS = [
+    ("vit_tiny_patch16_224", {}, 1),
+    ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg", "num_heads": 13}, 0),
+    ("deit_tiny_distilled_patch16_224", {}, 2),
+    ("vit_medium_patch16_reg4_gap_256", {}, 4),
+    ("vit_base_patch16_clip_224", {}, 1),  # with a norm before the blocks
+    ("vit_tiny_patch16_224", {"num_heads": 65 // 5, "embed_dim": 39}, 1),  # heads of 3 channels
+]
+
+
+def seeded(number=0):
+    return torch.Generator().manual_seed(number)
+
+
+def vit(name="vit_tiny_patch16_224", **arguments):
+    torch.manual_seed(0)
+    return timm.create_model(name, num_classes=11, **SIZES | arguments)
+
+
+def shares(network, images, prefix, Delta):
+    """Attention of each head on q + Delta_h, by loops over pixels and by hand from the weights: (depth, N_h)"""
+    seen = []
+    hooks = [
+        b.attn.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for b in network.blocks
+    ]
+    with torch.no_grad():
+        network.eval()(images)
+    for hook in hooks:
+        hook.remove()
+    found = np.zeros((len(seen), len(Delta)))
+    for index, (block, X) in enumerate(zip(network.blocks, seen, strict=True)):
+        weight = block.attn.qkv.weight.detach().double()
+        d = block.attn.head_dim
+        for h, (down, across) in enumerate(Delta.int().tolist()):
+            q = X.double() @ weight[h * d : (h + 1) * d].T
+            k = X.double() @ weight[len(weight) // 3 + h * d :][:d].T
+            P = (q @ k.mT / d**0.5).softmax(-1)
+            pixels = [(y, x) for y in range(H) for x in range(W)]
+            inside = [(y, x) for y, x in pixels if 0 <= y + down < H and 0 <= x + across < W]
+            found[index, h] = np.mean(
+                [
+                    P[:, prefix + y * W + x, prefix + (y + down) * W + x + across].mean()
+                    for y, x in inside
+                ]
+            )
+    return found
+
+
+@pytest.mark.parametrize(("name", "arguments", "prefix"), NETWORKS)
+def test_quadratic_heads_attend_to_their_pixels(name, arguments, prefix):
+    network, images = vit(name, **arguments), torch.randn(3, 3, 20, 28, generator=seeded())
+    before = network.pos_embed.detach().clone()
+    share = sa_zoo.start_as_convolution(network, images=images, generator=seeded())
+    assert network.training
+    heads = network.blocks[0].attn.num_heads
+    found = shares(network, images, prefix, kernel_pixels((H, W), heads))
+    assert share.numpy() == pytest.approx(found, abs=1e-5)
+    wide = network.blocks[0].attn.head_dim > 5
+    assert share.min() > (0.6 if wide else 2 / (H * W))  # of 35 pixels
+    P = network.pos_embed[0, -H * W :].detach()
+    assert torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean())
+    assert P.sum(dim=-1).abs().max() < 1e-4  # nothing for the mean of LayerNorm to remove
+    assert torch.equal(network.pos_embed[:, : -H * W], before[:, : -H * W])
+
+
+def test_scores_are_the_parabola_that_was_asked_for():
+    alpha, clip = 0.3, 6.0
+    network = vit(embed_dim=130, class_token=False, global_pool="avg")
+    images = 1e-3 * torch.randn(2, 3, 20, 28, generator=seeded())
+    sa_zoo.start_as_convolution(network, alpha=alpha, clip=clip, images=images)
+    with torch.no_grad():
+        network.pos_embed *= (
+            1e3  # content disturbs nothing, and positions are as long as LayerNorm makes them
+        )
+        sharper = float(layer_norm(network.pos_embed[0, :1], [130]).norm()) ** 2
+        X = network.blocks[0].norm1(network.pos_embed)
+        P = probabilities(network.blocks[0].attn, X)[0]
+    with torch.no_grad():
+        network.pos_embed /= 1e3
+        X = network.blocks[0].norm1(network._pos_embed(network.patch_embed(images)))
+        unit = torch.nn.functional.normalize(network.pos_embed[0], dim=-1)
+        sharper /= float((X * unit).sum(-1).mean()) ** 2
+    for h, (down, across) in enumerate(kernel_pixels((H, W), 5).tolist()):
+        scores = np.zeros((H * W, H * W))
+        for q in range(H * W):
+            for k in range(H * W):
+                dy, dx = k // W - q // W - down, k % W - q % W - across
+                scores[q, k] = -alpha * sharper * (min(dy**2, clip) + min(dx**2, clip))
+        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        assert P[h].numpy() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["impulse", "mimetic"])
+def test_published_starts_have_the_products_that_were_published(method):
+    network = vit(embed_dim=390, num_heads=3)
+    share = sa_zoo.start_as_convolution(network, method, generator=seeded())
+    D = 390
+    for block in network.blocks:
+        qkv = block.attn.qkv.weight.detach()
+        values = block.attn.proj.weight.detach() @ qkv[2 * D :]
+        noise = values + 0.4 * torch.eye(D)
+        assert float(noise.std()) == pytest.approx(0.4 / D**0.5, rel=0.02)
+        assert abs(float(noise.diagonal().mean())) < 0.005
+        q, k = (each.unflatten(0, [3, 130]) for each in (qkv[:D], qkv[D : 2 * D]))
+        if method == "mimetic":
+            # The factors are the largest singular values of .7 (noise + 1), and those of all heads differ.
+            A = q.mT @ k
+            assert (torch.linalg.matrix_rank(A) == 130).all()
+            assert A.diagonal(dim1=1, dim2=2).mean() > 0.3
+            assert not torch.allclose(A[0], A[1], atol=0.01)
+        else:
+            assert q.flatten(1).norm(dim=1).tolist() == pytest.approx([7] * 3, rel=1e-4)
+            assert k.flatten(1).norm(dim=1).tolist() == pytest.approx([7] * 3, rel=1e-4)
+    assert share[0].min() > 0.5
+
+
+def test_the_same_generator_gives_the_same_weights():
+    for method in ("quadratic", "impulse", "mimetic"):
+        weights = []
+        for seed in (3, 3, 4):
+            network = vit()
+            torch.manual_seed(seed + 100 * len(weights))  # which does not matter
+            sa_zoo.start_as_convolution(network, method, generator=seeded(seed))
+            weights.append(network.blocks[1].attn.proj.weight)
+        assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_only_the_chosen_blocks_change():
+    network, plain = vit(), vit()
+    share = sa_zoo.start_as_convolution(network, blocks=[2, 0], generator=seeded())
+    assert share.shape == (2, 5)
+    for index, (block, before) in enumerate(zip(network.blocks, plain.blocks, strict=True)):
+        same = torch.equal(block.attn.qkv.weight, before.attn.qkv.weight)
+        assert same == (index == 1)
+        assert torch.equal(block.mlp.fc1.weight, before.mlp.fc1.weight)
+
+
+def test_kernel_pixels_are_the_nearest_first_and_lie_in_the_grid():
+    assert sorted(map(tuple, kernel_pixels((5, 7), 9).tolist())) == [
+        (y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)
+    ]
+    assert kernel_pixels((5, 7), 5).abs().sum(1).tolist() == [0, 1, 1, 1, 1]
+    small = kernel_pixels((1, 2), 7).tolist()
+    assert small[0] == small[3] == [0, 0] and all(row == 0 and abs(x) < 2 for row, x in small)
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments", "said"),
+    [
+        (lambda: vit(pos_embed="none"), {}, "vit: got pos_embed=None, expected a learned position"),
+        (lambda: vit(qk_norm=True), {}, "vit: got qk_norm=True, expected False"),
+        (lambda: vit(dynamic_img_size=True), {}, "vit: got dynamic_img_size=True, expected"),
+        (lambda: vit(embed_dim=10), {}, "vit: got embed_dim=10, expected more than 12"),
+        (lambda: vit(), {"method": "impulses"}, "method: got impulses, expected quadratic, imp"),
+        (lambda: vit(), {"blocks": [0, 3]}, r"blocks: got \[0, 3\], expected numbers from 0 to 2"),
+        (lambda: vit(), {"blocks": []}, r"blocks: got \[\], expected numbers from 0 to 2"),
+        (lambda: vit(), {"alpha": -1.0}, "alpha: got -1.0, expected a positive number"),
+        (lambda: vit(), {"alpha": float("inf")}, "alpha: got inf, expected a positive number"),
+        (lambda: vit(), {"clip": 0.0}, "clip: got 0.0, expected a positive number or infinity"),
+        (
+            lambda: vit(),
+            {"method": "impulse", "images": torch.zeros(2, 3, 28, 20)},
+            r"images: got \(2, 3, 28, 20\), expected \(B, 3, 20, 28\)",
+        ),
+        (lambda: timm.create_model("resnet18"), {}, "vit: got ResNet, expected a VisionTr"),
+        (lambda: timm.create_model("vit_relpos_small_patch16_224"), {}, "vit: got VisionTransformerRelPos"),
+        (lambda: vit(attn_layer="diff"), {}, "vit: got DiffAttention in block 0, expected timm's"),
+    ],
+)  # fmt: skip
+def test_networks_that_do_not_fit_are_refused(network, arguments, said):
+    network = network()
+    before = copy.deepcopy(network.state_dict())
+    with pytest.raises(ValueError, match=said):
+        sa_zoo.start_as_convolution(network, **arguments)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_timm_alone_loads_what_was_started(tmp_path):
+    network = vit()
+    sa_zoo.start_as_convolution(network)
+    write_timm_files(tmp_path, network.eval())
+    x = torch.randn(2, 3, 20, 28, generator=seeded())
+    torch.save((x, network(x).detach()), tmp_path / "expected.pt")
+    code = (
+        "import sys, timm, torch; x, y = torch.load('expected.pt');"
+        "net = timm.create_model('local-dir:.', pretrained=True).eval();"
+        "assert torch.equal(net(x), y) and 'sa_zoo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+def test_a_recipe_starts_its_network(tmp_path):
+    from sa_zoo.folders.opened import open_folder
+    from sa_zoo.training.train import train
+
+    args = SIZES | {"img_size": 16, "depth": 1, "embed_dim": 40, "weight_init": "jax"}
+    table = {
+        "model": {"name": "vit_tiny_patch16_224", "args": args, "start": "quadratic"},
+        "data": {"name": "digits", "image_size": 16},
+        "optim": {"lr": 1e-9},
+        "train": {"epochs": 1},
+    }
+    train(parse_config(table), tmp_path)
+    network = open_folder(tmp_path).network
+    P = network.pos_embed[0, 1:]
+    assert P.shape == (16, 40) and torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean(), rtol=1e-4)
+    weights = {"name": "a", "start": "mimetic", "init": "local-dir:x"}
+    with pytest.raises(
+        ValueError, match=r"model.start: got mimetic with model.init = 'local-dir:x'"
+    ):
+        parse_config({"model": weights, "train": {"epochs": 1}})
