@@ -39,9 +39,9 @@ LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
 # Routes in the case that the first one exists for; the last is the next simpler one, the yardstick. A route that is
 # forced applies to attention; as built, the rest of a block may also be evaluated in portions.
 ROUTES = (
-    ("sa_quadratic_cifar", "inference, float32", 32, ("fused", "definition", "portions")),
-    ("sa_quadratic_cifar", "inference, bfloat16", 32, ("portions", "definition", "by axes")),
-    ("sa_quadratic_cifar", "training, float32", 32, ("portions", "definition", "by axes")),
+    ("sa_quadratic_cifar", "inference, float32", 32, ("fused", "definition", "recomputed")),
+    ("sa_quadratic_cifar", "inference, bfloat16", 32, ("recomputed", "definition", "by axes")),
+    ("sa_quadratic_cifar", "training, float32", 32, ("recomputed", "definition", "by axes")),
     ("sa_content_cifar", "inference, float32", 16, ("absorbed", "definition")),
     ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.kernels import choose, fused, portions
+from sa_zoo.kernels import choose, fused
 from sa_zoo.kernels.choose import only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Learned, Quadratic
@@ -147,28 +147,21 @@ def test_without_bias_from_views_and_beside_heads_that_attend_to_nothing():
 
 
 @needs_it
-def test_nothing_is_left_of_what_its_memory_held():
-    tensors = given(2, 11, 7)
-    fused.fused_values(*tensors)
-    for held in portions.WORKSPACE.held.values():
-        held.fill_(float("nan"))
-    right(tensors)
-
-
-@needs_it
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_it_writes_to_no_other_memory(threads, monkeypatch):
+def test_it_writes_to_no_other_memory_and_reads_nothing_that_memory_held(threads, monkeypatch):
+    tensors = [given(B, H, W) for B, H, W in [(5, 11, 7), (1, 2, 19), (3, 23, 1)]]
     guarded = []
 
-    def of(name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        guarded.append((math.prod(shape), torch.full([math.prod(shape) + 2**20], 7.0, dtype=dtype)))
-        return guarded[-1][1][: guarded[-1][0]].view(shape)
+    def of(X: torch.Tensor, *shape: int) -> torch.Tensor:
+        numbers = math.prod(shape)
+        guarded.append((numbers, torch.full([numbers + 2**20], float("nan"), dtype=X.dtype)))
+        return guarded[-1][1][:numbers].view(shape)
 
-    monkeypatch.setattr(fused.WORKSPACE, "empty", of)
+    monkeypatch.setattr(torch.Tensor, "new_empty", of)
     with threads_of_torch(threads):
-        for B, H, W in [(5, 11, 7), (1, 2, 19), (3, 23, 1)]:
-            right(given(B, H, W))
-    assert len(guarded) == 6 and all((memory[numbers:] == 7.0).all() for numbers, memory in guarded)
+        for some in tensors:
+            right(some)
+    assert len(guarded) == 9 and all(memory[numbers:].isnan().all() for numbers, memory in guarded)
 
 
 @pytest.mark.parametrize(

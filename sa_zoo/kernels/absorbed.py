@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from sa_zoo.kernels.portions import in_portions
+from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import displacements
@@ -36,7 +36,7 @@ def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         P = layer.attn_drop(probabilities_from(A)).transpose(1, 2)
         return layer.values(P, some)
 
-    return in_portions(values, now, X)
+    return divided(values, now, X)
 
 
 def can_absorb(layer: Attention, X: Tensor, now: Situation) -> bool:

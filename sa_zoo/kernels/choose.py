@@ -13,10 +13,11 @@ from torch import Tensor
 
 from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
-from sa_zoo.kernels.portions import can_divide, factorizes, in_portions, portions
+from sa_zoo.kernels.portions import divided
+from sa_zoo.kernels.recomputed import axes_pay, can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation, situation
 from sa_zoo.kernels.taps import can_read_taps, taps
-from sa_zoo.models.attention import AXES_FROM, Attention
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block
 
 Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
@@ -27,12 +28,12 @@ ROUTES: dict[str, Route] = {
     "as published": lambda layer, X, now: layer.cheaper(X),
     "fused": fused,
     "absorbed": absorbed,
-    "portions": portions,
+    "recomputed": recomputed,
     "taps": taps,
 }
-# Above so many pixels (16x16), training by the factors of P by axis takes less time and memory than by P itself. On
-# GPUs this is an estimate for training and inference, not measured yet.
-TRAINING_AXES_FROM = 256
+# Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
+# than by P itself. On GPUs this is an estimate for training and inference, not measured yet.
+KEPT_AXES_FROM = 256
 
 
 class Row(NamedTuple):
@@ -41,12 +42,6 @@ class Row(NamedTuple):
     route: str
     condition: Callable[[Attention, Tensor, Situation], bool]
     reason: str
-
-
-def is_large(layer: Attention, X: Tensor, now: Situation) -> bool:
-    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-    pays = max(AXES_FROM, min(X.shape[3], TRAINING_AXES_FROM))
-    return factorizes(layer) and X.shape[1] * X.shape[2] > pays
 
 
 # The first row whose condition holds is taken.
@@ -67,11 +62,14 @@ ROWS = (
     Row("absorbed", can_absorb, "builds neither queries nor keys"),
     Row("fused", can_fuse, "never builds the tensor of all heads"),
     Row(
-        "portions",
-        can_divide,
-        "keeps what lies between products in caches; in training, keeps only inputs and outputs",
+        "recomputed", can_recompute, "keeps the tensor of all heads neither whole nor for gradients"
     ),
-    Row("by axes", is_large, "costs O(T (H + W)) instead of O(T^2)"),
+    Row(
+        "by axes",
+        # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+        lambda layer, X, now: axes_pay(layer, X, min(X.shape[3], KEPT_AXES_FROM)),
+        "costs O(T (H + W)) instead of O(T^2)",
+    ),
     Row("definition", lambda layer, X, now: True, "is as fast for small images"),
 )
 
@@ -106,7 +104,7 @@ def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     if _only:
         return block.rest(x, attended)
     others = [module for module in block.children() if module is not block.attn]
-    return in_portions(block.rest, situation(others, x, attended), x, attended)
+    return divided(block.rest, situation(others, x, attended), x, attended)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 //
 //     X          (B, H, W, D)        P_down    (N_h, H, H)
 //     out        (B, H, W, N)        P_across  (N_h, W, W)
-//     W_val      (N, N_h D)          b_val     (N), or null
+//     W_val      (N, N_h D)          b_val     (N)
 //
 // The (T, N_h D) tensor of P_h X for all heads never exists: P_h X of one head, for a tile of a few rows, stays in a
 // core's own cache and is projected from there before the next head is evaluated.
@@ -163,7 +163,7 @@ void tile(const Layer& layer, Index image, Span rows, const Room& room) {
   const float* X = layer.X + image * layer.H * layer.W * D;
   float* out = layer.out + (image * layer.H + rows.first) * layer.W * N;
   for (int pixel = 0; pixel < pixels; ++pixel)
-    for (int n = 0; n < N; ++n) out[Index(pixel) * N + n] = layer.b_val ? layer.b_val[n] : 0;
+    for (int n = 0; n < N; ++n) out[Index(pixel) * N + n] = layer.b_val[n];
   for (int h = 0; h < layer.N_h; ++h) {
     attend(layer, X, rows, h, room);
     for (int panel = 0; panel < layer.panels(); ++panel) {

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from sa_zoo.kernels.portions import WORKSPACE, factorizes, is_plain_inference
+from sa_zoo.kernels.recomputed import factorizes
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 
@@ -52,14 +52,14 @@ def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
 
 def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
-    plain = is_plain_inference(layer, now) and now.ordinary and not now.fixed_graph
-    return plain and factorizes(layer) and takes(X, layer.W_val.weight)
+    plain = type(layer.W_val) is nn.Linear and not now.autocast
+    inference = now.ordinary and not now.trains and not now.fixed_graph
+    return plain and inference and factorizes(layer) and takes(X, layer.W_val.weight)
 
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
-    factors = layer.axis_probabilities(X)
-    return fused_values(X, *factors, layer.W_val.weight, layer.W_val.bias)
+    return fused_values(X, *layer.axis_probabilities(X), layer.W_val.weight, layer.W_val.bias)
 
 
 def tile_height(X: Tensor, threads: int) -> int:
@@ -82,28 +82,24 @@ def fused_values(
     B, H, W, D = X.shape
     N_h = len(P_down)
     N = len(W_val)
-    given = [P_down, P_across, W_val]
-    expected: list[tuple[int, ...]] = [(N_h, H, H), (N_h, W, W), (N, N_h * D)]
-    if b_val is not None:
-        given.append(b_val)
-        expected.append((N,))
+    if b_val is None:
+        b_val = X.new_zeros(N)
+    given = [P_down, P_across, W_val, b_val]
+    expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), (N,)]
     _check(X, given, expected)
     assert LIBRARY is not None
     inputs = [tensor.contiguous() for tensor in (X, *given)]
     threads = torch.get_num_threads()
     height = tile_height(X, threads)
     out = X.new_empty(B, H, W, N)
-    packed = WORKSPACE.empty("packed", X.dtype, W_val.numel())
-    rooms = WORKSPACE.empty("rooms", X.dtype, threads * LIBRARY.sa_zoo_room(height, W, D))
-    places: list[int | None] = [tensor.data_ptr() for tensor in inputs]
-    if b_val is None:
-        places.append(None)
-    places += [tensor.data_ptr() for tensor in (out, packed, rooms)]
+    packed = X.new_empty(W_val.numel())
+    rooms = X.new_empty(threads * LIBRARY.sa_zoo_room(height, W, D))
+    places = [tensor.data_ptr() for tensor in (*inputs, out, packed, rooms)]
     LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
     return out
 
 
-def _check(X: Tensor, given: list[Tensor], expected: list[tuple[int, ...]]) -> None:
+def _check(X: Tensor, given: list[Tensor], expected: list[Any]) -> None:
     """Raise ValueError for tensors that the compiled code does not take; W_val is the third of `given`."""
     fits = [tuple(tensor.shape) for tensor in given] == expected
     if not fits or not takes(X, given[2], *given):

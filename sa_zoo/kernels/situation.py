@@ -20,7 +20,6 @@ class Situation:
         trains: gradients may be wanted.
         on_cpu: the first tensor is on a CPU.
         autocast: operations on a CPU choose their precision.
-        half: products are in half precision.
     """
 
     fixed_graph: bool
@@ -30,19 +29,17 @@ class Situation:
     trains: bool
     on_cpu: bool
     autocast: bool
-    half: bool
 
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
-        in_graph = self.fixed_graph or self.compiling
-        return self.on_cpu and self.ordinary and not self.watched and not in_graph
+        others_decide = self.watched or self.fixed_graph or self.compiling
+        return self.on_cpu and self.ordinary and not others_decide
 
 
 def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
     """The situation of `modules` that are called with the first of the tensors. The others are read as well."""
     compiling = torch.compiler.is_compiling()
-    autocast = torch.is_autocast_enabled("cpu")
     return Situation(
         # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
         fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
@@ -51,8 +48,7 @@ def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
         ordinary=compiling or is_ordinary(*tensors),
         trains=torch.is_grad_enabled(),
         on_cpu=tensors[0].is_cpu,
-        autocast=autocast,
-        half=autocast or tensors[0].dtype in (torch.float16, torch.bfloat16),
+        autocast=torch.is_autocast_enabled("cpu"),
     )
 
 

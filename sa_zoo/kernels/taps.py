@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from sa_zoo.kernels.portions import in_portions
+from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Taps
@@ -37,21 +37,16 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for heads that read one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
     kernel = lattice_of(offsets)
-    plain = type(layer.W_val) is nn.Linear
-    if plain and kernel:
+    if kernel and type(layer.W_val) is nn.Linear:
         return convolved(layer.W_val, kernel, X)
     down, across = (torch.tensor(axis, device=X.device) for axis in zip(*offsets, strict=True))
 
     def gathered(some: Tensor) -> Tensor:
         rows = read(down, some.shape[1])[:, None, :]  # (H, 1, N_h)
         columns = read(across, some.shape[2])[None, :, :]
-        heads = gather(some, rows, columns).flatten(3)
-        if not plain:
-            return layer.W_val(heads)
-        # the product, which CPUs compute faster as a convolution
-        return convolution(heads, layer.W_val.weight[:, :, None, None], layer.W_val, [1, 1])
+        return layer.W_val(gather(some, rows, columns).flatten(3))
 
-    return in_portions(gathered, now, X)
+    return divided(gathered, now, X)
 
 
 def read(offsets: Tensor, size: int) -> Tensor:
@@ -88,10 +83,5 @@ def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
     X = gather(X, padded[0][:, None], padded[1])
     size = [len(axis) for axis in kernel]
     weight = W_val.weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
-    return convolution(X, weight, W_val, [axis.step for axis in kernel])
-
-
-def convolution(X: Tensor, weight: Tensor, layer: nn.Linear, dilation: list[int]) -> Tensor:
-    """A convolution without padding, with the bias of a layer: (B, H, W, D), (D_out, D, *K) -> (B, .., .., D_out)"""
-    x = X.permute(0, 3, 1, 2)
-    return conv2d(x, weight, layer.bias, dilation=dilation).permute(0, 2, 3, 1)
+    steps = [axis.step for axis in kernel]
+    return conv2d(X.permute(0, 3, 1, 2), weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)

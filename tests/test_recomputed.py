@@ -1,0 +1,191 @@
+"""recomputed.py: the backward pass that builds heads again, against numerical derivatives and autograd's own."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from sa_zoo.kernels import portions
+from sa_zoo.kernels.choose import choose, only
+from sa_zoo.kernels.recomputed import ProjectedHeads
+from sa_zoo.models.attention import Attention, probabilities_from
+from sa_zoo.models.network import Block
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+
+H, W, D, HEADS, B = 13, 11, 7, 3, 5
+
+
+@pytest.fixture(autouse=True)
+def two_images_at_a_time(monkeypatch):
+    monkeypatch.setattr(portions, "PORTION", 2 * H * W * D)
+
+
+def layer_of(*terms, dtype=torch.float64, **kwargs) -> Attention:
+    torch.manual_seed(0)
+    return Attention(D, HEADS, terms, (H, W), dtype=dtype, **kwargs)
+
+
+def pixels(images: int = B, dtype=torch.float64) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(images, H, W, D, dtype=dtype, requires_grad=True)
+
+
+def gradients(layer: nn.Module, X: torch.Tensor, call=None) -> list[torch.Tensor]:
+    """Of X and all parameters, for a sum of the outputs with changing signs."""
+    Y = layer(X) if call is None else call(X)
+    direction = torch.linspace(-1.0, 1.0, Y.numel(), dtype=Y.dtype).view_as(Y)
+    return list(torch.autograd.grad(Y, [X, *layer.parameters()], direction))
+
+
+def equal(given: list[torch.Tensor], expected: list[torch.Tensor], error: float = 1e-10) -> bool:
+    return all(
+        got.dtype == want.dtype
+        and (got - want).abs().max() <= error * max(1.0, float(want.abs().max()))
+        for got, want in zip(given, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("images", [1, 2, 5])
+@pytest.mark.parametrize("terms", [(Quadratic, Learned), (GeneralizedQuadratic,)])
+def test_gradients_are_those_of_the_definition_for_any_number_of_images(terms, images):
+    layer, X = layer_of(*terms), pixels(images)
+    with only("definition"):
+        expected = gradients(layer, X)
+    with only("recomputed"):
+        assert equal(gradients(layer, X), expected)
+    assert choose(layer, pixels(3))[0] == "recomputed"
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (7,), (2, 3, 5)])
+@pytest.mark.parametrize("images", [1, 3])
+def test_first_and_second_derivatives_are_numerical_ones(sizes, images, monkeypatch):
+    monkeypatch.setattr(portions, "PORTION", 1)
+    torch.manual_seed(0)
+    X = torch.randn(images, *sizes, 2, dtype=torch.float64)
+    weight = torch.randn(3, 2 * 2, dtype=torch.float64)
+    bias = torch.randn(3, dtype=torch.float64)
+    factors = [
+        probabilities_from(torch.randn(2, n, n, dtype=torch.float64)).detach() for n in sizes
+    ]
+    given = [x.requires_grad_() for x in (X, weight, bias, *factors)]
+
+    def function(*inputs: torch.Tensor) -> torch.Tensor:
+        return ProjectedHeads.apply(*inputs)
+
+    assert gradcheck(function, given, fast_mode=True)
+    assert gradgradcheck(function, given, fast_mode=True)
+
+
+def test_second_derivatives_take_each_path_once():
+    """Where X was made of the weights that it is multiplied with."""
+    layer = layer_of(Quadratic)
+
+    def curvature() -> torch.Tensor:
+        X = layer(pixels(2))
+        Y = layer(X).square().sum()
+        (first,) = torch.autograd.grad(Y, layer.W_val.weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), layer.terms[0].Delta)[0]
+
+    with only("definition"):
+        expected = curvature()
+    assert equal([curvature()], [expected])
+
+
+def test_nothing_of_the_size_of_all_heads_is_kept():
+    layer, X, kept = layer_of(Quadratic), pixels(), []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.untyped_storage().nbytes())  # a view of few numbers holds no more
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(X)
+    assert max(kept) == 8 * X.numel()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), only("by axes"):
+        layer(X)
+    assert max(kept) >= 8 * HEADS * X.numel()
+
+
+def test_what_is_frozen_gets_no_gradient():
+    layer, X = layer_of(Quadratic), pixels().detach()
+    layer.requires_grad_(False)
+    layer.terms[0].Delta.requires_grad_()
+    layer(X).square().sum().backward()
+    assert {name for name, x in layer.named_parameters() if x.grad is not None} == {"terms.0.Delta"}
+    found = layer.terms[0].Delta.grad
+    layer.zero_grad()
+    with only("definition"):
+        layer(X).square().sum().backward()
+    assert equal([found], [layer.terms[0].Delta.grad])
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_autocast_computes_in_its_type_and_adds_up_in_that_of_the_parameters(drop):
+    layer, X = layer_of(Quadratic, dtype=torch.float32, attn_drop=drop), pixels(dtype=torch.float32)
+
+    def autocast(X: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            Y = layer(X)
+        assert Y.dtype == torch.bfloat16
+        return Y.float()
+
+    def in_float32(X: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(2)
+        return layer(X)
+
+    expected = gradients(layer, X, in_float32)
+    found = gradients(layer, X, autocast)
+    assert equal(found, expected, error=4 * torch.finfo(torch.bfloat16).eps)
+    assert not equal(found, expected, error=1e-5)
+
+
+def test_gradient_checkpointing_and_accumulation_give_the_same():
+    block, X = Block(D, HEADS, 17, (Quadratic,), (H, W), dtype=torch.float64), pixels()
+    with only("definition"):
+        expected = gradients(block, X)
+    assert equal(gradients(block, X), expected)
+    again = gradients(block, X, lambda X: checkpoint(block, X, use_reentrant=False))
+    assert equal(again, expected)
+    block(X).sum().backward()
+    whole = [x.grad.clone() for x in block.parameters()]
+    block.zero_grad()
+    for some in X.split([3, 2]):
+        block(some).sum().backward()
+    assert equal([x.grad for x in block.parameters()], whole)
+
+
+def test_compiled_networks_evaluate_by_axes_and_give_the_same():
+    layer, X = layer_of(Quadratic), pixels()
+    with only("definition"):
+        expected = gradients(layer, X)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert equal(gradients(layer, X, compiled), expected)
+
+
+def replica(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    portions.PORTION = H * W * D
+    layer = layer_of(Quadratic)
+    parallel = DistributedDataParallel(layer)
+    parallel(pixels(4).detach()[2 * rank :][:2]).square().mean().backward()
+    torch.save([x.grad for x in layer.parameters()], f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_give_the_gradients_of_one(tmp_path: Path):
+    torch.multiprocessing.spawn(replica, args=(str(tmp_path),), nprocs=2)
+    layer = layer_of(Quadratic)
+    twin = copy.deepcopy(layer)
+    with only("definition"):
+        twin(pixels(4).detach()).square().mean().backward()
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert equal(found, [x.grad for x in twin.parameters()])
