@@ -275,11 +275,11 @@ def taps() -> str:
         runs = sorted((row for row in rows if row["model"] == model), key=lambda row: row["seed"])
         for row in runs:
             numbers = [f"{100 * row['accuracy'][name]:.2f}" for name in names]
-            lines.append([f"`{model}`, seed {row['seed']}", *numbers, f"{row['epochs']}"])
+            lines.append([f"`{model}`, seed {row['seed']}", *numbers, *_trained_on(row)])
         if len(runs) > 1:
             columns = [[100 * row["accuracy"][name] for row in runs] for name in names]
             means = [f"{mean(column):.2f} ± {stdev(column):.2f}" for column in columns]
-            lines.append([f"`{model}`, mean of {len(runs)}", *means, f"{runs[0]['epochs']}"])
+            lines.append([f"`{model}`, mean of {len(runs)}", *means, *_trained_on(runs[0])])
         for index, offsets in enumerate(runs[0]["taps"], start=1):
             pixels = ", ".join(f"({down}, {across})" for down, across in sorted(offsets))
             layers.append([f"`{model}`, seed {runs[0]['seed']}", str(index), pixels])
@@ -289,9 +289,19 @@ def taps() -> str:
         "taps, not trained",
         "taps, trained on",
         "attention, trained on",
+        "more epochs",
+        "more PFLOP",
     ]
-    table = markdown_table([*head, "more epochs"], lines, text=1)
+    table = markdown_table(head, lines, text=1)
     return f"{table}\n" + markdown_table(["network", "layer", "pixels read"], layers, text=3)
+
+
+def _trained_on(row: dict[str, Any]) -> list[str]:
+    """How much longer a network was trained: as taps, and as attention."""
+    both = [row["trained on"][name] for name in ("hardened", "control")]
+    epochs = [str(each["epochs"]) for each in both]
+    work = [f"{each['pflop']:.3f}" for each in both]
+    return [", ".join(epochs), ", ".join(work)]
 
 
 def reliability() -> str:

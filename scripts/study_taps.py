@@ -1,8 +1,8 @@
 """python scripts/study_taps.py RUN HARDENED CONTROL
 
 Measures on test images what becomes of a run whose heads become taps, and adds it to docs/taps.json; of seed 0, with a
-figure. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: as many
-epochs at the same rates.
+figure. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and CONTROL the same without model.harden: at the same
+rates, and for as much work.
 """
 
 import argparse
@@ -36,18 +36,23 @@ def main() -> None:
     accuracy = {"run": test.accuracy(run.network)}
     sa_zoo.harden(run.network)
     accuracy["untrained"] = test.accuracy(run.network)
+    more = {}
     for name in ("control", "hardened"):
-        network = open_folder(getattr(arguments, name)).network
+        opened = open_folder(getattr(arguments, name))
+        network = opened.network
         accuracy[name] = test.accuracy(network)
+        trained = opened.metrics.train
+        assert trained is not None
+        more[name] = {"epochs": trained.epochs, "pflop": trained.pflop}
     attention = [module for module in network.modules() if isinstance(module, Attention)]
     row = {
         "model": arguments.run.name,
         "seed": load_config(arguments.run / "train.toml").train.seed,
         "data": test.name,
         "images": len(test.split),
-        "epochs": recipe.train.epochs,
         "lr": recipe.optim.lr,
         "accuracy": accuracy,
+        "trained on": more,
         "taps": [layer.terms[0].taps() for layer in attention],
     }
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else []

@@ -346,12 +346,12 @@ def test_the_verb_continues_a_run_and_leaves_a_folder_of_the_same_architecture(r
     assert (of_transformers(x).logits - hard.network(x)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("before", "after"), [(14, 3), (2, 2), (0, 0)])
+@pytest.mark.parametrize(("before", "after"), [(14, 4), (2, 2), (0, 0)])
 def test_small_images_come_first_where_the_run_had_some(tmp_path, before, after):
     recipe = load_config("tiny", [f"augment.small_epochs={before}"])
     (tmp_path / "train.toml").write_text(dump_config(recipe))
     config = config_of(tmp_path)
-    assert (config.train.epochs, config.augment.small_epochs) == (6, after)
+    assert (config.train.epochs, config.augment.small_epochs) == (8, after)
 
 
 def test_the_exported_file_has_no_attention_left(runs, tmp_path):

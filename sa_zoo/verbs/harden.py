@@ -8,8 +8,8 @@ from sa_zoo.folders.metrics import Metrics
 from sa_zoo.training.config import Config, load_config
 from sa_zoo.verbs.fit import fit
 
-EPOCHS = 6
-SMALL_EPOCHS = 3  # with small images, in a run that began with them
+EPOCHS = 8
+SMALL_EPOCHS = 4  # with small images, in a run that began with them
 RATE = 1 / 3  # of the run's learning rate
 
 
