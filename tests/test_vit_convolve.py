@@ -56,7 +56,13 @@ def by_loops(layer, X, prefix, K, replaced):
     if "q_norm.weight" in weights:
         q = nn.functional.layer_norm(q, [d], weights["q_norm.weight"], weights["q_norm.bias"], 1e-6)
         k = nn.functional.layer_norm(k, [d], weights["k_norm.weight"], weights["k_norm.bias"], 1e-6)
-    P = (q @ k.mT * d**-0.5).softmax(-1)
+    scores = q @ k.mT * d**-0.5
+    if "alpha" in weights:
+        at = torch.cartesian_prod(torch.arange(H), torch.arange(W)).double()
+        t = at + weights["Delta"].unflatten(0, [heads, 1, 2])
+        delta = at - t[:, :, None]
+        scores[..., prefix:, prefix:] -= weights["alpha"][:, None, None] * delta.square().sum(-1)
+    P = scores.softmax(-1)
     mean = P.mean(0)
     out, distance = P @ v, torch.zeros(heads, dtype=torch.float64)
     token = lambda y, x: prefix + y * W + x  # noqa: E731
@@ -81,10 +87,16 @@ def by_loops(layer, X, prefix, K, replaced):
     return linear(out, weights["proj.weight"], weights["proj.bias"]), distance
 
 
+@pytest.mark.parametrize("positions", [False, True], ids=["content", "positions"])
 @pytest.mark.parametrize("arguments", PREFIXES, ids=["no tokens", "class", "registers"])
 @pytest.mark.parametrize("K", [1, 3])
-def test_replaced_heads_are_those_of_plain_loops(arguments, K):
+def test_replaced_heads_are_those_of_plain_loops(arguments, K, positions):
     network, x = vit(**arguments), images()
+    if positions:
+        drawn = torch.Generator().manual_seed(2)
+        sa_zoo.add_positions(network, alpha=0.3, generator=drawn)
+        for block in network.blocks:
+            nn.init.uniform_(block.attn.alpha, 0.1, 0.7, generator=drawn)
     prefix = network.num_prefix_tokens
     before = inputs_of(network, x)
     local = local_heads(network, x, K)
@@ -145,6 +157,11 @@ def test_the_most_local_heads_of_all_layers_are_chosen():
     ("network", "K", "said"),
     [
         (lambda: vit(scale_attn_norm=True), 3, "vit: got scale_attn_norm=True, expected False"),
+        (
+            lambda: replace_heads(network := vit(), local_heads(network, images()), [[0], []]),
+            3,
+            "vit: got ConvolvedAttention in block 0, expected timm's Attention without a gate",
+        ),
         (lambda: vit(), 4, "window: got 4, expected an odd number up to 5"),
         (lambda: timm.create_model("resnet18"), 3, "vit: got ResNet, expected a VisionTransformer"),
         (

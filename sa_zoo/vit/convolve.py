@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sa_zoo.convolution.nearest import maps_of_taps, taps
 from sa_zoo.vit.layers import attentions, check_images, grid_of, probabilities, projected
+from sa_zoo.vit.positions import PositionAttention
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ConvolvedAttention(nn.Module):
     """timm's attention with some heads as depthwise convolutions: (B, N, D) -> (B, N, D).
 
     Args:
-        attention: the layer, whose weights are copied.
+        attention: the layer, with or without quadratic scores, whose weights are copied.
         local: its heads, measured.
         heads: numbers of the heads that become convolutions.
         grid: (H, W) of the pixels.
@@ -49,7 +49,7 @@ class ConvolvedAttention(nn.Module):
 
     def __init__(
         self,
-        attention: Attention,
+        attention: Any,
         local: LocalHeads,
         heads: Sequence[int],
         grid: tuple[int, int],
@@ -61,31 +61,23 @@ class ConvolvedAttention(nn.Module):
         self.scale = attention.scale
         kept = [head for head in range(attention.num_heads) if head not in heads]
         weight = attention.qkv.weight
-        rows = torch.arange(len(weight))
-        rows = rows.unflatten(0, [3, attention.num_heads, self.head_dim])
-        self.kept = rows_of(attention.qkv, rows[:, kept])
+        self.kept = heads_of(attention, kept)
         # the queries of class and register tokens, and the keys that they look at
-        self.looking = rows_of(attention.qkv, rows[:2, heads])
-        self.values = rows_of(attention.qkv, rows[2, heads])
+        self.looking = rows_of(attention, [0, 1], heads)
+        self.values = rows_of(attention, [2], heads)
         self.q_norm = attention.q_norm
         self.k_norm = attention.k_norm
         kernel = local.taps[heads].to(weight).repeat_interleave(self.head_dim, dim=0)
         self.kernel = nn.Parameter(kernel[:, None])
         self.tokens = nn.Parameter(local.tokens[heads].to(weight))
-        columns = rows[0, [*kept, *heads]].flatten()
         self.proj = copy.deepcopy(attention.proj)
-        with torch.no_grad():
-            self.proj.weight.copy_(attention.proj.weight[:, columns])
+        columns = attention.proj.weight.detach().unflatten(1, [attention.num_heads, -1])
+        self.proj.weight = nn.Parameter(columns[:, [*kept, *heads]].flatten(1))
 
     def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
         assert attn_mask is None and not is_causal  # timm's block passes them
-        heads = torch.cat([self.attended(x), self.convolved(x)], dim=1)
-        return self.proj(heads.transpose(1, 2).flatten(2))
-
-    def attended(self, x: Tensor) -> Tensor:
-        """The heads that stay: (B, kept, N, d)"""
-        q, k, v = self._heads(self.kept(x), 3)
-        return self._attend(q, k, v)
+        convolved = self.convolved(x).transpose(1, 2).flatten(2)
+        return self.proj(torch.cat([self.kept(x), convolved], dim=-1))
 
     def convolved(self, x: Tensor) -> Tensor:
         """The heads that are replaced: (B, replaced, N, d)"""
@@ -100,30 +92,42 @@ class ConvolvedAttention(nn.Module):
             return pixels
         pixels = pixels + self.tokens[:, None] @ v[:, :, : self.prefix]
         q, k = self._heads(self.looking(x), 2)
-        return torch.cat([self._attend(q[:, :, : self.prefix], k, v), pixels], dim=2)
+        q = self.q_norm(q[:, :, : self.prefix])
+        tokens = F.scaled_dot_product_attention(q, self.k_norm(k), v, scale=self.scale)
+        return torch.cat([tokens, pixels], dim=2)
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(B, N, parts heads d) -> parts of (B, heads, N, d)"""
         return x.unflatten(-1, [parts, -1, self.head_dim]).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = self.q_norm(q)
-        k = self.k_norm(k)
-        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+
+def heads_of(attention: Any, heads: Sequence[int]) -> Any:
+    """Some heads of a layer, side by side: (B, N, D) -> (B, N, heads d)"""
+    some = copy.deepcopy(attention)
+    some.num_heads = len(heads)
+    some.attn_dim = len(heads) * attention.head_dim
+    some.qkv = rows_of(attention, [0, 1, 2], heads)
+    some.proj = nn.Identity()
+    some.proj_drop = nn.Identity()
+    if isinstance(some, PositionAttention):
+        Delta = some.Delta.detach().unflatten(0, [-1, 2])
+        some.Delta = nn.Parameter(Delta[heads].flatten())
+        some.alpha = nn.Parameter(some.alpha.detach()[heads])
+    return some
 
 
-def rows_of(linear: nn.Linear, rows: Tensor) -> nn.Linear:
-    """A linear layer with some of the outputs of another."""
-    rows = rows.flatten()
-    some = copy.deepcopy(linear)
-    some.out_features = len(rows)
-    for name, parameter in linear.named_parameters():
-        setattr(some, name, nn.Parameter(parameter.detach()[rows]))
+def rows_of(attention: Any, parts: Sequence[int], heads: Sequence[int]) -> nn.Linear:
+    """A layer for queries (0), keys (1) and values (2) of some heads: (B, N, D) -> (B, N, parts heads d)"""
+    some = copy.deepcopy(attention.qkv)
+    for name, parameter in some.named_parameters():
+        rows = parameter.detach().unflatten(0, [3, attention.num_heads, -1])
+        setattr(some, name, nn.Parameter(rows[parts][:, heads].flatten(0, 2)))
+    some.out_features = len(some.weight)
     return some
 
 
 def heads_on(
-    layer: Attention,
+    layer: Any,
     x: Tensor,
     grid: tuple[int, int],
     prefix: int,
@@ -153,14 +157,14 @@ def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
     Raises ValueError for a network that is not one of timm's plain ones, for images that it does not take, and for an
     even window or one beyond the grid.
     """
-    layers = attentions(vit)
+    layers = attentions(vit, PositionAttention)
     assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
     check_images(vit, images)
     prefix = vit.num_prefix_tokens
     found = []
 
-    def measure(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
+    def measure(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         found.append(heads_on(layer, inputs[0], grid, prefix, K))
 
     with ExitStack() as hooks:

@@ -6,6 +6,7 @@ width d. delta = k - q as in models/positions.py.
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ from torch import Tensor, nn
 from sa_zoo.models.positions import pixels
 
 
-def attentions(vit: nn.Module) -> list[Attention]:
-    """The attention of each block. Raises ValueError unless all are timm's `Attention` in a VisionTransformer."""
+def attentions(vit: nn.Module, *more: type[nn.Module]) -> list[Any]:
+    """The attention of each block of a VisionTransformer.
+
+    Raises ValueError unless all are timm's `Attention`, or of one more class.
+    """
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"vit: got {type(vit).__name__}, expected a VisionTransformer of timm")
     layers: list[Any] = [getattr(block, "attn", None) for block in vit.blocks]
     for number, layer in enumerate(layers):
-        if type(layer) is not Attention or layer.gate is not None:
+        if type(layer) not in (Attention, *more) or getattr(layer, "gate", None) is not None:
             raise ValueError(
                 f"vit: got {type(layer).__name__} in block {number}, expected timm's Attention without a gate"
             )
@@ -66,9 +70,10 @@ def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return layer.q_norm(q), layer.k_norm(k), v
 
 
-def probabilities(layer: Attention, x: Tensor) -> Tensor:
-    """Attention of a layer on its input: (B, N, D) -> (B, N_h, N, N)"""
-    q, k, _ = projected(layer, x)
+def probabilities(layer: Any, x: Tensor) -> Tensor:
+    """Attention of a layer, with or without quadratic scores, on its input: (B, N, D) -> (B, N_h, N, N)"""
+    positioned = getattr(layer, "positioned", partial(projected, layer))
+    q, k, _ = positioned(x)
     scores = layer.scale * (q @ k.mT)
     return scores.softmax(dim=-1)
 

@@ -87,16 +87,16 @@ class PositionAttention(nn.Module):
         q, k, v = projected(self, x)
         # scaled_dot_product_attention multiplies the scores by the scale
         alpha = (self.alpha / self.scale).to(v.dtype).float()[:, None, None]
-        keys = (self.quarters / 4).expand(self.num_heads, -1, -1)
-        queries = alpha * self.query_channels(keys[0, :, :2])
+        keys = self.quarters / 4
+        queries = alpha * self.query_channels(keys[:, :2])
         q = self._with_channels(q, query_parts(queries, v))
         k = self._with_channels(k, key_parts(keys, v))
         return q, k, v
 
     def _with_channels(self, x: Tensor, channels: Tensor) -> Tensor:
-        """Append those of pixels, and zeros to class and register tokens: (B, N_h, N, d), (N_h, T, 4 or 8)"""
+        """Append those of pixels, and zeros to class and register tokens: (B, N_h, N, d), (.., T, 4 or 8)"""
         of_tokens = F.pad(channels, [0, 0, self.prefix, 0])
-        return torch.cat([x, of_tokens.expand(x.shape[0], -1, -1, -1)], dim=-1)
+        return torch.cat([x, of_tokens.expand(x.shape[0], x.shape[1], -1, -1)], dim=-1)
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
