@@ -1,6 +1,7 @@
 """scripts/reproduce.py: its rows are valid, and its queue can be stopped at any time."""
 
 import importlib.util
+import shlex
 import signal
 import sys
 from itertools import pairwise
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from datasets import Dataset
 from PIL import Image
 from tiny_runs import signalled_by
 
@@ -64,6 +66,36 @@ def test_digits_are_gray_images_by_split_and_class(reproduce, tmp_path):
         with Image.open(picture) as image:
             found.add((picture.parent.name, image.mode))
     assert found == {(str(digit), "L") for digit in range(10)}
+
+
+def test_a_tenth_has_every_test_image_and_drawn_training_images(reproduce, tmp_path):
+    images = [{"bytes": bytes([index]), "path": None} for index in range(53)]
+    (tmp_path / "whole").mkdir()
+    for split, count in (("train", 53), ("test", 7)):
+        columns = {"img": images[:count], "label": list(range(count))}
+        Dataset.from_dict(columns).to_parquet(tmp_path / "whole" / f"{split}.parquet")
+    reproduce.write_tenth(str(tmp_path / "whole"), tmp_path / "tenth")
+    found = {
+        split: Dataset.from_parquet(str(tmp_path / "tenth" / f"{split}.parquet"))
+        for split in ("train", "test")
+    }
+    assert found["test"]["label"] == list(range(7))
+    drawn = found["train"]["label"]
+    assert len(drawn) == 5 and sorted(set(drawn)) == drawn and drawn != list(range(5))
+    assert [image["bytes"] for image in found["train"]["img"]] == [bytes([n]) for n in drawn]
+
+
+def test_a_tenth_of_the_images_takes_a_third_of_the_steps(reproduce):
+    epochs = {}
+    for row in reproduce.ROWS:
+        if row.name.endswith(("_all", "_tenth")):
+            config = load_config("tiny", shlex.split(row.settings))
+            assert config.data.name == (
+                reproduce.TENTH if row.name.endswith("_tenth") else "uoft-cs/cifar10"
+            )
+            epochs.setdefault(row.name.rpartition("_")[2], set()).add(config.train.epochs)
+    (every,), (tenth,) = epochs["all"], epochs["tenth"]
+    assert 3 * tenth == 10 * every
 
 
 def test_rows_that_are_compared_have_equal_work(reproduce):

@@ -203,6 +203,12 @@ def test_its_name_takes_starts_blocks_features_and_other_vits(tmp_path):
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=11, **sizes).eval()
     load_checkpoint(plain, str(tmp_path / "last.pth.tar"))
     assert torch.equal(plain(images()), started.eval()(images()))
+    weights = []
+    for start in ("", "mimetic"):
+        torch.manual_seed(0)
+        network = timm.create_model("local_vit", start=start, blocks=[1], **SIZES)
+        weights.append([block.attn.qkv.weight for block in network.blocks])
+    assert [torch.equal(*both) for both in zip(*weights, strict=True)] == [True, False]
     features = timm.create_model("local_vit", alpha=1.0, features_only=True, out_indices=2, **SIZES)
     assert [tuple(each.shape) for each in features(images())] == [(2, 33, H, W)] * 2
     with pytest.raises(RuntimeError):

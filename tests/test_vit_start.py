@@ -78,6 +78,10 @@ def test_quadratic_heads_attend_to_their_pixels(name, arguments, prefix):
     assert share.numpy() == pytest.approx(found, abs=1e-5)
     wide = network.blocks[0].attn.head_dim > 5
     assert share.min() > (0.6 if wide else 2 / (H * W))  # of 35 pixels
+    plain = vit(name, **arguments)
+    for block, old in zip(network.blocks, plain.blocks, strict=True):
+        values = [each.attn.qkv.weight.chunk(3)[2] for each in (block, old)]
+        assert torch.equal(*values) and torch.equal(block.attn.proj.weight, old.attn.proj.weight)
     P = network.pos_embed[0, -H * W :].detach()
     assert torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean())
     assert P.sum(dim=-1).abs().max() < 1e-4  # nothing for the mean of LayerNorm to remove
@@ -142,7 +146,7 @@ def test_the_same_generator_gives_the_same_weights():
             network = vit()
             torch.manual_seed(seed + 100 * len(weights))  # which does not matter
             sa_zoo.start_as_convolution(network, method, generator=seeded(seed))
-            weights.append(network.blocks[1].attn.proj.weight)
+            weights.append(network.blocks[1].attn.qkv.weight)
         assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 

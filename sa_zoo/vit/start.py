@@ -13,8 +13,8 @@ For every head there is a matrix A_h, whose factors of the head's width d are W_
                 arXiv:2505.19985; their norms, but every tap is used, on any grid)
     mimetic     A_h = .7 I + .7 noise (Trockman and Kolter 2023, arXiv:2305.09828)
 
-With all of them W_out W_val = -.4 I + .4 noise, as in the last two papers: with timm's own start, values are so small
-that it hardly matters what heads attend to. Quadratic heads neither read nor write B, so positions reach all blocks.
+impulse and mimetic also set W_out W_val = -.4 I + .4 noise, as published. quadratic leaves timm's values as they are:
+they are so small that the positions B reach all blocks.
 """
 
 import math
@@ -50,8 +50,8 @@ FACTORS = 7.0
 QUERY_KEY = 0.7
 VALUE = 0.4
 
-# B (D, r), S (N_h, r, r) and W_out W_val (D, D) of a layer whose positions have this length in its input
-Forms = Callable[[Attention, float], tuple[Tensor, Tensor, Tensor]]
+# B (D, r) and S (N_h, r, r) of a layer whose positions have this length in its input
+Forms = Callable[[Attention, float], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
@@ -100,7 +100,9 @@ def start_as_convolution(
         """Before a layer runs for the first time, its input is what the layers before it, already changed, give."""
         (x,) = inputs
         length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
-        _set_weights(layer, *forms(layer, length))
+        _set_scores(layer, *forms(layer, length))
+        if method != "quadratic":
+            _set_values(layer, generator)
         shares.append(_share(probabilities(layer, x), target))
 
     training = vit.training
@@ -192,13 +194,11 @@ def _quadratic(
     length_of_content = float(content.norm(dim=-1).mean())
     _patches(vit).copy_(length_of_content * P)
     S = _scores(grid, Delta, alpha, clip)
-    others = torch.eye(D) - basis @ basis.T  # projects onto what positions do not use
 
-    def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor, Tensor]:
-        values = others @ _values(D, generator) @ others
+    def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor]:
         # A pixel's row and column have a length of length / sqrt(2) each.
         scale = layer.scale * length**2 / 2
-        return basis, S / scale, values
+        return basis, S / scale
 
     return forms
 
@@ -225,7 +225,7 @@ def _impulse(vit: VisionTransformer, Delta: Tensor, generator: Generator | None)
     nn.init.trunc_normal_(P, std=POSITIONS, generator=generator)
     _patches(vit).copy_(P)
 
-    def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forms(layer: Attention, length: float) -> tuple[Tensor, Tensor]:
         noise = torch.randn(taps.shape, generator=generator)
         M = torch.where(taps, IMPULSE, OFF_TAP * noise)
         # The pseudo-inverse of P from as many of its directions as a head has channels.
@@ -236,27 +236,21 @@ def _impulse(vit: VisionTransformer, Delta: Tensor, generator: Generator | None)
         S = inverse.T @ M @ inverse
         nuclear = torch.linalg.svdvals(S).sum(dim=-1)  # the squared norm of either factor
         scale = FACTORS**2 / nuclear
-        return V[:d].T, scale[:, None, None] * S, _values(vit.embed_dim, generator)
+        return V[:d].T, scale[:, None, None] * S
 
     return forms
 
 
 def _mimetic(
     D: int, generator: Generator | None, layer: Attention, length: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     identity = torch.eye(D)
     noise = torch.randn(layer.num_heads, D, D, generator=generator) / D**0.5
-    return identity, QUERY_KEY * (noise + identity), _values(D, generator)
+    return identity, QUERY_KEY * (noise + identity)
 
 
-def _values(D: int, generator: Generator | None) -> Tensor:
-    """W_out W_val as published for impulse and mimetic: (D, D)"""
-    noise = torch.randn(D, D, generator=generator) / D**0.5
-    return VALUE * (noise - torch.eye(D))
-
-
-def _set_weights(layer: Attention, basis: Tensor, S: Tensor, values: Tensor) -> None:
-    """Write the factors of the forms, and of the values, into a layer; its biases become zero."""
+def _set_scores(layer: Attention, basis: Tensor, S: Tensor) -> None:
+    """Write the factors of the forms into queries and keys; their biases, and that of values, become zero."""
     d = layer.head_dim
     U, s, V = torch.linalg.svd(S)
     root = s[:, None, :d].sqrt()
@@ -265,10 +259,17 @@ def _set_weights(layer: Attention, basis: Tensor, S: Tensor, values: Tensor) -> 
     weight = layer.qkv.weight.unflatten(0, [3, layer.num_heads, d])
     weight[:2] = 0
     weight[:2, :, : root.shape[-1]] = torch.stack([queries, keys]).mT.to(weight)
-    U, s, V = torch.linalg.svd(values)
+    if layer.qkv.bias is not None:
+        layer.qkv.bias.zero_()
+
+
+def _set_values(layer: Attention, generator: Generator | None) -> None:
+    """Write the factors of W_out W_val as published for impulse and mimetic."""
+    D = layer.proj.in_features
+    noise = torch.randn(D, D, generator=generator) / D**0.5
+    U, s, V = torch.linalg.svd(VALUE * (noise - torch.eye(D)))
     root = s.sqrt()
     layer.proj.weight.copy_(U * root)
-    weight[2] = (root[:, None] * V).unflatten(0, [layer.num_heads, d]).to(weight)
-    for bias in (layer.qkv.bias, layer.proj.bias):
-        if bias is not None:
-            bias.zero_()
+    layer.qkv.weight[2 * D :] = root[:, None] * V
+    if layer.proj.bias is not None:
+        layer.proj.bias.zero_()

@@ -52,7 +52,10 @@ def local_vit(
     blocks: list[int] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """A VisionTransformer of timm. `start`: a method of `start_as_convolution`; `alpha`: of `add_positions`."""
+    """A VisionTransformer of timm. `start`: a method of `start_as_convolution`; `alpha`: of `add_positions`.
+
+    Both change the given `blocks`, by default all.
+    """
     if not is_model(vit):
         raise ValueError(f"vit: got {vit}, expected the name of a VisionTransformer of timm")
 
@@ -61,7 +64,7 @@ def local_vit(
         # Weights that will be loaded need no start, and libraries that load some build without memory.
         loads = pretrained or next(network.parameters()).is_meta
         if start and not loads:
-            start_as_convolution(network, start)
+            start_as_convolution(network, start, blocks=blocks)
         if alpha is not None:
             add_positions(network, alpha, blocks)
         return network
