@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from datasets import load_dataset
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -25,9 +27,23 @@ ROOT = Path(__file__).parents[1]
 ONE_SIZE = "train.epochs=16 augment.small_epochs=0"
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
-# One thread per run; and glibc keeps the memory of a step for the next one instead of returning it to the system
+TENTH = "data/tenth"  # every tenth training image, drawn, and all test images
+# A small vision transformer of timm: 8x8 tokens, no class token
+VIT_SIZES = "img_size=32, patch_size=4, embed_dim=96, num_heads=6, depth=6, class_token=false"
+VIT_ARGS = f'{VIT_SIZES}, global_pool="avg"'
+VIT = "model.whiten=false augment.small_epochs=0 optim.lr=0.006"
+LOCAL_VITS = {
+    "quadratic": 'start="quadratic", blocks=[0, 1, 2]',
+    "positions": "alpha=1.0",
+    "both": 'start="quadratic", alpha=1.0',
+}
+# Epochs of all images, and of a tenth of them in a third of the steps
+VIT_SHARES = {"all": "train.epochs=3", "tenth": f"train.epochs=10 data.name={TENTH}"}
+# One thread per run; and glibc keeps the memory of a step for the next one instead of returning it to the system.
+# Narrow heads of vision transformers are slow in fused attention on a CPU.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "TIMM_FUSED_ATTN": "0",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
 }
@@ -112,6 +128,27 @@ ROWS = [
         "model.name=resnet18_cifar model.init=local-dir:resnet18_cifar-0 train.epochs=2",
         after="resnet18_cifar-0",
     ),
+    # Vision transformers from four starts, and with positions
+    *(
+        Row(
+            f"vit_tiny_patch16_224.{start or 'timm'}_{share}",
+            "train tiny",
+            f"{VIT} model.name=vit_tiny_patch16_224 'model.args={{{VIT_ARGS}}}' model.start={start} {length}",
+            seeds=3,
+        )
+        for share, length in VIT_SHARES.items()
+        for start in ("", "mimetic", "impulse")
+    ),
+    *(
+        Row(
+            f"local_vit.{name}_{share}",
+            "train tiny",
+            f"{VIT} model.name=local_vit 'model.args={{{VIT_ARGS}, {more}}}' {length}",
+            seeds=3,
+        )
+        for share, length in VIT_SHARES.items()
+        for name, more in LOCAL_VITS.items()
+    ),
 ]
 
 
@@ -128,7 +165,7 @@ def command_of(row: Row, seed: int, data: str, title: str) -> list[str]:
     settings = [
         f"data.name={data}",
         f"data.title={title}",
-        *row.settings.split(),
+        *shlex.split(row.settings),
         f"train.seed={seed}",
     ]
     settings.append("train.checkpoint_steps=200")
@@ -211,6 +248,20 @@ def write_digits(folder: Path, n: int = 1000) -> None:
         Image.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(place / f"{i:04d}.png")
 
 
+def write_tenth(data: str, folder: Path) -> None:
+    """A tenth of the training images of a data set, and its test images, as parquet files."""
+    splits = load_dataset(data)
+    images = len(splits["train"])
+    drawn = np.random.default_rng(0).permutation(images)[: images // 10]
+    splits["train"] = splits["train"].select(np.sort(drawn))
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("test", "train"):
+        path = folder / f"{split}.parquet"
+        temporary = path.with_suffix(".new")
+        splits[split].to_parquet(temporary)
+        temporary.rename(path)
+
+
 def name_of_data(data: str, runs: Path) -> str:
     """What runs call the data: the same on every machine, by a link if it is a folder."""
     if not Path(data).is_dir():
@@ -243,6 +294,8 @@ def main() -> None:
             data = name_of_data(args.data, runs)
             if not args.tiny:
                 write_digits(runs / "data" / "digits")
+                if not (runs / TENTH / "train.parquet").is_file():
+                    write_tenth(data, runs / TENTH)
             failed = work(unfinished(rows, runs, data, args.title), runs, args.jobs, lock.fileno())
         except BlockingIOError:
             sys.exit(
