@@ -61,6 +61,24 @@ RECIPES = {
     "tuned": "2 more epochs",
 }
 
+# Vision transformers of timm in model_cards/, by start: docs/vit.md compares them.
+VITS = {
+    "timm": "vit_tiny_patch16_224",
+    "mimetic": "vit_tiny_patch16_224",
+    "impulse": "vit_tiny_patch16_224",
+    "quadratic": "local_vit",
+    "positions": "local_vit",
+    "both": "local_vit",
+}
+STARTS = {
+    "timm": "timm's",
+    "mimetic": "`mimetic`",
+    "impulse": "`impulse`",
+    "quadratic": "`quadratic`, first three blocks",
+    "both": "`quadratic`, all blocks, and `add_positions`",
+    "positions": "timm's, and `add_positions`",
+}
+
 
 def markdown_table(head: list[str], rows: Iterable[Iterable[str]], text: int) -> str:
     """A table whose first `text` columns are text, and whose others are numbers."""
@@ -103,6 +121,7 @@ def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
     found = [
         (folder, recipe, runs)
         for folder in (ROOT / "model_cards").iterdir()
+        if folder.name not in VITS.values()
         for recipe, runs in read_results(folder).items()
         if recipes is None or recipe in recipes
     ]
@@ -265,6 +284,25 @@ def clients() -> str:
     return markdown_table(["client", "what was done", "result"], rows, text=3)
 
 
+def starts() -> str:
+    """Vision transformers by start, trained on all images and on a tenth of them, with the difference to timm's."""
+    shares = {"all": "all images", "tenth": "a tenth of them"}
+    found = {start: read_results(ROOT / "model_cards" / VITS[start]) for start in STARTS}
+    rows = []
+    for start, label in STARTS.items():
+        row = [label]
+        for share in shares:
+            runs = found[start][f"{start}_{share}"]
+            reference = mean(accuracies(found["timm"][f"timm_{share}"]))
+            more = mean(accuracies(runs)) - reference
+            row += [top1(runs), "" if start == "timm" else f"{more:+.2f}"]
+        rows.append(row)
+    head = ["start"]
+    for images in shares.values():
+        head += [images, "gain"]
+    return markdown_table(head, rows, text=1)
+
+
 def taps() -> str:
     """Accuracy of each run as attention and as taps, their means, and the pixels that layers of the first run read."""
     rows = read("taps.json")
@@ -327,6 +365,7 @@ RENDERED = {
     "clients": clients,
     "reliability": reliability,
     "taps": taps,
+    "starts": starts,
 }
 
 
