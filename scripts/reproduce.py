@@ -28,14 +28,19 @@ ONE_SIZE = "train.epochs=16 augment.small_epochs=0"
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
 TENTH = "data/tenth"  # every tenth training image, drawn, and all test images
-# A small vision transformer of timm: 8x8 tokens, no class token
-VIT_SIZES = "img_size=32, patch_size=4, embed_dim=96, num_heads=6, depth=6, class_token=false"
-VIT_ARGS = f'{VIT_SIZES}, global_pool="avg"'
-VIT = "model.whiten=false augment.small_epochs=0 optim.lr=0.006"
-LOCAL_VITS = {
-    "quadratic": 'start="quadratic", blocks=[0, 1, 2]',
-    "positions": "alpha=1.0",
-    "both": 'start="quadratic", alpha=1.0',
+# A small vision transformer of timm, with 8x8 tokens, and what its rows add
+VIT = (
+    "model.args.img_size=32 model.args.patch_size=4 model.args.embed_dim=96 model.args.num_heads=6 "
+    "model.args.depth=6 model.args.class_token=false model.args.global_pool=avg "
+    "model.whiten=false augment.small_epochs=0 optim.lr=0.006"
+)
+VITS = {
+    "vit_tiny_patch16_224.timm": "",
+    "vit_tiny_patch16_224.mimetic": "model.start=mimetic",
+    "vit_tiny_patch16_224.impulse": "model.start=impulse",
+    "local_vit.quadratic": "model.args.start=quadratic model.args.blocks=[0,1,2]",
+    "local_vit.positions": "model.args.alpha=1.0",
+    "local_vit.both": "model.args.start=quadratic model.args.alpha=1.0",
 }
 # Epochs of all images, and of a tenth of them in a third of the steps
 VIT_SHARES = {"all": "train.epochs=3", "tenth": f"train.epochs=10 data.name={TENTH}"}
@@ -131,23 +136,13 @@ ROWS = [
     # Vision transformers from four starts, and with positions
     *(
         Row(
-            f"vit_tiny_patch16_224.{start or 'timm'}_{share}",
+            f"{name}_{share}",
             "train tiny",
-            f"{VIT} model.name=vit_tiny_patch16_224 'model.args={{{VIT_ARGS}}}' model.start={start} {length}",
+            f"model.name={name.partition('.')[0]} {VIT} {more} {length}",
             seeds=3,
         )
         for share, length in VIT_SHARES.items()
-        for start in ("", "mimetic", "impulse")
-    ),
-    *(
-        Row(
-            f"local_vit.{name}_{share}",
-            "train tiny",
-            f"{VIT} model.name=local_vit 'model.args={{{VIT_ARGS}, {more}}}' {length}",
-            seeds=3,
-        )
-        for share, length in VIT_SHARES.items()
-        for name, more in LOCAL_VITS.items()
+        for name, more in VITS.items()
     ),
 ]
 
@@ -165,7 +160,7 @@ def command_of(row: Row, seed: int, data: str, title: str) -> list[str]:
     settings = [
         f"data.name={data}",
         f"data.title={title}",
-        *shlex.split(row.settings),
+        *row.settings.split(),
         f"train.seed={seed}",
     ]
     settings.append("train.checkpoint_steps=200")

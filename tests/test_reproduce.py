@@ -1,7 +1,6 @@
 """scripts/reproduce.py: its rows are valid, and its queue can be stopped at any time."""
 
 import importlib.util
-import shlex
 import signal
 import sys
 from itertools import pairwise
@@ -89,7 +88,7 @@ def test_a_tenth_of_the_images_takes_a_third_of_the_steps(reproduce):
     epochs = {}
     for row in reproduce.ROWS:
         if row.name.endswith(("_all", "_tenth")):
-            config = load_config("tiny", shlex.split(row.settings))
+            config = load_config("tiny", row.settings.split())
             assert config.data.name == (
                 reproduce.TENTH if row.name.endswith("_tenth") else "uoft-cs/cifar10"
             )

@@ -71,6 +71,8 @@ def shares(network, images, prefix, Delta):
 def test_quadratic_heads_attend_to_their_pixels(name, arguments, prefix):
     network, images = vit(name, **arguments), torch.randn(3, 3, 20, 28, generator=seeded())
     before = network.pos_embed.detach().clone()
+    for block in network.blocks:
+        torch.nn.init.ones_(block.attn.qkv.bias)
     share = sa_zoo.start_as_convolution(network, images=images, generator=seeded())
     assert network.training
     heads = network.blocks[0].attn.num_heads
@@ -82,6 +84,7 @@ def test_quadratic_heads_attend_to_their_pixels(name, arguments, prefix):
     for block, old in zip(network.blocks, plain.blocks, strict=True):
         values = [each.attn.qkv.weight.chunk(3)[2] for each in (block, old)]
         assert torch.equal(*values) and torch.equal(block.attn.proj.weight, old.attn.proj.weight)
+        assert [part.unique().tolist() for part in block.attn.qkv.bias.chunk(3)] == [[0], [0], [1]]
     P = network.pos_embed[0, -H * W :].detach()
     assert torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean())
     assert P.sum(dim=-1).abs().max() < 1e-4  # nothing for the mean of LayerNorm to remove

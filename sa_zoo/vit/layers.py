@@ -20,7 +20,7 @@ from sa_zoo.models.positions import pixels
 def attentions(vit: nn.Module, *more: type[nn.Module]) -> list[Any]:
     """The attention of each block of a VisionTransformer.
 
-    Raises ValueError unless all are timm's `Attention`, or of one more class.
+    Raises ValueError unless each is timm's `Attention`, without a gate, or one of `more`.
     """
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"vit: got {type(vit).__name__}, expected a VisionTransformer of timm")

@@ -250,7 +250,7 @@ def _mimetic(
 
 
 def _set_scores(layer: Attention, basis: Tensor, S: Tensor) -> None:
-    """Write the factors of the forms into queries and keys; their biases, and that of values, become zero."""
+    """Write the factors of the forms into queries and keys, whose biases become zero."""
     d = layer.head_dim
     U, s, V = torch.linalg.svd(S)
     root = s[:, None, :d].sqrt()
@@ -260,16 +260,17 @@ def _set_scores(layer: Attention, basis: Tensor, S: Tensor) -> None:
     weight[:2] = 0
     weight[:2, :, : root.shape[-1]] = torch.stack([queries, keys]).mT.to(weight)
     if layer.qkv.bias is not None:
-        layer.qkv.bias.zero_()
+        layer.qkv.bias[: 2 * layer.proj.in_features] = 0
 
 
 def _set_values(layer: Attention, generator: Generator | None) -> None:
-    """Write the factors of W_out W_val as published for impulse and mimetic."""
+    """Write the factors of W_out W_val as published for impulse and mimetic; the biases of the layer become zero."""
     D = layer.proj.in_features
     noise = torch.randn(D, D, generator=generator) / D**0.5
     U, s, V = torch.linalg.svd(VALUE * (noise - torch.eye(D)))
     root = s.sqrt()
     layer.proj.weight.copy_(U * root)
     layer.qkv.weight[2 * D :] = root[:, None] * V
-    if layer.proj.bias is not None:
-        layer.proj.bias.zero_()
+    for bias in (layer.qkv.bias, layer.proj.bias):
+        if bias is not None:
+            bias.zero_()
