@@ -4,6 +4,7 @@ Arrays travel as base64: {"shape", "f4"}, little-endian float32, or {"shape", "z
 """
 
 import base64
+import copy
 import zlib
 from collections.abc import Mapping
 from itertools import product
@@ -97,9 +98,7 @@ def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
     """W_h of Eq. 10 for all heads: (D_out, N_h, D_in), float64"""
     if isinstance(module, ConvolutionalAttention):
         return module.W_val().detach().double().flatten(2).transpose(1, 2)
-    W = module.W_val.weight.detach().double()
-    if isinstance(module.W_out, nn.Linear):
-        W = module.W_out.weight.detach().double() @ W
+    W, _ = copy.deepcopy(module).double().folded()
     return W.unflatten(1, [-1, module.W_val.out_features])
 
 

@@ -14,6 +14,8 @@ one-hot heads without padding equal it exactly (theorem.py). As in certificate.p
 and d_h[q] = 2 (1 - P_h[q, target]) for the one-hot c_h of Theorem 1.
 """
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,11 +73,8 @@ class NearestConvolution(nn.Module):
         self.conv.weight = nn.Parameter(kernel)
         self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
-        merged = slices.double()
-        if isinstance(self.W_out, nn.Linear):
-            outer = self.W_out.weight.detach().double()
-            merged = torch.einsum("po,ohd->phd", outer, merged)
-        norms = merged.abs().sum(dim=-1)  # (D_out, N_h)
+        merged, _ = copy.deepcopy(attention).double().folded()
+        norms = merged.unflatten(1, [len(P), -1]).abs().sum(dim=-1)  # (D_out, N_h)
         # Of any difference of outputs, for |x| <= 1.
         self.bound = float((norms @ distance(P.double(), grid, K)).max())
 

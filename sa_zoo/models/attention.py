@@ -65,12 +65,24 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
     return heads.flatten(-2)  # (B, *Q, N_h D)
 
 
+class BatchNorm(nn.Module):
+    """Batch normalization of tokens: (B, H, W, D) -> (B, H, W, D)"""
+
+    def __init__(self, dim: int, **dd: Any) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(dim, **dd)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.bn(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
 class Attention(nn.Module):
     """MHSA (Eq. 10) with A a sum of `terms`, followed by W_out.
 
     Args:
         terms: classes of score terms (terms.py).
         grid: (H, W) of the expected images. Learned encodings fit this size only; other terms take any size.
+        normalize: batch normalization in the place of W_out, as after a CNN's convolutions.
         attn_drop: dropout on probabilities; where they depend on positions only, the batch shares them and their
             dropout, as in the paper's code.
     """
@@ -84,6 +96,7 @@ class Attention(nn.Module):
         num_heads: int,
         terms: Terms,
         grid: Grid,
+        normalize: bool = False,
         attn_drop: float = 0.0,
         **dd: Any,
     ) -> None:
@@ -93,7 +106,9 @@ class Attention(nn.Module):
         self.axes_pay = self.separable and grid[0] * grid[1] > AXES_FROM
         self.attn_drop = nn.Dropout(attn_drop)
         self.W_val = nn.Linear(num_heads * dim, dim, **dd)
-        self.W_out: nn.Linear | nn.Identity = nn.Linear(dim, dim, **dd)
+        self.W_out: nn.Linear | BatchNorm | nn.Identity = (
+            BatchNorm(dim, **dd) if normalize else nn.Linear(dim, dim, **dd)
+        )
 
     def probabilities(self, X: Tensor) -> Tensor:
         """softmax(A): (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); at least float32."""
@@ -141,13 +156,25 @@ class Attention(nn.Module):
         """(B, H, W, D) -> (B, H, W, D)"""
         return self.W_out(self.evaluator(X))
 
+    @torch.no_grad()
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight (D, N_h D) and bias (D,) of W_val and W_out as one linear map, at least float32."""
+        outer = self.W_out
+        weight = at_least_float32(self.W_val.weight)
+        bias = at_least_float32(self.W_val.bias)
+        if isinstance(outer, BatchNorm):
+            bn: Any = outer.bn
+            scale = at_least_float32(bn.weight) / (bn.running_var + bn.eps).sqrt()
+            return scale[:, None] * weight, scale * (bias - bn.running_mean) + bn.bias
+        if isinstance(outer, nn.Linear):
+            W = at_least_float32(outer.weight)
+            return W @ weight, W @ bias + at_least_float32(outer.bias)
+        return weight, bias
+
+    @torch.no_grad()
     def reparameterize(self) -> None:
         """Fold W_out into W_val, as nothing lies between them; called by timm.utils.reparameterize_model."""
-        inner, outer = self.W_val, self.W_out
-        if isinstance(outer, nn.Identity):
-            return
-        with torch.no_grad():
-            weight = at_least_float32(outer.weight)
-            inner.weight.copy_(weight @ at_least_float32(inner.weight))
-            inner.bias.copy_(weight @ at_least_float32(inner.bias) + at_least_float32(outer.bias))
+        weight, bias = self.folded()
+        self.W_val.weight.copy_(weight)
+        self.W_val.bias.copy_(bias)
         self.W_out = nn.Identity()

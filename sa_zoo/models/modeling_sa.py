@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, block_arguments, new_head, set_grids
+from .network import Block, block_arguments, new_embedding, new_head, set_grids
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .positions import pixels  # noqa: F401
@@ -80,11 +80,11 @@ class SAPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         terms = TERMS[config.attention_type]
         self.layout = config.layout
-        self.patch_embed = nn.Conv2d(
+        self.patch_embed = new_embedding(
             config.num_channels,
             self.layout.stages[0].dim,
             config.patch_size,
-            stride=config.patch_size,
+            config.patch_overlap,
         )
         size = self.layout.checked_size(config.height_and_width)
         drops: dict[str, Any] = {
@@ -97,15 +97,15 @@ class SAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As in timm_models.py, by each module's `reset_parameters`; parameters that were loaded keep their values."""
+        """As in timm_models.py, by each module's `reset_parameters`; tensors that were loaded keep their values."""
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
             return
-        parameters = list(module.parameters(recurse=False))
-        loaded = [(p, p.clone()) for p in parameters if getattr(p, "_is_hf_initialized", False)]
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        loaded = [(x, x.clone()) for x in tensors if getattr(x, "_is_hf_initialized", False)]
         reset()
-        for parameter, value in loaded:
-            parameter.copy_(value)
+        for tensor, value in loaded:
+            tensor.copy_(value)
 
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False

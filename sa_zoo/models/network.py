@@ -7,7 +7,7 @@ head has the layout (B, H, W, D).
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,12 @@ class Merge(nn.Module):
 class Block(nn.Module):
     """Post-norm block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x)).
 
-    One that begins a further stage merges 2x2 pixels of `dim_in` channels first.
+    Without feed-forward layers, `hidden_dim` 0, it is a layer of a CNN with attention in the place of the convolution:
+    GELU(x + BatchNorm(attention(x))). One that begins a further stage merges 2x2 pixels of `dim_in` channels first.
     """
 
     attention_class: type[Attention] = Attention
+    feeds_forward: Final[bool]
 
     def __init__(
         self,
@@ -67,12 +69,16 @@ class Block(nn.Module):
         self.merge: Merge | nn.Identity = (
             nn.Identity() if dim_in is None else Merge(dim_in, dim, **dd)
         )
-        self.attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
-        self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
-        self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+        self.feeds_forward = hidden_dim > 0
+        self.attn = self.attention_class(
+            dim, num_heads, terms, grid, not self.feeds_forward, attn_drop, **dd
+        )
         self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dim, dim, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        if self.feeds_forward:
+            self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
+            self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+            self.fc2 = nn.Linear(hidden_dim, dim, **dd)
+            self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
 
@@ -83,7 +89,10 @@ class Block(nn.Module):
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """From the input and what attention made of it to the output: (B, H, W, D), twice -> (B, H, W, D)"""
-        x = self.norm1(x + self.drop_path(self.drop(attended)))
+        x = x + self.drop_path(self.drop(attended))
+        if not self.feeds_forward:
+            return self.act(x)
+        x = self.norm1(x)
         fed = self.fc2(self.act(self.fc1(x)))
         return self.norm2(x + self.drop_path(self.drop(fed)))
 
@@ -97,8 +106,9 @@ class SANet(nn.Module):
     Args:
         terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of the square of pixels that becomes one token, P.
+        patch_overlap: pixels on each side of the square that its token reads, too.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
-            layers. A pyramid has one stage per number of `depth`; the others are one number per stage or for all.
+            layers, or 0 for none and batch normalization (Block). A pyramid has one stage per number of `depth`; the others are one number per stage or for all.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -119,6 +129,7 @@ class SANet(nn.Module):
         num_classes: int = 10,
         global_pool: str = "avg",
         patch_size: int = 2,
+        patch_overlap: int = 0,
         embed_dim: Sizes = 400,
         depth: Sizes = 6,
         num_heads: Sizes = 9,
@@ -137,13 +148,14 @@ class SANet(nn.Module):
         self.in_chans = checked_channels(in_chans)
         self.num_classes = num_classes
         self.patch_size = patch_size
+        self.patch_overlap = patch_overlap
         self.reduction = self.layout.reductions[-1]
         self.num_features = self.head_hidden_size = self.embed_dim = self.layout.stages[-1].dim
         self.img_size = self.layout.checked_size(img_size)
         self.global_pool = checked_pool(global_pool)
-        # Space to depth, then a linear map: together exactly a convolution whose stride is its kernel.
-        first = self.layout.stages[0].dim
-        self.patch_embed = nn.Conv2d(in_chans, first, patch_size, stride=patch_size, **dd)
+        self.patch_embed = new_embedding(
+            in_chans, self.layout.stages[0].dim, patch_size, patch_overlap, **dd
+        )
         blocks = [
             self.block_class(**each, proj_drop=proj_drop_rate, attn_drop=attn_drop_rate, **dd)
             for each in block_arguments(self.layout, terms, self.img_size, drop_path_rate)
@@ -272,6 +284,14 @@ def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
     for path, term in terms_in(blocks).items():
         if not term.any_grid:
             term.set_grid(grids[block_of(path)])
+
+
+def new_embedding(in_chans: int, dim: int, patch_size: int, overlap: int, **dd: Any) -> nn.Conv2d:
+    """Space to depth, then a linear map: together exactly a convolution whose stride is its kernel, but for `overlap`."""
+    if not isinstance(overlap, int) or overlap < 0:
+        raise ValueError(f"patch_overlap: got {overlap}, expected 0 or a positive whole number")
+    kernel = patch_size + 2 * overlap
+    return nn.Conv2d(in_chans, dim, kernel, stride=patch_size, padding=overlap, **dd)
 
 
 def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:

@@ -12,7 +12,7 @@ MOST_STAGES = 8
 
 
 class Stage(NamedTuple):
-    """Blocks of one size on one grid: D, how many, N_h, width of the feed-forward layers."""
+    """Blocks of one size on one grid: D, how many, N_h, width of the feed-forward layers or 0 for none."""
 
     dim: int
     depth: int
@@ -88,11 +88,13 @@ def layout_of(
     ]
     count = len(columns[1])
     filled = [column * count if len(column) == 1 else column for column in columns]
-    numbers = [patch_size, *(size for column in filled for size in column)]
+    numbers = [patch_size, *(size for column in filled[:3] for size in column)]
     whole = all(isinstance(number, int) and number >= 1 for number in numbers)
+    whole = whole and all(isinstance(width, int) and width >= 0 for width in filled[3])
     if not whole or not 1 <= count <= MOST_STAGES or any(len(column) != count for column in filled):
         raise ValueError(
             f"patch_size, embed_dim, depth, num_heads, hidden_dim: got {(patch_size, *given)}, expected "
-            f"positive whole numbers, one each or one per stage, of which there may be {MOST_STAGES}"
+            f"positive whole numbers, 0 for no feed-forward layers, one each or one per stage, of which there may be "
+            f"{MOST_STAGES}"
         )
     return Layout(patch_size, [Stage(*sizes) for sizes in zip(*filled, strict=True)])

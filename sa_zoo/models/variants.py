@@ -45,6 +45,7 @@ class Variant:
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
+PYRAMID = {"patch_overlap": 1, "depth": (2, 4, 2), "hidden_dim": 0}
 
 # fmt: off
 VARIANTS = (
@@ -67,8 +68,8 @@ VARIANTS = (
     Variant("sa_mixed_cifar", ((Quadratic,), (Content,)),
             "Quadratic heads in the first half of the blocks, learned + content (Section 4.3) in the second."),
     Variant("sa_pyramid_cifar", ((QuadraticKernel,),),
-            "A pyramid of 16x16, 8x8 and 4x4 tokens, whose heads start as 3x3 convolutions in all blocks.",
-            {"embed_dim": (128, 320, 512), "depth": (2, 5, 1), "hidden_dim": (256, 640, 1024)}),
+            "A pyramid whose layers are those of a CNN, with attention that starts as a 3x3 convolution (Theorem 1).",
+            PYRAMID | {"embed_dim": (192, 368, 544)}),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY, trained=("", "long"), installed=True),
@@ -89,8 +90,8 @@ VARIANTS = (
             "Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels.",
             TINY, trained=("",)),
     Variant("sa_pyramid_tiny_cifar", ((QuadraticKernel,),),
-            "A pyramid of attention with 36, 88 and 136 channels: for two CPU cores.",
-            {"embed_dim": (36, 88, 136), "depth": (2, 4, 1), "hidden_dim": (72, 176, 240)}),
+            "The pyramid with 56, 88 and 144 channels: for two CPU cores.",
+            PYRAMID | {"embed_dim": (56, 88, 144)}),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
             {"layers": (2, 2, 2, 2)}, trained=("",)),
