@@ -25,6 +25,8 @@ from sklearn.datasets import load_digits
 ROOT = Path(__file__).parents[1]
 # For models that take images of one size only; terms that look at content take 2.4 times the work of the recipe
 ONE_SIZE = "train.epochs=16 augment.small_epochs=0"
+# The work of 22 epochs of the CNN, whose small epochs are 14
+PYRAMID = "model.name=sa_pyramid_tiny_cifar train.epochs=28 augment.small_epochs=18"
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
 TENTH = "data/tenth"  # every tenth training image, drawn, and all test images
@@ -65,11 +67,25 @@ class Row(NamedTuple):
 
 
 TINY = [
-    Row("sa_quadratic_tiny_cifar", "train tiny", seeds=3),
-    Row("resnet_tiny_cifar", "train tiny", "model.name=resnet_tiny_cifar train.epochs=22", seeds=3),
+    Row("sa_pyramid_tiny_cifar", "train tiny", PYRAMID, seeds=5),
+    Row("resnet_tiny_cifar", "train tiny", "model.name=resnet_tiny_cifar train.epochs=22", seeds=5),
 ]
 ROWS = [
     *TINY,
+    # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)
+    Row(
+        "sa_pyramid_tiny_cifar.long",
+        "train tiny",
+        "model.name=sa_pyramid_tiny_cifar train.epochs=168 augment.small_epochs=108 "
+        "augment.mixup=0.8 augment.cutmix=1.0",
+    ),
+    # What the CNN gains from twice the work
+    Row(
+        "resnet_tiny_cifar.twice",
+        "train tiny",
+        "model.name=resnet_tiny_cifar train.epochs=44 augment.small_epochs=28",
+    ),
+    Row("sa_quadratic_tiny_cifar", "train tiny", seeds=3),
     # Fine-tuning on 1,000 images, and training on them from scratch
     Row(
         "sa_quadratic_tiny_cifar.digits",
@@ -97,7 +113,6 @@ ROWS = [
         seeds=3,
     ),
     Row("sa_content_tiny_cifar", "train tiny", f"model.name=sa_content_tiny_cifar {ONE_SIZE}"),
-    # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)
     Row(
         "sa_quadratic_tiny_cifar.long",
         "train tiny",

@@ -108,7 +108,8 @@ class SANet(nn.Module):
         patch_size: side of the square of pixels that becomes one token, P.
         patch_overlap: pixels on each side of the square that its token reads, too.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
-            layers, or 0 for none and batch normalization (Block). A pyramid has one stage per number of `depth`; the others are one number per stage or for all.
+            layers, or 0 for none and batch normalization (Block). A pyramid has one stage per number of
+            `depth`; the others are one number per stage or for all.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -287,7 +288,7 @@ def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
 
 
 def new_embedding(in_chans: int, dim: int, patch_size: int, overlap: int, **dd: Any) -> nn.Conv2d:
-    """Space to depth, then a linear map: together exactly a convolution whose stride is its kernel, but for `overlap`."""
+    """Space to depth, then a linear map: exactly a convolution, whose stride is its kernel unless patches overlap."""
     if not isinstance(overlap, int) or overlap < 0:
         raise ValueError(f"patch_overlap: got {overlap}, expected 0 or a positive whole number")
     kernel = patch_size + 2 * overlap
