@@ -46,6 +46,16 @@ VITS = {
 }
 # Epochs of all images, and of a tenth of them in a third of the steps
 VIT_SHARES = {"all": "train.epochs=3", "tenth": f"train.epochs=10 data.name={TENTH}"}
+# Score terms that are compared after 8 epochs, and seeds
+SCORES = {
+    "quadratic": 3,
+    "content": 3,
+    "content_kernel": 3,
+    "quadratic_gen": 1,
+    "learned": 1,
+    "absolute": 1,
+    "eq8": 1,
+}
 # One thread per run; and glibc keeps the memory of a step for the next one instead of returning it to the system.
 # Narrow heads of vision transformers are slow in fused attention on a CPU.
 ENVIRONMENT = {
@@ -127,8 +137,9 @@ ROWS = [
             f"sa_{terms}_tiny_cifar.8epochs",
             "train tiny",
             f"model.name=sa_{terms}_tiny_cifar {ABLATION}",
+            seeds,
         )
-        for terms in ("quadratic", "quadratic_gen", "learned", "content", "absolute", "eq8")
+        for terms, seeds in SCORES.items()
     ),
     Row(
         "mhsa_resnet18_cifar.start",

@@ -125,6 +125,11 @@ def layer_norm(p: dict, name: str, x: np.ndarray) -> np.ndarray:
     return centred / scale * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
+def batch_norm(p: dict, x: np.ndarray) -> np.ndarray:
+    scale = p["weight"] / np.sqrt(p["running_var"] + 1e-5)
+    return (x - p["running_mean"]) * scale + p["bias"]
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
@@ -143,7 +148,10 @@ def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
         np.einsum("bqk,bkd->bqd", P[:, h], X.reshape(batch, -1, dim)) for h in range(P.shape[1])
     ]
     mixed = np.concatenate(heads, axis=-1).reshape(batch, height, width, -1)
-    return linear(p, "W_out", linear(p, "W_val", mixed))
+    values = linear(p, "W_val", mixed)
+    if "W_out.bn.weight" in p:
+        return batch_norm(below(p, "W_out.bn."), values)
+    return linear(p, "W_out", values)
 
 
 def merged(p: dict, X: np.ndarray) -> np.ndarray:
@@ -159,16 +167,22 @@ def merged(p: dict, X: np.ndarray) -> np.ndarray:
 def block(p: dict, X: np.ndarray, term) -> np.ndarray:
     if "merge.linear.weight" in p:
         X = merged(below(p, "merge."), X)
-    X = layer_norm(p, "norm1", X + attention(below(p, "attn."), X, term))
+    X = X + attention(below(p, "attn."), X, term)
+    if "norm1.weight" not in p:
+        return gelu(X)
+    X = layer_norm(p, "norm1", X)
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
 def network(p: dict, images: np.ndarray, term, patch: int, depth: int) -> np.ndarray:
     batch, _, height, width = images.shape
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
+    side = kernel.shape[-1]
+    overlap = (side - patch) // 2
+    images = np.pad(images, [(0, 0), (0, 0), (overlap, overlap), (overlap, overlap)])
     X = np.zeros((batch, height // patch, width // patch, len(bias)))
     for y, x in pixels(height // patch, width // patch):
-        patches = images[:, :, y * patch : (y + 1) * patch, x * patch : (x + 1) * patch]
+        patches = images[:, :, y * patch : y * patch + side, x * patch : x * patch + side]
         X[:, y, x] = np.einsum("bcij,dcij->bd", patches, kernel) + bias
     for index in range(depth):
         X = block(below(p, f"blocks.{index}."), X, term)

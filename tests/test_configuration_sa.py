@@ -69,7 +69,8 @@ def test_labels_go_to_timm_in_the_order_of_their_numbers():
 
 def test_attention_types_are_the_middle_of_timm_names():
     assert set(TERMS) == {
-        "quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed", "pyramid"
+        "quadratic", "quadratic_gen", "quadratic_kernel", "learned", "content", "content_kernel", "eq8",
+        "absolute", "mixed", "pyramid",
     }  # fmt: skip
     for attention_type in TERMS:
         config = SAConfig(attention_type=attention_type)

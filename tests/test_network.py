@@ -4,10 +4,12 @@ import pytest
 import torch
 from torchvision.ops import StochasticDepth
 
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import Block, DropPath, SANet
 from sa_zoo.models.terms import (
     Absolute,
     Content,
+    ContentKernel,
     GeneralizedQuadratic,
     Learned,
     Quadratic,
@@ -73,6 +75,30 @@ def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(
             attn.terms[0].spread.data.fill_(spread)
         inner = attn.definition(X)[:, half:-half, half:-half]
         assert (inner - expected).norm() <= error * expected.norm()
+
+
+@pytest.mark.parametrize(("heads", "kernel"), [(9, 3), (25, 5)])
+def test_content_that_starts_as_a_kernel_is_a_convolution_and_learns_to_look(heads, kernel):
+    layer = Attention(23, heads, (ContentKernel,), (11, 13))
+    slices = layer.W_val.weight.unflatten(1, [heads, 23])
+    weight = slices.transpose(1, 2).unflatten(2, [kernel, kernel])
+    X, half = torch.randn(5, 11, 13, 23), kernel // 2
+    expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, layer.W_val.bias)
+    expected = expected.permute(0, 2, 3, 1)
+    inner = layer.definition(X)[:, half:-half, half:-half]
+    assert (inner - expected).norm() < 0.15 * expected.norm()
+    layer.definition(X).square().sum().backward()
+    term = layer.terms[0]
+    assert not term.W_key.weight.any() and term.W_key.weight.grad.any()
+    term.W_key.reset_parameters()
+    term.reset_parameters()
+    assert torch.equal(layer.definition(X)[:, half:-half, half:-half], inner)
+
+
+@pytest.mark.parametrize(("dim", "grid"), [(5, (11, 13)), (23, (1, 13)), (23, (11, 1))])
+def test_a_kernel_that_tables_have_no_room_for_is_refused(dim, grid):
+    with pytest.raises(ValueError, match=r"num_heads: got 9, whose kernel needs 3 channels per"):
+        Attention(dim, 9, (ContentKernel,), grid)
 
 
 def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weights_are_the_same():

@@ -5,9 +5,11 @@ import numpy_sanet as oracle
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from timm.layers import set_scriptable
 from timm.models import group_parameters
+from timm.utils import reparameterize_model
 from tiny_runs import tiny_config
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 from transformers import AutoBackbone, AutoModelForImageClassification
@@ -37,9 +39,17 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def pyramid(kind="pyramid", **changes) -> TimmSANet:
+    """With feed-forward layers, or with batch normalization and overlapping patches as registered."""
     torch.manual_seed(0)
-    arguments = SIZES | {"img_size": IMAGE, "num_classes": 11} | changes
-    return timm.create_model(f"sa_{kind}_cifar", **arguments).eval()
+    sizes = SIZES | ({"hidden_dim": 0} if kind == "pyramid" else {})
+    arguments = sizes | {"img_size": IMAGE, "num_classes": 11} | changes
+    network = timm.create_model(f"sa_{kind}_cifar", **arguments).eval()
+    for norm in network.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            for values in (norm.weight, norm.bias, norm.running_mean):
+                torch.nn.init.normal_(values)
+            torch.nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    return network
 
 
 def images(batch=2, size=IMAGE) -> torch.Tensor:
@@ -55,6 +65,8 @@ def in_transformers(network: TimmSANet, kind: str, cls=SAForImageClassification,
         "image_size": list(IMAGE),
         "num_labels": 11,
     }
+    if kind == "pyramid":
+        keys |= {"intermediate_size": 0, "patch_overlap": 1}
     model = cls(SAConfig(attention_type=kind, **keys | changes)).eval()
     weights = network.state_dict()
     model.load_state_dict({key: weights[key] for key in model.state_dict()})
@@ -83,12 +95,45 @@ def test_a_pyramid_is_that_of_the_numpy_loop(term, reference):
     assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
 
 
+def test_a_network_without_feed_forward_layers_is_that_of_the_numpy_loop():
+    model = pyramid(img_size=(16, 24), dtype=torch.float64)
+    x = torch.randn(2, 3, 16, 24, dtype=torch.float64)
+    arrays = {name: value.numpy() for name, value in model.state_dict().items()}
+    expected = oracle.network(arrays, x.numpy(), oracle.quadratic, patch=2, depth=6)
+    assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
+    simpler = reparameterize_model(model)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in simpler.modules())
+    assert np.abs(simpler(x).detach().numpy() - expected).max() < 1e-10
+
+
+def test_a_network_without_feed_forward_layers_trains_as_one_of_convolutions():
+    """Heads at the pixels of a kernel, sharp: its layers are GELU(x + BatchNorm(conv(x))), with replicate padding."""
+    network = pyramid(num_heads=9).train()
+    x = images(5)
+    expected = network.embed(x).permute(0, 3, 1, 2)
+    for block in network.blocks:
+        block.attn.terms[0].spread.data.fill_(30.0)
+        expected = block.merge(expected.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        kernel = block.attn.W_val.weight.unflatten(1, [3, 3, -1]).permute(0, 3, 1, 2)
+        padded = F.pad(expected, [1] * 4, mode="replicate")
+        convolved = F.conv2d(padded, kernel, block.attn.W_val.bias)
+        bn = block.attn.W_out.bn
+        expected = F.gelu(
+            expected + F.batch_norm(convolved, None, None, bn.weight, bn.bias, training=True)
+        )
+    assert torch.allclose(network.forward_features(x).permute(0, 3, 1, 2), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [-1, 1.0, "1"])
+def test_an_overlap_is_a_whole_number(overlap):
+    with pytest.raises(ValueError, match=r"patch_overlap: got .*, expected 0 or a positive whole"):
+        pyramid(patch_overlap=overlap)
+
+
 def test_merging_is_a_convolution_whose_stride_is_its_kernel():
     merge, X = Merge(5, 3), torch.randn(2, 14, 22, 5)
     weight = merge.linear.weight.unflatten(1, [2, 2, 5]).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.conv2d(
-        X.permute(0, 3, 1, 2), weight, merge.linear.bias, stride=2
-    )
+    expected = F.conv2d(X.permute(0, 3, 1, 2), weight, merge.linear.bias, stride=2)
     assert torch.allclose(merge(X), expected.permute(0, 2, 3, 1), atol=1e-6)
 
 
@@ -206,13 +251,13 @@ def test_checkpointed_gradients_are_the_same():
 
 
 def test_layers_are_grouped_by_block_with_the_map_that_leads_to_it():
-    network = pyramid()
+    network = pyramid("learned")
     groups = list(group_parameters(network, network.group_matcher()).values())
     assert len(groups) == 8
     for index in range(6):
         assert all(name.startswith(f"blocks.{index}.") for name in groups[1 + index])
         assert ("blocks.2.merge.linear.weight" in groups[1 + index]) == (index == 2)
-    spared = network.no_weight_decay()
+    spared = pyramid().no_weight_decay()
     assert spared == {
         f"blocks.{i}.attn.terms.0.{name}" for i in range(6) for name in ("Delta", "spread")
     }
@@ -303,12 +348,11 @@ def test_a_saved_pyramid_is_loaded_by_both_libraries(tmp_path):
 
 def macs(grids, widths, by_axes) -> int:
     """Multiply-adds for one image, written out by hand."""
-    total = 12 * 20 * 3 * 4 * 7 + 3 * 5 * 4 * 5 * 11 + 6 * 10 * 4 * 7 * 5 + 11 * 11
-    hidden = [13, 13, 3, 17, 17, 17]
-    for (height, width), D, F in zip(grids, widths, hidden, strict=True):
+    total = 12 * 20 * 3 * 16 * 7 + 3 * 5 * 4 * 5 * 11 + 6 * 10 * 4 * 7 * 5 + 11 * 11
+    for (height, width), D in zip(grids, widths, strict=True):
         T = height * width
         keys = height + width if by_axes and T > 128 else T
-        total += 2 * T * D * keys + T * (2 * D * D + D * D + 2 * D * F)
+        total += 2 * T * D * keys + T * 2 * D * D
     return total
 
 
@@ -325,7 +369,7 @@ def test_training_on_a_cpu_takes_the_cheaper_form_of_each_stage():
     for block in network.blocks:
         routes.append(choose(block.attn, block.merge(x))[0])
         x = block(x)
-    assert routes == ["by axes"] * 2 + ["definition"] * 5
+    assert routes == ["by axes"] * 2 + ["definition"] * 6
 
 
 def test_maps_of_the_pixel_in_the_middle_are_recorded_on_each_grid(tmp_path):

@@ -102,9 +102,10 @@ def test_rows_that_are_compared_have_equal_work(reproduce):
     for row in reproduce.ROWS:
         if row.command == "train tiny" and "." not in row.name:
             work[row.name] = pflop(load_config("tiny", row.settings.split()))
-    reference = work["sa_quadratic_tiny_cifar"]
-    for name in ("resnet_tiny_cifar", "sa_quadratic_kernel_tiny_cifar", "sa_learned_tiny_cifar"):
-        assert work[name] == pytest.approx(reference, rel=0.05)
+    reference = work["resnet_tiny_cifar"]
+    compared = ("pyramid", "quadratic", "quadratic_kernel", "learned")
+    for name in compared:
+        assert work[f"sa_{name}_tiny_cifar"] == pytest.approx(reference, rel=0.05)
 
 
 def test_the_queue_stops_resumes_and_leaves_what_is_finished(reproduce, tmp_path, monkeypatch):

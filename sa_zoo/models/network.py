@@ -227,7 +227,9 @@ class SANet(nn.Module):
     @torch.jit.ignore
     def init_weights(self) -> None:
         """Initialize all parameters again: those of score terms as the terms say, all others as PyTorch does."""
-        for module in self.modules():
+        for module in reversed(
+            list(self.modules())
+        ):  # what a module sets in its children comes last
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()

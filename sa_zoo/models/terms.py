@@ -104,12 +104,7 @@ class QuadraticKernel(Quadratic):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
-        heads = len(self.Delta)
-        half = (math.isqrt(heads - 1) + 1) // 2  # of the smallest centered kernel with N_h pixels
-        side = torch.arange(-half, half + 1, device=self.Delta.device)
-        offsets = torch.cartesian_prod(side, side)
-        nearest = offsets.square().sum(1).argsort(stable=True)[:heads].sort().values
-        self.Delta.data.copy_(offsets[nearest])
+        self.Delta.data.copy_(kernel_offsets(len(self.Delta)))
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
@@ -230,6 +225,38 @@ class Content(RelativeTables):
         return dot_scores(query, key) + position
 
 
+class ContentKernel(Content):
+    """Content whose heads start near a convolution, as those of QuadraticKernel, and look at positions only.
+
+    Along an axis of a K x K kernel, the first K columns of the table are one-hot around displacement 0, and so is the
+    query's bias at the column that its head attends to. Raises ValueError for fewer columns, or a grid too small.
+    """
+
+    not_decayed = ("row", "col")  # decay makes heads blur
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        offsets = kernel_offsets(self.num_heads)
+        reach = int(offsets.max())
+        dim = self.W_qry.in_features
+        tables = (self.row, self.col)
+        if min(dim // 2, *map(len, tables)) < 2 * reach + 1:
+            raise ValueError(
+                f"num_heads: got {self.num_heads}, whose kernel needs {2 * reach + 1} channels per axis and a grid of "
+                f"{reach + 1}; got {dim} channels and tables of {len(self.row)} and {len(self.col)} displacements"
+            )
+        for tensor in (*tables, self.W_qry.bias, self.W_key.weight, self.W_key.bias):
+            tensor.zero_()
+        score = 5.8  # per axis: 96 % of a head's attention is on its pixel, of 8x8
+        strength = (score * dim**0.5) ** 0.5
+        bias = self.W_qry.bias.view(self.num_heads, dim)
+        for table, axis in zip(tables, (1, 0), strict=True):
+            middle = len(table) // 2
+            table[middle - reach : middle + reach + 1].fill_diagonal_(strength)
+            column = (1 - axis) * (dim // 2) + reach + offsets[:, axis]
+            bias[torch.arange(self.num_heads), column] = strength
+
+
 class Relative(RelativeTables):
     """All four terms of Eq. 8 over sqrt(D_h), with D_h = D_p = D and r_delta = concat(row[dx], col[dy]) learned.
 
@@ -302,6 +329,15 @@ Groups = tuple[Terms, ...]  # the blocks of a network are divided equally among 
 def has_fixed_size(groups: Groups) -> bool:
     """Whether a term has learned encodings, for one size of images."""
     return not all(term.any_grid for terms in groups for term in terms)
+
+
+def kernel_offsets(heads: int) -> Tensor:
+    """The pixels closest to a kernel's center, as many as heads, row by row: whole displacements (N_h, 2)."""
+    half = (math.isqrt(heads - 1) + 1) // 2  # of the smallest centered kernel with N_h pixels
+    side = torch.arange(-half, half + 1)
+    offsets = torch.cartesian_prod(side, side)
+    nearest = offsets.square().sum(1).argsort(stable=True)[:heads].sort().values
+    return offsets[nearest]
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
