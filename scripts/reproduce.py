@@ -89,6 +89,15 @@ ROWS = [
         "model.name=sa_pyramid_tiny_cifar train.epochs=168 augment.small_epochs=108 "
         "augment.mixup=0.8 augment.cutmix=1.0",
     ),
+    # What learning where to look gains: the same network with every head on one pixel of a 3x3 kernel
+    Row("sa_pyramid_tiny_cifar.taps", "train tiny", f"{PYRAMID} model.harden=true"),
+    # Attention in the architecture of the CNN
+    Row(
+        "mhsa_resnet_tiny_cifar.scratch",
+        "train tiny",
+        "model.name=mhsa_resnet_tiny_cifar model.args.alpha=2.0 model.args.layers=layer* "
+        "train.epochs=22",
+    ),
     # What the CNN gains from twice the work
     Row(
         "resnet_tiny_cifar.twice",

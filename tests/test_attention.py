@@ -14,15 +14,9 @@ import torch.nn.functional as F
 import sa_zoo
 from sa_zoo.models import positions
 from sa_zoo.models.attention import Attention, attend, attend_by_axes, probabilities_from
+from sa_zoo.models.content import Absolute, Content, Relative
 from sa_zoo.models.network import Block, SANet
-from sa_zoo.models.terms import (
-    Absolute,
-    Content,
-    GeneralizedQuadratic,
-    Learned,
-    Quadratic,
-    Relative,
-)
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 PATCH, W, H, D, HEADS, HIDDEN, CLASSES, B, CHANNELS = 2, 3, 5, 7, 11, 13, 17, 19, 23
 TERMS = [

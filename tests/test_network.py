@@ -5,16 +5,9 @@ import torch
 from torchvision.ops import StochasticDepth
 
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
 from sa_zoo.models.network import Block, DropPath, SANet
-from sa_zoo.models.terms import (
-    Absolute,
-    Content,
-    ContentKernel,
-    GeneralizedQuadratic,
-    Learned,
-    Quadratic,
-    Relative,
-)
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 from sa_zoo.models.variants import TERMS
 
 SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
@@ -93,12 +86,6 @@ def test_content_that_starts_as_a_kernel_is_a_convolution_and_learns_to_look(hea
     term.W_key.reset_parameters()
     term.reset_parameters()
     assert torch.equal(layer.definition(X)[:, half:-half, half:-half], inner)
-
-
-@pytest.mark.parametrize(("dim", "grid"), [(5, (11, 13)), (23, (1, 13)), (23, (11, 1))])
-def test_a_kernel_that_tables_have_no_room_for_is_refused(dim, grid):
-    with pytest.raises(ValueError, match=r"num_heads: got 9, whose kernel needs 3 channels per"):
-        Attention(dim, 9, (ContentKernel,), grid)
 
 
 def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weights_are_the_same():

@@ -8,7 +8,8 @@ from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.terms import Absolute, Content, Learned, Quadratic, Relative
+from sa_zoo.models.content import Absolute, Content, Relative
+from sa_zoo.models.terms import Learned, Quadratic
 
 H, W, D, B = 11, 13, 7, 5
 

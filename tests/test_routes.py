@@ -13,15 +13,9 @@ from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import ROUTES, ROWS, choose, only
 from sa_zoo.kernels.fused import LIBRARY
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.content import Absolute, Content, Relative
 from sa_zoo.models.network import Block
-from sa_zoo.models.terms import (
-    Absolute,
-    Content,
-    GeneralizedQuadratic,
-    Learned,
-    Quadratic,
-    Relative,
-)
+from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 # Images large enough for inference by axes, but not for training.
 H, W, D, HEADS, B = 17, 11, 7, 3, 5

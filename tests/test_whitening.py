@@ -27,11 +27,13 @@ def correlated_images(n: int, size: int) -> torch.Tensor:
         ),  # 12 eigenvectors and their negatives
         ("sa_quadratic_tiny_cifar", {"patch_size": 2, "embed_dim": 17}, 17),
         ("resnet_tiny_cifar", {}, 54),
+        ("mhsa_resnet_tiny_cifar", {"layers": "layer*"}, 54),
+        ("sa_pyramid_tiny_cifar", {}, 56),
     ],
 )
 def test_whitened_outputs_have_unit_variance_and_are_uncorrelated(model, arguments, new):
     network = timm.create_model(model, **arguments)
-    conv = network.get_submodule(network.pretrained_cfg["first_conv"])
+    conv = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
     before = conv.weight.detach().clone()
     images = correlated_images(101, 6 * conv.kernel_size[0])
     split, input_format = Split(images, np.zeros(101, np.int64)), input_format_of(network)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import as_one_map
 
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
@@ -98,7 +99,7 @@ def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
     """W_h of Eq. 10 for all heads: (D_out, N_h, D_in), float64"""
     if isinstance(module, ConvolutionalAttention):
         return module.W_val().detach().double().flatten(2).transpose(1, 2)
-    W, _ = copy.deepcopy(module).double().folded()
+    W, _ = as_one_map(*(copy.deepcopy(each).double() for each in (module.W_val, module.W_out)))
     return W.unflatten(1, [-1, module.W_val.out_features])
 
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import as_one_map
 
 
 def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
@@ -73,7 +74,8 @@ class NearestConvolution(nn.Module):
         self.conv.weight = nn.Parameter(kernel)
         self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
-        merged, _ = copy.deepcopy(attention).double().folded()
+        maps = (copy.deepcopy(each).double() for each in (attention.W_val, attention.W_out))
+        merged, _ = as_one_map(*maps)
         norms = merged.unflatten(1, [len(P), -1]).abs().sum(dim=-1)  # (D_out, N_h)
         # Of any difference of outputs, for |x| <= 1.
         self.bound = float((norms @ distance(P.double(), grid, K)).max())

@@ -14,8 +14,9 @@ from torch.nn.functional import linear, pad
 from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
+from sa_zoo.models.content import Absolute, Content, Relative
 from sa_zoo.models.positions import displacements
-from sa_zoo.models.terms import Absolute, Content, Relative, RelativeTables, Term
+from sa_zoo.models.terms import RelativeTables, Term
 
 Scores = Callable[[Tensor], Tensor]  # (B, H, W, D) -> (B, T, N_h, T)
 LinearMap = tuple[Tensor, Tensor]  # weight and bias

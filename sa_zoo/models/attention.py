@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 
+from .norm import BatchNorm, as_one_map
 from .positions import at_least_float32
 from .stages import Grid
 from .terms import Terms
@@ -63,17 +64,6 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
         keys = heads.unflatten(-1, [P.shape[2], -1])  # (B, *Q so far, N_h, N, ..)
         heads = (P.to(X.dtype) @ keys).transpose(-3, -2)  # (B, *Q so far, Q, N_h, ..)
     return heads.flatten(-2)  # (B, *Q, N_h D)
-
-
-class BatchNorm(nn.Module):
-    """Batch normalization of tokens: (B, H, W, D) -> (B, H, W, D)"""
-
-    def __init__(self, dim: int, **dd: Any) -> None:
-        super().__init__()
-        self.bn = nn.BatchNorm2d(dim, **dd)
-
-    def forward(self, X: Tensor) -> Tensor:
-        return self.bn(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class Attention(nn.Module):
@@ -157,24 +147,9 @@ class Attention(nn.Module):
         return self.W_out(self.evaluator(X))
 
     @torch.no_grad()
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Weight (D, N_h D) and bias (D,) of W_val and W_out as one linear map, at least float32."""
-        outer = self.W_out
-        weight = at_least_float32(self.W_val.weight)
-        bias = at_least_float32(self.W_val.bias)
-        if isinstance(outer, BatchNorm):
-            bn: Any = outer.bn
-            scale = at_least_float32(bn.weight) / (bn.running_var + bn.eps).sqrt()
-            return scale[:, None] * weight, scale * (bias - bn.running_mean) + bn.bias
-        if isinstance(outer, nn.Linear):
-            W = at_least_float32(outer.weight)
-            return W @ weight, W @ bias + at_least_float32(outer.bias)
-        return weight, bias
-
-    @torch.no_grad()
     def reparameterize(self) -> None:
         """Fold W_out into W_val, as nothing lies between them; called by timm.utils.reparameterize_model."""
-        weight, bias = self.folded()
+        weight, bias = as_one_map(self.W_val, self.W_out)
         self.W_val.weight.copy_(weight)
         self.W_val.bias.copy_(bias)
         self.W_out = nn.Identity()

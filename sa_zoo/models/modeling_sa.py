@@ -23,9 +23,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .configuration_sa import SAConfig
-from .network import Block, block_arguments, new_embedding, new_head, set_grids
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
+from .content import Content  # noqa: F401
+from .network import Block, block_arguments, new_embedding, new_head, set_grids
+from .norm import BatchNorm  # noqa: F401
 from .positions import pixels  # noqa: F401
 from .stages import Grid, ImageSize
 from .terms import has_fixed_size

@@ -10,17 +10,8 @@ docs/models.md follow from it. setup.py reads it as text, so `trained` and `inst
 from dataclasses import dataclass, field
 from typing import Any
 
-from .terms import (
-    Absolute,
-    Content,
-    ContentKernel,
-    GeneralizedQuadratic,
-    Groups,
-    Learned,
-    Quadratic,
-    QuadraticKernel,
-    Relative,
-)
+from .content import Absolute, Content, ContentKernel, Relative
+from .terms import GeneralizedQuadratic, Groups, Learned, Quadratic, QuadraticKernel
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ def whiten_first_convolution(model: nn.Module, split: Split, input_format: Input
     Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases, and filters beyond these,
     keep their values. Raises ValueError if the model does not start with a Conv2d of all channels.
     """
-    name = getattr(model, "pretrained_cfg", {}).get("first_conv")
-    conv = dict(model.named_modules()).get(name)
+    name = getattr(model, "pretrained_cfg", {}).get("first_conv") or ""
+    # a converted CNN names the kernel of its attention, also where `layers` left the stem a convolution
+    conv = dict(model.named_modules()).get(name.removesuffix(".W_val"))
     if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
         raise ValueError(
             f"model.whiten: got a model with first_conv = {name!r}, expected the name of its first Conv2d"

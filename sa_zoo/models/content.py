@@ -1,0 +1,132 @@
+"""The terms of attention scores that look at the content of pixels (Eqs. 2, 7 and 8). Legend: attention.py."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .positions import displacement_scores, resized_grid
+from .stages import Grid
+from .terms import RelativeTables, Term, kernel_offsets
+
+
+class Content(RelativeTables):
+    """(q . k + q . r_delta) / sqrt(D_h), D_h = D: the paper's "learned + content": Eq. 8 with a bias of q for u and v.
+
+    r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
+    """
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__(dim // 2, dim - dim // 2, grid, **dd)
+        self.num_heads = num_heads
+        self.W_qry = nn.Linear(dim, num_heads * dim, **dd)
+        self.W_key = nn.Linear(dim, num_heads * dim, **dd)
+        self.reset_parameters()
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        query = split_heads(self.W_qry(X), self.num_heads) * X.shape[-1] ** -0.5
+        key = split_heads(self.W_key(X), self.num_heads)
+        query_x, query_y = query.split([self.row.shape[1], self.col.shape[1]], dim=-1)
+        position = displacement_scores(query_x, query_y, self.row[:, None, :], self.col[:, None, :])
+        return dot_scores(query, key) + position
+
+
+class ContentKernel(Content):
+    """Content whose heads start near a convolution, as those of QuadraticKernel, and look at positions only.
+
+    Along each axis of a K x K kernel, the first K columns of the table are one-hot around displacement 0, and so is the
+    query's bias at the column that its head attends to.
+    """
+
+    not_decayed = ("row", "col")  # decay makes heads blur
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        offsets = kernel_offsets(self.num_heads)
+        score = 5.8  # per axis: 96 % of a head's attention is on its pixel, of 8x8
+        strength = (score * self.W_qry.in_features**0.5) ** 0.5
+        biases = []
+        for table, centers in ((self.row, offsets[:, 1]), (self.col, offsets[:, 0])):
+            displacements = torch.arange(len(table)) - len(table) // 2
+            columns = torch.arange(table.shape[1]) - offsets.max()
+            table.copy_(strength * (displacements[:, None] == columns))
+            biases.append(strength * (centers[:, None] == columns))
+        self.W_qry.bias.copy_(torch.cat(biases, dim=1).flatten())
+        nn.init.zeros_(self.W_key.weight)
+        nn.init.zeros_(self.W_key.bias)
+
+
+class Relative(RelativeTables):
+    """All four terms of Eq. 8 over sqrt(D_h), with D_h = D_p = D and r_delta = concat(row[dx], col[dy]) learned.
+
+    W_qry, W_key and W_key_pos (the paper's What_key): (N_h D, D); u, v: (N_h, D).
+    """
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__(dim // 2, dim - dim // 2, grid, **dd)
+        self.num_heads = num_heads
+        # No biases: u is the query's, and the key's would add one score to all keys, which no softmax sees.
+        self.W_qry = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.W_key = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.W_key_pos = nn.Linear(dim, num_heads * dim, bias=False, **dd)
+        self.u = nn.Parameter(torch.empty(num_heads, dim, **dd))
+        self.v = nn.Parameter(torch.empty(num_heads, dim, **dd))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        bound = self.u.shape[1] ** -0.5  # as the bias of nn.Linear(D, N_h D)
+        nn.init.uniform_(self.u, -bound, bound)
+        nn.init.uniform_(self.v, -bound, bound)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        query = split_heads(self.W_qry(X), self.num_heads)
+        key = split_heads(self.W_key(X), self.num_heads)
+        # What_key r_delta = What_row row[dx] + What_col col[dy], each (2 S - 1, N_h, D_h).
+        sizes = [self.row.shape[1], self.col.shape[1]]
+        What_row, What_col = self.W_key_pos.weight.split(sizes, dim=1)
+        row = (self.row @ What_row.T).unflatten(1, [self.num_heads, -1])
+        col = (self.col @ What_col.T).unflatten(1, [self.num_heads, -1])
+        # (q + u) . k and (q + v) . What_key r_delta: the four terms, in two pairs.
+        scale = X.shape[-1] ** -0.5
+        to_content = (query + self.u[:, None, None, :]) * scale
+        to_position = (query + self.v[:, None, None, :]) * scale
+        return dot_scores(to_content, key) + displacement_scores(to_position, to_position, row, col)
+
+
+class Absolute(Term):
+    """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
+
+    any_grid = False
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_qry = nn.Linear(dim, num_heads * dim, **dd)
+        self.W_key = nn.Linear(dim, num_heads * dim, **dd)
+        self.P = nn.Parameter(torch.empty(*grid, dim, **dd))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.P)
+
+    def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
+        return resized_grid(value, *grid)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, N_h, T, T)"""
+        query = split_heads(self.W_qry(X + self.P), self.num_heads)
+        key = split_heads(self.W_key(X + self.P), self.num_heads)
+        return dot_scores(query * X.shape[-1] ** -0.5, key)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, H, W, N_h D_h) -> (B, N_h, H, W, D_h)"""
+    return x.unflatten(-1, [num_heads, -1]).permute(0, 3, 1, 2, 4)
+
+
+def dot_scores(query: Tensor, key: Tensor) -> Tensor:
+    """q . k for all pairs of pixels: (B, N_h, H, W, D_h), twice -> (B, N_h, T, T)"""
+    return query.flatten(2, 3) @ key.flatten(2, 3).transpose(-1, -2)
