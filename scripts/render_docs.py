@@ -22,7 +22,7 @@ from benchmark import cell, table
 from result_tables import result_tables
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.folders.cost import cost_of
+from sa_zoo.folders.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import Metrics, Training, read_results
 from sa_zoo.models.variants import VARIANTS
 
@@ -143,7 +143,8 @@ def legend(usual: str) -> str:
     }
     work = ", ".join(f"{pflop:.0f} for `{name}`" for name, pflop in paper.items())
     return (
-        "Multiply-adds are those of one image in all matrix products. PFLOP is the work of the whole run (the paper's: "
+        "Multiply-adds are those of all matrix products that training evaluates for one image. "
+        "PFLOP is the work of the whole run (the paper's: "
         f"{work}). Top-1 is the mean ± standard deviation over (so many) seeds. Minutes are CPU minutes on {usual}, "
         "unless another machine is named."
     )
@@ -155,14 +156,16 @@ def result(
     """A row: accuracy over all runs, everything else from the first one. The name links to the card or the metrics."""
     train = runs[0].train or Training()
     name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
-    cost = cost_of(timm.create_model(name), (3, 32, 32))
+    model = timm.create_model(name)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    macs = training_macs(model, (3, 32, 32))
     file = f"results/{recipe}-0.json" if recipe else "README.md"
     return [
         f"[`{folder.name}`]({model_cards}/{folder.name}/{file})"
         + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
         f"{runs[0].parameters:,}",
         # a run may have been converted by other arguments than its name's
-        f"{cost.macs / 1e6:.1f} M" if cost.parameters == runs[0].parameters else "",
+        f"{macs / 1e6:.1f} M" if parameters == runs[0].parameters else "",
         str(train.epochs or ""),
         work(train),
         top1(runs),

@@ -19,6 +19,7 @@ from torchvision.ops import Permute
 from sa_zoo import attention_from_conv, harden
 from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet
+from sa_zoo.models.norm import BatchNorm
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
 from sa_zoo.training.device import open_accelerator, with_launched_precision
@@ -71,13 +72,14 @@ def check_names(models: Iterable[str], phase: str) -> None:
 
 
 def with_convolutions(network: SANet) -> SANet:
-    """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and feed-forward layers."""
+    """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and all else the same but W_out."""
     twin = copy.deepcopy(network)
     for block in twin.blocks:
-        dim = block.fc1.in_features
+        dim = block.attn.W_val.out_features
         convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
+        norm = block.attn.W_out if isinstance(block.attn.W_out, BatchNorm) else nn.Identity()
         # tokens are (B, H, W, D)
-        block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]))
+        block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]), norm)
     return twin
 
 

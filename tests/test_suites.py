@@ -51,6 +51,18 @@ def test_the_convolutional_twin_differs_in_attention_alone():
     assert torch.allclose(twin.blocks[0].attn(first), expected, atol=1e-6)
 
 
+def test_the_convolutional_twin_of_a_pyramid_is_normalized_as_it_is():
+    network = timm.create_model("sa_pyramid_tiny_cifar", embed_dim=(7, 5, 11)).eval()
+    for block in network.blocks:
+        nn.init.uniform_(block.attn.W_out.bn.running_var, 0.5, 2.0)
+    twin, X = suites.with_convolutions(network), torch.randn(3, 13, 17, 7)
+    _, convolution, _, _ = twin.blocks[0].attn
+    convolved = convolution(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    expected = network.blocks[0].attn.W_out(convolved)
+    assert torch.allclose(twin.blocks[0].attn(X), expected, atol=1e-6)
+    assert twin(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
 def test_models_are_measured_in_all_phases_with_the_same_weights(steps):
     cases = {case.phase: case for case in suites.models(["sa_quadratic_tiny_cifar"], 3, CPU)}
     assert tuple(cases) == suites.PHASES

@@ -73,10 +73,11 @@ class Block(nn.Module):
         self.attn = self.attention_class(
             dim, num_heads, terms, grid, not self.feeds_forward, attn_drop, **dd
         )
-        self.act = nn.GELU()
         if self.feeds_forward:
             self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
             self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+        self.act = nn.GELU()
+        if self.feeds_forward:
             self.fc2 = nn.Linear(hidden_dim, dim, **dd)
             self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
