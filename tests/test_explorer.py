@@ -31,6 +31,8 @@ from sa_zoo.analysis.explorer import explore
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
 from sa_zoo.folders.opened import open_model
+from sa_zoo.models.attention import Attention, attend
+from sa_zoo.models.terms import Quadratic
 from sa_zoo.verbs.explore import explore_source, write_explorer
 from sa_zoo.verbs.fit import fit
 
@@ -107,6 +109,7 @@ def page(tmp_path_factory):
 
 MODELS = {
     **{variant: lambda variant=variant: (network(variant), pictures()) for variant in VARIANTS},
+    "pyramid": lambda: (network("pyramid", depth=(1, 2), hidden_dim=0), pictures()),
     "converted": lambda: (converted(), pictures()),
     "converted, content": lambda: (with_open_gates(converted(content=True)), pictures()),
     "converted, hard": lambda: (converted(alpha=46.0), pictures()),
@@ -656,6 +659,19 @@ def test_norms_of_value_matrices_are_exact_for_the_largest_layers():
     expected = [[(W[g] * W[h]).sum() for h in range(9)] for g in range(9)]
     np.testing.assert_allclose(found["gram"], expected, rtol=1e-6)
     np.testing.assert_allclose(found["norms"], abs(W).sum(axis=2).T, rtol=1e-6)
+
+
+def test_value_matrices_include_what_follows_them():
+    layer = Attention(7, 5, (Quadratic,), (3, 11), normalize=True).eval()
+    bn = layer.W_out.bn
+    for values in (bn.weight, bn.running_mean, layer.W_val.weight):
+        torch.nn.init.normal_(values)
+    torch.nn.init.uniform_(bn.running_var, 0.5, 2.0)
+    X = torch.randn(2, 3, 11, 7)
+    heads = attend(layer.probabilities(X), X.flatten(1, 2)).unflatten(-1, [5, 7])
+    summed = torch.einsum("ohi,bqhi->bqo", values_of(layer).float(), heads).unflatten(1, [3, 11])
+    constant = layer(X) - summed
+    assert torch.allclose(constant, constant[0, 0, 0].expand_as(constant), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,25 @@ def test_the_exporter_that_timm_takes_by_default_gives_the_same_logits(name, tmp
     assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
 
 
+@pytest.mark.parametrize("hidden_dim", [0, 13])
+def test_stages_go_to_onnx_with_and_without_feed_forward_layers(hidden_dim, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": (7, 5, 11), "num_heads": 3, "depth": (1, 2, 1), "img_size": (40, 56)}
+    model = timm.create_model("sa_pyramid_cifar", **sizes, hidden_dim=hidden_dim).eval()
+    x = torch.randn(5, 3, 40, 56)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own dependencies
+        program = torch.onnx.export(
+            model, (x[:2],), dynamo=True, dynamic_shapes=(BATCH,), verbose=False
+        )
+        program.save(tmp_path / "model.onnx")
+    runtime = onnxruntime.InferenceSession(
+        tmp_path / "model.onnx", providers=["CPUExecutionProvider"]
+    )
+    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
+    assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
+
+
 @pytest.mark.parametrize("name", ["resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"])
 def test_convolutional_models_go_to_onnx_too(name, tmp_path):
     torch.manual_seed(0)

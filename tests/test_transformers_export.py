@@ -42,6 +42,9 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
     torch.manual_seed(0)
     folder.mkdir(parents=True)
     network = timm.create_model(name, num_classes=len(LABELS), **arguments).eval()
+    for norm in network.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(norm.running_mean)
     data_config = {"input_size": (3, side, side)}
     write_timm_files(
         folder, network, model_config={"label_names": list(LABELS)}, data_config=data_config
@@ -89,11 +92,24 @@ def test_a_trained_folder_gives_the_same_logits(run, route):
 
 @pytest.mark.parametrize(
     "variant",
-    ["quadratic_gen", "quadratic_kernel", "learned", "content", "eq8", "absolute", "mixed"],
+    [
+        "quadratic_gen",
+        "quadratic_kernel",
+        "learned",
+        "content",
+        "content_kernel",
+        "eq8",
+        "absolute",
+        "mixed",
+        "pyramid",
+    ],
 )
 def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
     name = f"sa_{variant}_cifar"
-    network = make_run(tmp_path / "run", name, 12, **SMALL | {"depth": 2, "img_size": 12})
+    sizes = SMALL | {"depth": 2, "img_size": 12}
+    if variant == "pyramid":
+        sizes |= {"depth": (2, 1), "hidden_dim": 0}
+    network = make_run(tmp_path / "run", name, 12, **sizes)
     images = torch.randn(3, 3, 12, 12)
     with torch.no_grad():
         logits = network(images)
