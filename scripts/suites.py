@@ -18,7 +18,7 @@ from torchvision.ops import Permute
 
 from sa_zoo import attention_from_conv, harden
 from sa_zoo.kernels import fused
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.norm import BatchNorm
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
@@ -74,12 +74,13 @@ def check_names(models: Iterable[str], phase: str) -> None:
 def with_convolutions(network: SANet) -> SANet:
     """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and all else the same but W_out."""
     twin = copy.deepcopy(network)
-    for block in twin.blocks:
-        dim = block.attn.W_val.out_features
+    for path, layer in attention_in(twin.blocks).items():
+        dim = layer.W_val.out_features
         convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
-        norm = block.attn.W_out if isinstance(block.attn.W_out, BatchNorm) else nn.Identity()
+        norm = layer.W_out if isinstance(layer.W_out, BatchNorm) else nn.Identity()
         # tokens are (B, H, W, D)
-        block.attn = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]), norm)
+        mixing = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]), norm)
+        twin.blocks.set_submodule(path, mixing)
     return twin
 
 
@@ -95,8 +96,8 @@ def with_taps(network: nn.Module) -> nn.Module:
 
 def with_kernels(network: SANet) -> nn.Module:
     """The network with the taps of a 3x3 kernel in each layer, for inference."""
-    for block in network.blocks:
-        term = block.attn.terms[0]
+    for layer in attention_in(network.blocks).values():
+        term = layer.terms[0]
         term.Delta.data = torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2)
         term.spread.data.fill_(3.0)
     return with_taps(network)

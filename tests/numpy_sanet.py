@@ -167,10 +167,10 @@ def merged(p: dict, X: np.ndarray) -> np.ndarray:
 def block(p: dict, X: np.ndarray, term) -> np.ndarray:
     if "merge.linear.weight" in p:
         X = merged(below(p, "merge."), X)
-    X = X + attention(below(p, "attn."), X, term)
     if "norm1.weight" not in p:
-        return gelu(X)
-    X = layer_norm(p, "norm1", X)
+        inner = gelu(attention(below(p, "first.attn."), X, term))
+        return gelu(X + attention(below(p, "attn."), inner, term))
+    X = layer_norm(p, "norm1", X + attention(below(p, "attn."), X, term))
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 

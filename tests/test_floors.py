@@ -32,7 +32,7 @@ FLOORS = [
 ]
 # Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 12_200,
+    "models": 12_450,
     "kernels": 5_300,
     "convolution": 11_650,
     "vit": 6_000,
@@ -44,10 +44,10 @@ BUDGET = {
     "verbs": 3_400,
     "": 2_050,
 }
-TOTAL = 73_000
+TOTAL = 73_250
 LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
 ATTENTION = 1_100  # tokens of the page that holds the definition
-REMOTE_CODE = 10_300  # tokens that somebody who loads a model with trust_remote_code has to read
+REMOTE_CODE = 10_550  # tokens that somebody who loads a model with trust_remote_code has to read
 # What squeezing looks like, per 1,000 lines of code.
 MOST_PARALLEL_ASSIGNMENTS, MOST_CONDITIONAL_EXPRESSIONS, MOST_WALRUSES = 8, 18, 2
 MOST_TOKENS_PER_LINE, MOST_LONG_LINES = 9.5, 0.03  # long: beyond 100 columns

@@ -21,10 +21,11 @@ from sa_zoo.cli import app
 from sa_zoo.folders.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.kernels.choose import choose
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.content import Absolute, Content
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
-from sa_zoo.models.network import Merge, SANet
+from sa_zoo.models.network import Merge, SANet, attention_in
 from sa_zoo.models.stages import Layout, Level, Stage, layout_of
 from sa_zoo.models.terms import Learned, Quadratic, QuadraticKernel
 from sa_zoo.models.timm_network import TimmSANet
@@ -108,20 +109,22 @@ def test_a_network_without_feed_forward_layers_is_that_of_the_numpy_loop():
 
 
 def test_a_network_without_feed_forward_layers_trains_as_one_of_convolutions():
-    """Heads at the pixels of a kernel, sharp: its layers are GELU(x + BatchNorm(conv(x))), with replicate padding."""
+    """Heads at the pixels of a kernel, sharp: its blocks are a ResNet's, with GELU and replicate padding."""
+
+    def convolved(layer: Attention, x: torch.Tensor) -> torch.Tensor:
+        layer.terms[0].spread.data.fill_(30.0)
+        kernel = layer.W_val.weight.unflatten(1, [3, 3, -1]).permute(0, 3, 1, 2)
+        y = F.conv2d(F.pad(x, [1] * 4, mode="replicate"), kernel, layer.W_val.bias)
+        bn = layer.W_out.bn
+        return F.batch_norm(y, None, None, bn.weight, bn.bias, training=True)
+
     network = pyramid(num_heads=9).train()
     x = images(5)
     expected = network.embed(x).permute(0, 3, 1, 2)
     for block in network.blocks:
-        block.attn.terms[0].spread.data.fill_(30.0)
         expected = block.merge(expected.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        kernel = block.attn.W_val.weight.unflatten(1, [3, 3, -1]).permute(0, 3, 1, 2)
-        padded = F.pad(expected, [1] * 4, mode="replicate")
-        convolved = F.conv2d(padded, kernel, block.attn.W_val.bias)
-        bn = block.attn.W_out.bn
-        expected = F.gelu(
-            expected + F.batch_norm(convolved, None, None, bn.weight, bn.bias, training=True)
-        )
+        inner = F.gelu(convolved(block.first.attn, expected))
+        expected = F.gelu(expected + convolved(block.attn, inner))
     assert torch.allclose(network.forward_features(x).permute(0, 3, 1, 2), expected, atol=1e-5)
 
 
@@ -260,7 +263,10 @@ def test_layers_are_grouped_by_block_with_the_map_that_leads_to_it():
         assert ("blocks.2.merge.linear.weight" in groups[1 + index]) == (index == 2)
     spared = pyramid().no_weight_decay()
     assert spared == {
-        f"blocks.{i}.attn.terms.0.{name}" for i in range(6) for name in ("Delta", "spread")
+        f"blocks.{i}.{layer}.terms.0.{name}"
+        for i in range(6)
+        for layer in ("first.attn", "attn")
+        for name in ("Delta", "spread")
     }
 
 
@@ -353,7 +359,7 @@ def macs(grids, widths, by_axes) -> int:
     for (height, width), D in zip(grids, widths, strict=True):
         T = height * width
         keys = height + width if by_axes and T > 128 else T
-        total += 2 * T * D * keys + T * 2 * D * D
+        total += 2 * (2 * T * D * keys + T * 2 * D * D)
     return total
 
 
@@ -368,7 +374,7 @@ def test_training_on_a_cpu_takes_the_cheaper_form_of_each_stage():
     x = network.embed(images(1, (32, 32)))
     routes = []
     for block in network.blocks:
-        routes.append(choose(block.attn, block.merge(x))[0])
+        routes += [choose(layer, block.merge(x))[0] for layer in attention_in(block).values()]
         x = block(x)
     assert routes == ["by axes"] * 2 + ["definition"] * 6
 
@@ -386,10 +392,11 @@ def test_maps_of_the_pixel_in_the_middle_are_recorded_on_each_grid(tmp_path):
 
 def test_the_figure_of_maps_marks_the_middle_of_each_grid():
     layers = attention_layers(pyramid(), images())
-    assert [tuple(layer.grid) for layer in layers] == GRIDS
+    grids = [grid for grid in GRIDS for _ in range(2)]  # two layers per block
+    assert [tuple(layer.grid) for layer in layers] == grids
     middles = [layer.at([size // 2 for size in layer.grid]) for layer in layers]
     figure = head_maps(middles)
-    for row, (height, width) in enumerate(GRIDS):
+    for row, (height, width) in enumerate(grids):
         axes = figure.axes[2 * row]
         assert axes.get_images()[0].get_array().shape == (height, width)
         assert axes.patches[0].get_xy() == (width // 2 - 0.5, height // 2 - 0.5)

@@ -19,7 +19,7 @@ from sa_zoo.convolution.slices import Slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, attention_in, block_of
 from sa_zoo.models.stages import Grid
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
@@ -42,9 +42,9 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     """
     grids: dict[nn.Module, Grid] = {}
     if isinstance(model, SANet):
-        attention = [block.attn for block in model.blocks]
-        # The blocks may be pruned.
-        grids |= zip(attention, model.layout.grids(model.img_size), strict=False)
+        of_blocks = model.layout.grids(model.img_size)
+        for path, layer in attention_in(model.blocks).items():
+            grids[layer] = of_blocks[block_of(path)]
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():
         if isinstance(module, Layer) and not isinstance(module, HardAttention):

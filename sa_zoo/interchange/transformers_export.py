@@ -16,7 +16,7 @@ from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import read_json, write_file
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.network import SANet, terms_of_block
+from sa_zoo.models.network import SANet, attention_in, block_of, terms_of_block
 from sa_zoo.models.variants import TERMS
 
 
@@ -56,9 +56,10 @@ def remote_code() -> dict[str, bytes]:
 def _kind(network: Any) -> str:
     """The `attention_type` of a network; empty for terms of somebody's own, whose code is not in this package."""
     depth = len(network.blocks)
-    built = [tuple(type(term) for term in block.attn.terms) for block in network.blocks]
+    layers = attention_in(network.blocks)
+    built = {path: tuple(type(term) for term in layer.terms) for path, layer in layers.items()}
     for kind, terms in TERMS.items():
-        if built == [terms_of_block(terms, index, depth) for index in range(depth)]:
+        if built == {path: terms_of_block(terms, block_of(path), depth) for path in built}:
             return kind
     return ""
 

@@ -26,7 +26,7 @@ from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .content import Content  # noqa: F401
-from .network import Block, block_arguments, new_embedding, new_head, set_grids
+from .network import Block, Layer, block_arguments, new_embedding, new_head, set_grids
 from .norm import BatchNorm  # noqa: F401
 from .positions import pixels  # noqa: F401
 from .stages import Grid, ImageSize
@@ -56,7 +56,11 @@ class SABlock(GradientCheckpointingLayer, Block):
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
         X = self.merge(hidden_states.unflatten(1, grid))
-        attended, _ = self.attn(X, output_attentions)
+        inner = X
+        if isinstance(self.first, Layer):
+            attended, _ = self.first.attn(X, output_attentions)
+            inner = self.first.act(attended)
+        attended, _ = self.attn(inner, output_attentions)
         return self.after_attention(X, attended).flatten(1, 2)
 
 

@@ -42,11 +42,25 @@ class Merge(nn.Module):
         return self.linear(squares.transpose(2, 3).flatten(3))
 
 
+class Layer(nn.Module):
+    """A layer of a CNN with attention in the place of its convolution: GELU(BatchNorm(attention(x)))."""
+
+    def __init__(self, attn: Attention) -> None:
+        super().__init__()
+        self.attn = attn
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        return self.act(self.attn(x))
+
+
 class Block(nn.Module):
     """Post-norm block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x)).
 
-    Without feed-forward layers, `hidden_dim` 0, it is a layer of a CNN with attention in the place of the convolution:
-    GELU(x + BatchNorm(attention(x))). One that begins a further stage merges 2x2 pixels of `dim_in` channels first.
+    Without feed-forward layers, `hidden_dim` 0, it is the residual block of two layers of He et al. (2016), with
+    attention in the place of convolutions: GELU(x + BatchNorm(attention(GELU(BatchNorm(attention(x)))))).
+    One that begins a further stage merges 2x2 pixels of `dim_in` channels first.
     """
 
     attention_class: type[Attention] = Attention
@@ -70,9 +84,15 @@ class Block(nn.Module):
             nn.Identity() if dim_in is None else Merge(dim_in, dim, **dd)
         )
         self.feeds_forward = hidden_dim > 0
-        self.attn = self.attention_class(
-            dim, num_heads, terms, grid, not self.feeds_forward, attn_drop, **dd
+
+        def attention() -> Attention:
+            norm = not self.feeds_forward
+            return self.attention_class(dim, num_heads, terms, grid, norm, attn_drop, **dd)
+
+        self.first: Layer | nn.Identity = (
+            nn.Identity() if self.feeds_forward else Layer(attention())
         )
+        self.attn = attention()
         if self.feeds_forward:
             self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
             self.fc1 = nn.Linear(dim, hidden_dim, **dd)
@@ -86,7 +106,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
         x = self.merge(x)
-        return self.after_attention(x, self.attn(x))
+        return self.after_attention(x, self.attn(self.first(x)))
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """From the input and what attention made of it to the output: (B, H, W, D), twice -> (B, H, W, D)"""
@@ -203,7 +223,7 @@ class SANet(nn.Module):
 
     @torch.jit.ignore
     def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The attention probabilities of each block for images (B, C, R H, R W), at least float32.
+        """The attention probabilities of each layer for images (B, C, R H, R W), at least float32.
 
         (N_h, T, T) where attention depends on positions only, else (B, N_h, T, T), indexed [..., q, k] with pixels in
         row-major order.
@@ -211,7 +231,10 @@ class SANet(nn.Module):
         x = self.embed(x)
         maps = []
         for block in self.blocks:
-            maps.append(block.attn.probabilities(block.merge(x)))
+            merged = block.merge(x)
+            if isinstance(block.first, Layer):
+                maps.append(block.first.attn.probabilities(merged))
+            maps.append(block.attn.probabilities(block.first(merged)))
             x = block(x)
         return maps
 
@@ -276,6 +299,12 @@ def terms_in(network: nn.Module) -> dict[str, Term]:
     """All score terms of a network, by path."""
     modules = network.named_modules()
     return {path: module for path, module in modules if isinstance(module, Term)}
+
+
+def attention_in(blocks: nn.Module) -> dict[str, Attention]:
+    """All layers of attention of a network's blocks, by path, in the order in which they run."""
+    modules = blocks.named_modules()
+    return {path: module for path, module in modules if isinstance(module, Attention)}
 
 
 def block_of(path: str) -> int:

@@ -28,7 +28,7 @@ class TimmBlock(Block):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
         x = self.merge(x)
-        return self.after_attention(x, self.attn(x))
+        return self.after_attention(x, self.attn(self.first(x)))
 
 
 class TimmSANet(SANet):

@@ -37,7 +37,7 @@ class Variant:
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
-PYRAMID = {"patch_overlap": 1, "depth": (2, 4, 2), "hidden_dim": 0}
+PYRAMID = {"patch_overlap": 1, "depth": (1, 2, 1), "hidden_dim": 0}
 
 # fmt: off
 VARIANTS = (

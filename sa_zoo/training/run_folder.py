@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file
-from sa_zoo.models.network import SANet, terms_in
+from sa_zoo.models.network import SANet, attention_in, block_of, terms_in
 from sa_zoo.models.terms import Term
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
@@ -123,14 +123,15 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
         return
     if all(term.positional for term in terms_in(model).values()):
         return
+    paths = list(attention_in(model.blocks))
     grids = model.layout.grids(images.shape[2:])
     sums: dict[str, Any] = defaultdict(float)
     for some in images.split(IMAGES_AT_ONCE):
-        for index, P in enumerate(model.attention_maps(some)):
-            height, width = grids[index]
+        for path, P in zip(paths, model.attention_maps(some), strict=True):
+            height, width = grids[block_of(path)]
             middle = P[..., height // 2 * width + width // 2, :]  # (N_h, T) or (B, N_h, T)
             rows = middle.cpu().expand(len(some), -1, -1).unflatten(-1, [height, width])
-            sums[f"blocks.{index}.attn"] += rows.sum(dim=0)
+            sums[f"blocks.{path}"] += rows.sum(dim=0)
     named = {name: total / len(images) for name, total in sums.items()}
     write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
 
