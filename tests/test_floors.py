@@ -38,7 +38,7 @@ BUDGET = {
     "vit": 6_000,
     "folders": 4_100,
     "interchange": 2_450,
-    "training": 13_350,
+    "training": 13_400,
     "publishing": 4_650,
     "analysis": 8_150,
     "verbs": 3_400,

@@ -129,7 +129,7 @@ class SANet(nn.Module):
         patch_size: side of the square of pixels that becomes one token, P.
         patch_overlap: pixels on each side of the square that its token reads, too.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
-            layers, or 0 for none and batch normalization (Block). A pyramid has one stage per number of
+            layers, or 0 for the blocks of a ResNet (Block). A pyramid has one stage per number of
             `depth`; the others are one number per stage or for all.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear

@@ -123,11 +123,11 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
         return
     if all(term.positional for term in terms_in(model).values()):
         return
-    paths = list(attention_in(model.blocks))
+    layers = attention_in(model.blocks)
     grids = model.layout.grids(images.shape[2:])
     sums: dict[str, Any] = defaultdict(float)
     for some in images.split(IMAGES_AT_ONCE):
-        for path, P in zip(paths, model.attention_maps(some), strict=True):
+        for path, P in zip(layers, model.attention_maps(some), strict=True):
             height, width = grids[block_of(path)]
             middle = P[..., height // 2 * width + width // 2, :]  # (N_h, T) or (B, N_h, T)
             rows = middle.cpu().expand(len(some), -1, -1).unflatten(-1, [height, width])
