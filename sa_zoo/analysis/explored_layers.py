@@ -99,7 +99,8 @@ def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
     """W_h of Eq. 10 for all heads: (D_out, N_h, D_in), float64"""
     if isinstance(module, ConvolutionalAttention):
         return module.W_val().detach().double().flatten(2).transpose(1, 2)
-    W, _ = as_one_map(*(copy.deepcopy(each).double() for each in (module.W_val, module.W_out)))
+    exact = copy.deepcopy(module).double()
+    W, _ = as_one_map(exact.W_val, exact.W_out)
     return W.unflatten(1, [-1, module.W_val.out_features])
 
 

@@ -74,8 +74,8 @@ class NearestConvolution(nn.Module):
         self.conv.weight = nn.Parameter(kernel)
         self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
-        maps = (copy.deepcopy(each).double() for each in (attention.W_val, attention.W_out))
-        merged, _ = as_one_map(*maps)
+        exact = copy.deepcopy(attention).double()
+        merged, _ = as_one_map(exact.W_val, exact.W_out)
         norms = merged.unflatten(1, [len(P), -1]).abs().sum(dim=-1)  # (D_out, N_h)
         # Of any difference of outputs, for |x| <= 1.
         self.bound = float((norms @ distance(P.double(), grid, K)).max())
