@@ -225,8 +225,10 @@ def test_the_code_in_the_folder_needs_nothing_but_itself_torch_and_transformers(
     assert names == {
         "attention",
         "configuration_sa",
+        "content",
         "modeling_sa",
         "network",
+        "norm",
         "positions",
         "stages",
         "terms",
