@@ -199,6 +199,23 @@ def test_any_cnn_of_timm_has_a_backbone_without_a_name_of_its_own():
     assert backbone.pretrained_cfg["input_size"] == cnn.pretrained_cfg["input_size"]
 
 
+def test_transformers_keeps_the_batch_norms_of_trained_networks(tmp_path):
+    from transformers import TimmBackbone
+
+    pyramid = timm.create_model("sa_pyramid_tiny_cifar", embed_dim=(7, 5, 11)).eval()
+    for norm in pyramid.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(norm.running_mean)
+    arguments = {"embed_dim": (7, 5, 11)}
+    timm.models.save_for_hf(pyramid, tmp_path, model_args=arguments, safe_serialization=True)
+    for name in ("resnet_tiny_cifar", f"local-dir:{tmp_path}"):
+        network = timm.create_model(name, pretrained=True).eval()
+        x = images(network)
+        last = network.forward_intermediates(x, intermediates_only=True)[-1]
+        backbone = TimmBackbone.from_pretrained(name, out_indices=[-1]).eval()
+        assert torch.equal(backbone(x).feature_maps[0], last)
+
+
 def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatch):
     from huggingface_hub import HfApi
     from transformers import (

@@ -35,7 +35,7 @@ from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import swap_convolutions
 from sa_zoo.convolution.padding import SamePadding
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.models.timm_models import check_weights
+from sa_zoo.models.timm_models import as_loaded, check_weights
 
 # The CNNs with a backbone of their own: timm's name, what it is, and how many levels of features it has.
 CNNS = (
@@ -126,11 +126,7 @@ def _create(
         feature_cfg={"feature_cls": "getter", "out_indices": tuple(range(feature_levels))},
         **kwargs,
     )
-    if pretrained:
-        # Otherwise transformers (5.23) resets the batch norms of any timm backbone that it loads.
-        for module in network.modules():
-            module._is_hf_initialized = True  # type: ignore[assignment]  # nn.Module declares Tensor | Module
-    return network
+    return as_loaded(network) if pretrained else network
 
 
 def register(cnn: str, sentence: str, feature_levels: int) -> None:

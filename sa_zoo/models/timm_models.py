@@ -33,17 +33,20 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_weights(variant.name, variant.name, pretrained, kwargs)
         args = variant.sizes | kwargs
+        network: nn.Module
         if not variant.terms:
             args = {"block": BasicBlock} | args
-            return build_model_with_cfg(CifarResNet, variant.name, pretrained, **args)
-        return build_model_with_cfg(
-            TimmSANet,
-            variant.name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **{"terms": variant.terms} | args,
-        )
+            network = build_model_with_cfg(CifarResNet, variant.name, pretrained, **args)
+        else:
+            network = build_model_with_cfg(
+                TimmSANet,
+                variant.name,
+                pretrained,
+                pretrained_filter_fn=checkpoint_filter_fn,
+                feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+                **{"terms": variant.terms} | args,
+            )
+        return as_loaded(network) if pretrained else network
 
     create.__name__ = create.__qualname__ = variant.name
     create.__doc__ = variant.sentence
@@ -51,6 +54,13 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
     registered[variant.name] = variant
     globals()[variant.name] = create
     return register_model(create)
+
+
+def as_loaded(network: nn.Module) -> nn.Module:
+    """The network, in which transformers (5.23) resets no batch norm, as it does in any other timm backbone."""
+    for module in network.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]  # nn.Module declares Tensor | Module
+    return network
 
 
 def configurations(variant: Variant) -> DefaultCfg:
