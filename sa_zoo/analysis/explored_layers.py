@@ -99,8 +99,9 @@ def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
     """W_h of Eq. 10 for all heads: (D_out, N_h, D_in), float64"""
     if isinstance(module, ConvolutionalAttention):
         return module.W_val().detach().double().flatten(2).transpose(1, 2)
-    exact = copy.deepcopy(module).double()
-    W, _ = as_one_map(exact.W_val, exact.W_out)
+    inner = copy.deepcopy(module.W_val).double()
+    outer = copy.deepcopy(module.W_out).double()
+    W, _ = as_one_map(inner, outer)
     return W.unflatten(1, [-1, module.W_val.out_features])
 
 
