@@ -1,4 +1,4 @@
-"""python scripts/bench.py MODEL... [--side 64] [--routes] [--convolutions] [--recipe tiny] [--json FILE]
+"""python scripts/bench.py MODEL... [--against CNN] [--side 64] [--routes] [--convolutions] [--recipe tiny] [--json F]
 
 Measures time, memory and work of models, each against a yardstick that takes turns with it; docs/benchmarks.md defines
 the columns and has the results. Every option that says "also" adds cases; with one of them, MODEL may be left out.
@@ -37,6 +37,9 @@ def bench(
     compile_: Annotated[
         str, typer.Option("--compile", help="Also measure torch.compile in this mode.")
     ] = "",
+    against: Annotated[
+        str, typer.Option(help="CNN that MODEL is measured against, instead of its definition.")
+    ] = "",
     routes: Annotated[
         bool, typer.Option("--routes", help="Also measure every evaluation route, on a CPU.")
     ] = False,
@@ -58,7 +61,7 @@ def bench(
     if not (models or routes or convolutions or recipe):
         models = ["sa_quadratic_cifar"]
     models = models or []
-    suites.check_names(models, phase)
+    suites.check_names([*models, *filter(None, [against])], phase)
     if side and not models:
         raise ValueError("--side: got no MODEL, expected one of attention")
     if threads:
@@ -66,7 +69,10 @@ def bench(
     place = device_named(device, compile_)
 
     def cases() -> Iterator[Case]:
-        for case in suites.models(models, batch, place, compile_):
+        found = suites.models(models, batch, place, compile_)
+        if against:
+            found = suites.against(against, models, batch, place)
+        for case in found:
             if case.phase.startswith(phase):
                 yield case
         if side:

@@ -1,4 +1,4 @@
-"""The cases of bench.py: models in all phases, single layers, routes, convolutions as attention, images of a recipe."""
+"""The cases of bench.py: models, also against a CNN, layers, routes, convolutions as attention, images of a recipe."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +20,7 @@ from sa_zoo import attention_from_conv, harden
 from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.norm import BatchNorm
+from sa_zoo.models.terms import Quadratic
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
 from sa_zoo.training.device import open_accelerator, with_launched_precision
@@ -103,6 +104,14 @@ def with_kernels(network: SANet) -> nn.Module:
     return with_taps(network)
 
 
+def has_nine_centers(network: nn.Module) -> bool:
+    """Whether `with_kernels` takes the network."""
+    return isinstance(network, SANet) and all(
+        isinstance(layer.terms[0], Quadratic) and len(layer.terms[0].spread) == 9
+        for layer in attention_in(network.blocks).values()
+    )
+
+
 def networks(
     model: str,
     phase: str,
@@ -164,6 +173,20 @@ def models(
                 variants["3x3 convolutions"] = (with_convolutions, "")
             variants["resnet18_cifar"] = (lambda _: timm.create_model("resnet18_cifar"), "")
             yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
+
+
+def against(cnn: str, names: Iterable[str], batch: int, device: torch.device) -> Iterator[Case]:
+    """Networks against a CNN, the yardstick; those with nine quadratic heads also as a CNN of 3x3 kernels."""
+    for name, phase in product(names, PHASES):
+        if "dropout" in phase:
+            continue
+        variants: Variants = {cnn: (lambda _: timm.create_model(cnn), "")}
+        variants["as built"] = (unchanged, "")
+        if phase.startswith("inference"):
+            variants["folded"] = (reparameterize_model, "")
+            if has_nine_centers(timm.create_model(name)):
+                variants["taps of a 3x3 kernel"] = (with_kernels, "")
+        yield networks(name, phase, batch, device, variants, cnn)
 
 
 def layers(

@@ -11,6 +11,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from sa_zoo.kernels import fused
 from sa_zoo.kernels.choose import ROUTES, choose, only
+from sa_zoo.models.network import SANet
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -223,3 +224,28 @@ def test_images_of_a_recipe_are_measured_within_a_step_and_alone(monkeypatch):
     assert rows["images"]["gmacs"] == 0 < rows["on one batch"]["gmacs"]
     with pytest.raises(ValueError, match="--device: got meta, expected cpu, where recipes train"):
         suites.recipe("quickstart", torch.device("meta"))
+
+
+def test_networks_are_measured_against_a_cnn(steps):
+    cases = list(suites.against("resnet_tiny_cifar", ["sa_pyramid_tiny_cifar"], 3, CPU))
+    assert [case.phase for case in cases] == [
+        phase for phase in suites.PHASES if "dropout" not in phase
+    ]
+    for case in cases:
+        steps.clear()
+        subjects = case.subjects()
+        networks = dict(zip(subjects, (network for network, *_ in steps), strict=True))
+        assert case.yardstick == "resnet_tiny_cifar"
+        assert isinstance(networks.pop(case.yardstick), timm.models.ResNet)
+        assert all(isinstance(network, SANet) for network in networks.values())
+        if case.phase == "inference, float32":
+            layer = networks["taps of a 3x3 kernel"].blocks[0].attn
+            assert choose(layer, torch.randn(2, 5, 7, 56))[0] == "taps"
+            layer = networks["folded"].blocks[0].attn
+            assert choose(layer, torch.randn(2, 5, 7, 56))[0] != "taps"
+
+
+def test_only_nine_heads_with_centers_become_a_kernel(steps):
+    names = "sa_content_tiny_cifar", "resnet18_cifar"
+    for case in suites.against("resnet_tiny_cifar", names, 2, CPU):
+        assert "taps of a 3x3 kernel" not in case.subjects()
