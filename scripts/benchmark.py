@@ -120,6 +120,7 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
                 "model": case.model,
                 "phase": case.phase,
                 "subject": name,
+                "yardstick": case.yardstick,
                 "images": case.images,
                 "milliseconds": 1e3 * seconds,
                 "mib": peaks[name] / case.images / 2**20,

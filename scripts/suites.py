@@ -95,13 +95,19 @@ def with_taps(network: nn.Module) -> nn.Module:
     return reparameterize_model(network)
 
 
-def with_kernels(network: SANet) -> nn.Module:
-    """The network with the taps of a 3x3 kernel in each layer, for inference."""
+def with_kernels(network: SANet) -> SANet:
+    """The network with the taps of a 3x3 kernel in each layer, for training."""
     for layer in attention_in(network.blocks).values():
         term = layer.terms[0]
         term.Delta.data = torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2)
         term.spread.data.fill_(3.0)
-    return with_taps(network)
+    harden(network)
+    return network
+
+
+def with_folded_kernels(network: SANet) -> nn.Module:
+    """The same for inference."""
+    return reparameterize_model(with_kernels(network))
 
 
 def has_nine_centers(network: nn.Module) -> bool:
@@ -182,10 +188,14 @@ def against(cnn: str, names: Iterable[str], batch: int, device: torch.device) ->
             continue
         variants: Variants = {cnn: (lambda _: timm.create_model(cnn), "")}
         variants["as built"] = (unchanged, "")
-        if phase.startswith("inference"):
+        inference = phase.startswith("inference")
+        if inference:
             variants["folded"] = (reparameterize_model, "")
-            if has_nine_centers(timm.create_model(name)):
-                variants["taps of a 3x3 kernel"] = (with_kernels, "")
+        if has_nine_centers(timm.create_model(name)):
+            variants["taps of a 3x3 kernel"] = (
+                with_folded_kernels if inference else with_kernels,
+                "",
+            )
         yield networks(name, phase, batch, device, variants, cnn)
 
 
@@ -255,7 +265,7 @@ def routes() -> Iterator[Case]:
         "as built": (unchanged, ""),
         "folded": (reparameterize_model, ""),
         "taps": (with_taps, ""),
-        "taps of a 3x3 kernel": (with_kernels, ""),
+        "taps of a 3x3 kernel": (with_folded_kernels, ""),
         "3x3 convolutions": (with_convolutions, ""),
     }
     for model in ("sa_quadratic_cifar", "sa_quadratic_kernel_tiny_cifar"):

@@ -166,7 +166,7 @@ def test_every_route_is_measured_against_another_one(steps):
     )
 
 
-@pytest.mark.parametrize("change", [suites.with_taps, suites.with_kernels])
+@pytest.mark.parametrize("change", [suites.with_taps, suites.with_folded_kernels])
 def test_networks_with_taps_take_their_route(change):
     network = change(timm.create_model("sa_quadratic_kernel_tiny_cifar").eval())
     for block in network.blocks:
