@@ -23,6 +23,7 @@ from sa_zoo.analysis.run_figures import (
 )
 from sa_zoo.cli import app
 from sa_zoo.folders.opened import open_model
+from sa_zoo.models.network import attention_in
 
 DETAIL = {
     "confusion_matrix": [[5, 2, 0], [1, 6, 0], [3, 0, 8]],
@@ -220,14 +221,21 @@ def test_a_head_that_attends_everywhere_is_drawn_too():
     assert head_positions([layer]).axes[0].get_xlim()[1] < 30
 
 
-def test_layers_come_in_the_order_of_the_network():
-    weights = {
-        f"blocks.{index}.attn.terms.0.{name}": torch.full(shape, index)
-        for index in (10, 9, 1)
-        for name, shape in (("Delta", (3, 2)), ("spread", (3,)))
-    }
-    weights["blocks.4.other.Delta"] = torch.zeros(3, 2)
-    assert [layer["Delta"][0, 0] for layer in gaussian_layers(weights)] == [1, 9, 10]
+def test_layers_come_in_the_order_in_which_they_run(tmp_path):
+    sizes = {"embed_dim": (5, 7, 11), "num_heads": 2, "num_classes": 3}
+    folder = make_run(tmp_path / "run", "sa_pyramid_tiny_cifar", **sizes)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    order = list(attention_in(timm.create_model("sa_pyramid_tiny_cifar", **sizes).blocks))
+    for row, layer in enumerate(order):
+        weights[f"blocks.{layer}.terms.0.Delta"][:] = row
+    save_file(weights, path)
+    heads = {name: np.stack([rows] * 2) for name, rows in weights.items() if ".terms." in name}
+    save_file(heads, folder / "heads.safetensors")  # sorted by name, which is another order
+    figures = figures_of(open_model(str(folder)))
+    for row in range(len(order)):
+        assert figures["head_paths"].axes[row].lines[0].get_ydata()[-1] == row
+        assert figures["head_positions"].axes[row].texts[0].xy[1] == row
 
 
 def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a_single_pixel_are_left_out():

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from timm.utils import natural_key
 from torch import Tensor
 
 from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
@@ -48,10 +47,12 @@ def figures_of(opened: Opened) -> Figures:
     history = _history(folder)
     if history:
         figures["learning_curve"] = learning_curves(history)
-    gaussian = gaussian_layers(opened.network.state_dict())
+    weights = opened.network.state_dict()
+    gaussian = gaussian_layers(weights)
     if 0 < len(gaussian) <= MOST_LAYERS:
         figures["head_positions"] = head_positions(gaussian)
-    paths = gaussian_layers(opened.tensors("heads.safetensors"))
+    recorded = opened.tensors("heads.safetensors")  # sorted by name
+    paths = gaussian_layers({name: recorded[name] for name in weights if name in recorded})
     if 0 < len(paths) <= MOST_LAYERS:
         figures["head_paths"] = head_paths(paths)
     if any(isinstance(module, Attention) for module in opened.network.modules()):
@@ -85,9 +86,9 @@ def _figures_of_maps(opened: Opened) -> Figures:
 
 
 def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:
-    """Delta and spread of each layer with several Gaussian heads, in the order of the layers; alpha = spread^2 / 2."""
+    """Delta and spread of each layer with several Gaussian heads, in the order of `tensors`; alpha = spread^2 / 2."""
     found = []
-    for name in sorted(tensors, key=natural_key):
+    for name in tensors:
         module, _, parameter = name.rpartition(".")
         if parameter != "Delta":
             continue
