@@ -4,7 +4,8 @@ Renders the tables in README.md and docs/ from committed JSON and by counting: w
 `<!-- rendered: NAME -->` and `<!-- end -->`. Everything else in those files is written by hand. Also writes results/.
 
 docs/reliability/ has one file per proof, NAME.json, written by scripts/prove.py NAME or scripts/prove_NAME.py.
-docs/clients.json is written by scripts/try_clients.py, and docs/taps.json by scripts/study_taps.py.
+docs/clients.json is written by scripts/try_clients.py, docs/taps.json by scripts/study_taps.py, and docs/sizes.json by
+scripts/study_sizes.py.
 docs/benchmarks/ has one file per machine, written by scripts/bench.py --json; its "title", which heads a column of the
 tables, and its "notes", if there are any, are added by hand.
 """
@@ -52,6 +53,20 @@ SCORES = {
     "sa_absolute_tiny_cifar": "Eq. 7 instead",
 }
 
+# Rows of README's table: name of a folder in model_cards/ and recipe, and how the network is evaluated where its speed
+# is measured relative to the CNN's.
+CNN = "resnet_tiny_cifar"
+COMPARED = {
+    ("sa_pyramid_tiny_cifar", ""): "as built",
+    ("sa_pyramid_tiny_cifar", "taps"): "taps of a 3x3 kernel",
+    (CNN, ""): CNN,
+    ("sa_quadratic_kernel_tiny_cifar", ""): "",
+    ("sa_quadratic_tiny_cifar.long", ""): "",
+}
+# Columns of that table, and the phase of the benchmark that they are from.
+AGAINST = {"training speed": "training, bfloat16", "inference speed": "inference, float32"}
+LEGEND = "PFLOP is the work of the whole run. Top-1 is the mean ± standard deviation over (so many) seeds."
+
 # Recipes other than a model's own, by the first part of the names of their files in model_cards/NAME/results.
 RECIPES = {
     "adamw": "earlier recipe",
@@ -59,6 +74,8 @@ RECIPES = {
     "start": "only the last two stages as attention, at alpha 4",
     "content": "only the last two stages as attention, with content, 2 more epochs",
     "tuned": "2 more epochs",
+    "taps": "every head on one pixel of a 3x3 kernel from the start: a CNN",
+    "twice": "twice the work",
 }
 
 # Vision transformers of timm in model_cards/, which docs/vit.md compares by start.
@@ -109,67 +126,80 @@ def models() -> str:
     return markdown_table(head, rows, text=2)
 
 
-def results(model_cards: str, recipes: Iterable[str] | None = None) -> str:
-    """All finished runs by model and recipe, or those of some recipes ("" is the model's own), best first."""
+def all_results() -> str:
+    """All finished runs by model and recipe, best first."""
     found = [
         (folder, recipe, runs)
         for folder in (ROOT / "model_cards").iterdir()
         if folder.name not in VITS
         for recipe, runs in read_results(folder).items()
-        if recipes is None or recipe in recipes
     ]
     found.sort(key=lambda each: (-mean(accuracies(each[2])), each[0].name))
     hardware = Counter(machine_of(runs[0]) for _, _, runs in found if runs[0].train)
     usual = hardware.most_common(1)[0][0]
-    rows = [result(*each, model_cards, usual) for each in found]
-    head = [
-        "model",
-        "parameters",
-        "multiply-adds",
-        "epochs",
-        "PFLOP",
-        "top-1, test",
-        "minutes",
-    ]
-    return markdown_table(head, rows, text=1) + f"\n{legend(usual)}\n"
-
-
-def legend(usual: str) -> str:
-    """What the numbers of the table of results are, with the work of the paper's own training."""
-    paper = {
-        name: 6 * cost_of(timm.create_model(name), (3, 32, 32)).macs * 50_000 * 300 / 1e15
+    rows = []
+    for folder, recipe, runs in found:
+        name, parameters, *others = result(folder, recipe, runs, "../model_cards")
+        macs = macs_of(folder, recipe, runs[0])
+        rows.append([name, parameters, macs, *others, minutes(runs[0], usual)])
+    head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "top-1, test", "minutes"]
+    paper = [
+        f"{6 * cost_of(timm.create_model(name), (3, 32, 32)).macs * 50_000 * 300 / 1e15:.0f} for `{name}`"
         for name in ("sa_quadratic_cifar", "resnet18_cifar")
-    }
-    work = ", ".join(f"{pflop:.0f} for `{name}`" for name, pflop in paper.items())
-    return (
+    ]
+    legend = (
         "Multiply-adds are those of all matrix products that training evaluates for one image. "
-        "PFLOP is the work of the whole run (the paper's: "
-        f"{work}). Top-1 is the mean ± standard deviation over (so many) seeds. Minutes are CPU minutes on {usual}, "
-        "unless another machine is named."
+        f"{LEGEND} The paper's runs are {' and '.join(paper)}. "
+        f"Minutes are CPU minutes on {usual}, unless another machine is named."
     )
+    return markdown_table(head, rows, text=1) + f"\n{legend}\n"
 
 
-def result(
-    folder: Path, recipe: str, runs: list[Metrics], model_cards: str, usual: str
-) -> list[str]:
-    """A row: accuracy over all runs, everything else from the first one. The name links to the card or the metrics."""
+def compared() -> str:
+    """Networks of equal size, with their speed relative to that of the CNN."""
+    rows = []
+    for (name, recipe), subject in COMPARED.items():
+        folder = ROOT / "model_cards" / name
+        runs = read_results(folder)[recipe]
+        speeds = [speed_against_cnn(name, subject, phase) for phase in AGAINST.values()]
+        rows.append([*result(folder, recipe, runs, "model_cards"), *speeds])
+    head = ["model", "parameters", "epochs", "PFLOP", "top-1, test", *AGAINST]
+    return markdown_table(head, rows, text=1) + f"\n{LEGEND}\n"
+
+
+def speed_against_cnn(model: str, subject: str, phase: str) -> str:
+    """Relative to the CNN, on the first machine that measured it; empty if none did."""
+    if model == CNN:
+        return "1x"
+    for machine in machines():
+        for row in (row for run in machine["runs"] for row in run["rows"]):
+            same = [row[key] for key in ("model", "subject", "phase")] == [model, subject, phase]
+            if same and row.get("yardstick") == CNN:
+                return cell(row, "speed")
+    return ""
+
+
+def result(folder: Path, recipe: str, runs: list[Metrics], model_cards: str) -> list[str]:
+    """The first cells of a row: accuracy over all runs, everything else from the first one. The name links to it."""
     train = runs[0].train or Training()
-    name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
-    model = timm.create_model(name)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    macs = training_macs(model, (3, 32, 32))
     file = f"results/{recipe}-0.json" if recipe else "README.md"
     return [
         f"[`{folder.name}`]({model_cards}/{folder.name}/{file})"
         + (f", {RECIPES.get(recipe, recipe)}" if recipe else ""),
         f"{runs[0].parameters:,}",
-        # a run may have been converted by other arguments than its name's
-        f"{macs / 1e6:.1f} M" if parameters == runs[0].parameters else "",
         str(train.epochs or ""),
         work(train),
         top1(runs),
-        minutes(runs[0], usual),
     ]
+
+
+def macs_of(folder: Path, recipe: str, run: Metrics) -> str:
+    """Of the network that a run trained; empty if it is not the one that the folder's name makes."""
+    name = f"local-dir:{folder}" if (folder / "config.json").is_file() else folder.name
+    model = timm.create_model(name)
+    if recipe == "taps" or run.parameters != sum(p.numel() for p in model.parameters()):
+        return ""
+    return f"{training_macs(model, (3, 32, 32)) / 1e6:.1f} M"
 
 
 def ablation() -> str:
@@ -331,6 +361,18 @@ def taps() -> str:
     return f"{table}\n" + markdown_table(["network", "layer", "pixels read"], layers, text=3)
 
 
+def sizes() -> str:
+    """Accuracy by the size of the test images."""
+    found = read("sizes.json")
+    names = ("as trained", "scaled", "cnn")
+    head = ["images", f"`{found['network']}`", "with scaled heads", f"`{found['cnn']}`"]
+    rows = []
+    for row in found["rows"]:
+        numbers = [f"{100 * row['accuracy'][name]:.2f} %" for name in names]
+        rows.append([f"{row['size']}x{row['size']}", *numbers])
+    return markdown_table(head, rows, text=1)
+
+
 def _trained_on(row: dict[str, Any]) -> list[str]:
     """How much longer a network was trained: as taps, and as attention."""
     both = [row["trained on"][name] for name in ("hardened", "control")]
@@ -352,8 +394,8 @@ def reliability() -> str:
 
 
 RENDERED = {
-    "results": lambda: results("model_cards", [""]),
-    "all_results": lambda: results("../model_cards"),
+    "results": compared,
+    "all_results": all_results,
     "ablation": ablation,
     "models": models,
     "conversions": conversions,
@@ -362,6 +404,7 @@ RENDERED = {
     "clients": clients,
     "reliability": reliability,
     "taps": taps,
+    "sizes": sizes,
     "starts": starts,
 }
 

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[1]
 # For models that take images of one size only; terms that look at content take 2.4 times the work of the recipe
 ONE_SIZE = "train.epochs=16 augment.small_epochs=0"
 # The work of 22 epochs of the CNN, whose small epochs are 14
-PYRAMID = "model.name=sa_pyramid_tiny_cifar train.epochs=28 augment.small_epochs=18"
+PYRAMID = "train.epochs=28 augment.small_epochs=18 model.name=sa_pyramid_tiny_cifar"
+PYRAMID_H5 = "train.epochs=28 augment.small_epochs=18 model.name=sa_pyramid_h5_tiny_cifar"
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
 TENTH = "data/tenth"  # every tenth training image, drawn, and all test images
@@ -77,20 +78,22 @@ class Row(NamedTuple):
 
 
 TINY = [
-    Row("sa_pyramid_tiny_cifar", "train tiny", PYRAMID, seeds=5),
+    Row("sa_pyramid_h5_tiny_cifar", "train tiny", PYRAMID_H5, seeds=5),
     Row("resnet_tiny_cifar", "train tiny", "model.name=resnet_tiny_cifar train.epochs=22", seeds=5),
 ]
 ROWS = [
     *TINY,
+    Row("sa_pyramid_tiny_cifar", "train tiny", PYRAMID, seeds=2),
     # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)
     Row(
-        "sa_pyramid_tiny_cifar.long",
+        "sa_pyramid_h5_tiny_cifar.long",
         "train tiny",
-        "model.name=sa_pyramid_tiny_cifar train.epochs=168 augment.small_epochs=108 "
+        "model.name=sa_pyramid_h5_tiny_cifar train.epochs=168 augment.small_epochs=108 "
         "augment.mixup=0.8 augment.cutmix=1.0",
     ),
-    # What learning where to look gains: the same network with every head on one pixel of a 3x3 kernel
+    # What learning where to look gains: the same networks with every head on one pixel from the start
     Row("sa_pyramid_tiny_cifar.taps", "train tiny", f"{PYRAMID} model.harden=true"),
+    Row("sa_pyramid_h5_tiny_cifar.taps", "train tiny", f"{PYRAMID_H5} model.harden=true"),
     # Attention in the architecture of the CNN
     Row(
         "mhsa_resnet_tiny_cifar.scratch",

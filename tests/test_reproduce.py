@@ -103,7 +103,7 @@ def test_rows_that_are_compared_have_equal_work(reproduce):
         if row.command == "train tiny" and "." not in row.name:
             work[row.name] = pflop(load_config("tiny", row.settings.split()))
     reference = work["resnet_tiny_cifar"]
-    compared = ("pyramid", "quadratic", "quadratic_kernel", "learned")
+    compared = ("pyramid", "pyramid_h5", "quadratic", "quadratic_kernel", "learned")
     for name in compared:
         assert work[f"sa_{name}_tiny_cifar"] == pytest.approx(reference, rel=0.05)
 

@@ -39,6 +39,7 @@ PARAMETERS = {
     "sa_mixed_tiny_cifar": 1_292_251,
     "sa_pyramid_cifar": 11_973_874,
     "sa_pyramid_tiny_cifar": 785_778,
+    "sa_pyramid_h5_tiny_cifar": 785_728,
     "resnet_tiny_cifar": 783_802,
 }
 # The tiny ones have other sizes, which `small` replaces.

@@ -96,10 +96,9 @@ class Block(nn.Module):
         if self.feeds_forward:
             self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
             self.fc1 = nn.Linear(dim, hidden_dim, **dd)
-        self.act = nn.GELU()
-        if self.feeds_forward:
             self.fc2 = nn.Linear(hidden_dim, dim, **dd)
             self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        self.act = nn.GELU()
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
 
@@ -242,11 +241,11 @@ class SANet(nn.Module):
     def set_input_size(self, img_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
         old = self.img_size
-        self.img_size = self.layout.checked_size(img_size)
-        if self.fixed_img_size and old != self.img_size:
-            new = self.img_size
+        new = self.layout.checked_size(img_size)
+        self.img_size = new
+        if self.fixed_img_size and old != new:
             _logger.warning("learned encodings: interpolated from images of %s to %s", old, new)
-            set_grids(self.blocks, self.layout.grids(self.img_size))
+            set_grids(self.blocks, self.layout.grids(new))
 
     @torch.jit.ignore
     def init_weights(self) -> None:

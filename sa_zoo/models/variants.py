@@ -87,7 +87,7 @@ VARIANTS = (
             TINY, trained=("",)),
     Variant("sa_pyramid_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 56, 88 and 144 channels: for two CPU cores.",
-            PYRAMID | {"embed_dim": (56, 88, 144)}),
+            PYRAMID | {"embed_dim": (56, 88, 144)}, trained=("",), installed=True),
     Variant("sa_pyramid_h5_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 80, 120 and 174 channels: for two CPU cores.",
             PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}),
