@@ -61,6 +61,7 @@ COMPARED = {
     ("sa_pyramid_tiny_cifar", "taps"): "taps of a 3x3 kernel",
     (CNN, ""): CNN,
     ("sa_quadratic_kernel_tiny_cifar", ""): "",
+    ("sa_quadratic_tiny_cifar", ""): "",
     ("sa_quadratic_tiny_cifar.long", ""): "",
 }
 # Columns of that table, and the phase of the benchmark that they are from.

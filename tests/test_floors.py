@@ -32,7 +32,7 @@ FLOORS = [
 ]
 # Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
 BUDGET = {
-    "models": 12_460,
+    "models": 12_470,
     "kernels": 5_300,
     "convolution": 11_650,
     "vit": 6_000,

@@ -96,9 +96,10 @@ class Block(nn.Module):
         if self.feeds_forward:
             self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
             self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+        self.act = nn.GELU()
+        if self.feeds_forward:
             self.fc2 = nn.Linear(hidden_dim, dim, **dd)
             self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
-        self.act = nn.GELU()
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
 
