@@ -26,8 +26,9 @@ ROOT = Path(__file__).parents[1]
 # For models that take images of one size only; terms that look at content take 2.4 times the work of the recipe
 ONE_SIZE = "train.epochs=16 augment.small_epochs=0"
 # The work of 22 epochs of the CNN, whose small epochs are 14
-PYRAMID = "train.epochs=28 augment.small_epochs=18 model.name=sa_pyramid_tiny_cifar"
-PYRAMID_H5 = "train.epochs=28 augment.small_epochs=18 model.name=sa_pyramid_h5_tiny_cifar"
+EPOCHS = "train.epochs=28 augment.small_epochs=18"
+PYRAMID = f"model.name=sa_pyramid_tiny_cifar {EPOCHS}"
+PYRAMID_H5 = f"model.name=sa_pyramid_h5_tiny_cifar {EPOCHS}"
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
 TENTH = "data/tenth"  # every tenth training image, drawn, and all test images

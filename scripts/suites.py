@@ -96,7 +96,7 @@ def with_taps(network: nn.Module) -> nn.Module:
 
 
 def with_kernels(network: SANet) -> SANet:
-    """The network with the taps of a 3x3 kernel in each layer, for training."""
+    """The network with the taps of a 3x3 kernel in each layer."""
     for layer in attention_in(network.blocks).values():
         term = layer.terms[0]
         term.Delta.data = torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2)
@@ -192,10 +192,8 @@ def against(cnn: str, names: Iterable[str], batch: int, device: torch.device) ->
         if inference:
             variants["folded"] = (reparameterize_model, "")
         if has_nine_centers(timm.create_model(name)):
-            variants["taps of a 3x3 kernel"] = (
-                with_folded_kernels if inference else with_kernels,
-                "",
-            )
+            change = with_folded_kernels if inference else with_kernels
+            variants["taps of a 3x3 kernel"] = (change, "")
         yield networks(name, phase, batch, device, variants, cnn)
 
 

@@ -244,6 +244,7 @@ def test_the_heads_of_a_convolution_as_attention_are_gaussian_too_and_those_of_a
         "a.alpha": torch.full((9,), 2.0),
         "b.Delta": torch.zeros(1, 2),
         "b.alpha": torch.ones(1),
+        "c.Delta": torch.zeros(3, 2),  # of no head: nothing says how sharp it is
     }
     (layer,) = gaussian_layers(weights)
     assert layer["spread"].tolist() == [2.0] * 9
