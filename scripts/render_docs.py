@@ -12,6 +12,7 @@ tables, and its "notes", if there are any, are added by hand.
 
 import json
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,10 +22,12 @@ from typing import Any
 import timm
 from benchmark import cell, table
 from result_tables import result_tables
+from safetensors.torch import load_file
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import Metrics, Training, read_results
+from sa_zoo.models.network import attention_in
 from sa_zoo.models.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
@@ -57,15 +60,18 @@ SCORES = {
 # is measured relative to the CNN's.
 CNN = "resnet_tiny_cifar"
 COMPARED = {
+    ("sa_pyramid_h5_tiny_cifar", ""): "as built",
+    (CNN, ""): CNN,
     ("sa_pyramid_tiny_cifar", ""): "as built",
     ("sa_pyramid_tiny_cifar", "taps"): "taps of a 3x3 kernel",
-    (CNN, ""): CNN,
     ("sa_quadratic_kernel_tiny_cifar", ""): "",
     ("sa_quadratic_tiny_cifar", ""): "",
     ("sa_quadratic_tiny_cifar.long", ""): "",
 }
 # Columns of that table, and the phase of the benchmark that they are from.
 AGAINST = {"training speed": "training, bfloat16", "inference speed": "inference, float32"}
+# Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
+PYRAMIDS = ("sa_pyramid_tiny_cifar", "sa_pyramid_h5_tiny_cifar")
 LEGEND = "PFLOP is the work of the whole run. Top-1 is the mean ± standard deviation over (so many) seeds."
 
 # Recipes other than a model's own, by the first part of the names of their files in model_cards/NAME/results.
@@ -77,6 +83,9 @@ RECIPES = {
     "tuned": "2 more epochs",
     "taps": "every head on one pixel of a 3x3 kernel from the start: a CNN",
     "twice": "twice the work",
+    "mixup": "with mixup",
+    "unmixed": "without mixup",
+    "cutmix": "with cutmix, too",
 }
 
 # Vision transformers of timm in model_cards/, which docs/vit.md compares by start.
@@ -374,6 +383,27 @@ def sizes() -> str:
     return markdown_table(head, rows, text=1)
 
 
+def offsets() -> str:
+    """How far the heads of pyramids are from the query: mean of the coordinates of Delta that start at 1 or -1."""
+    columns: dict[str, list[list[str]]] = {}
+    for name in PYRAMIDS:
+        folder = ROOT / "model_cards" / name
+        recorded = load_file(folder / "heads.safetensors")
+        recipe = tomllib.loads((folder / "train.toml").read_text(encoding="utf-8"))
+        small = recipe["augment"]["small_epochs"]
+        paths = attention_in(timm.create_model(name).blocks)
+        for epoch in (small, small + 1, recipe["train"]["epochs"]):
+            column = columns.setdefault(f"after {epoch} epochs", [[] for _ in paths])
+            for cells, path in zip(column, paths, strict=True):
+                Delta = recorded[f"blocks.{path}.terms.0.Delta"].abs()  # (epochs + 1, N_h, 2)
+                cells.append(f"{Delta[epoch][Delta[0] == 1].mean():.2f}")
+    rows = [
+        [str(layer), *map(", ".join, row)]
+        for layer, row in enumerate(zip(*columns.values(), strict=True), start=1)
+    ]
+    return markdown_table(["layer", *columns], rows, text=1)
+
+
 def _trained_on(row: dict[str, Any]) -> list[str]:
     """How much longer a network was trained: as taps, and as attention."""
     both = [row["trained on"][name] for name in ("hardened", "control")]
@@ -406,6 +436,7 @@ RENDERED = {
     "reliability": reliability,
     "taps": taps,
     "sizes": sizes,
+    "offsets": offsets,
     "starts": starts,
 }
 

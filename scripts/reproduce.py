@@ -29,6 +29,9 @@ ONE_SIZE = "train.epochs=16 augment.small_epochs=0"
 EPOCHS = "train.epochs=28 augment.small_epochs=18"
 PYRAMID = f"model.name=sa_pyramid_tiny_cifar {EPOCHS}"
 PYRAMID_H5 = f"model.name=sa_pyramid_h5_tiny_cifar {EPOCHS}"
+CNN = "model.name=resnet_tiny_cifar train.epochs=22"
+# For a network that fits its training images too well
+MIXED = "augment.mixup=0.2"
 ABLATION = "train.epochs=8 augment.small_epochs=0"
 DIGITS = "data.name=data/digits data.title=digits augment.flip=false"
 TENTH = "data/tenth"  # every tenth training image, drawn, and all test images
@@ -79,11 +82,17 @@ class Row(NamedTuple):
 
 
 TINY = [
-    Row("sa_pyramid_h5_tiny_cifar", "train tiny", PYRAMID_H5, seeds=5),
-    Row("resnet_tiny_cifar", "train tiny", "model.name=resnet_tiny_cifar train.epochs=22", seeds=5),
+    Row("sa_pyramid_h5_tiny_cifar", "train tiny", f"{PYRAMID_H5} {MIXED}", seeds=5),
+    Row("resnet_tiny_cifar", "train tiny", CNN, seeds=5),
 ]
 ROWS = [
     *TINY,
+    # What mixup does to each of them
+    Row("sa_pyramid_h5_tiny_cifar.unmixed", "train tiny", PYRAMID_H5),
+    Row(
+        "sa_pyramid_h5_tiny_cifar.cutmix", "train tiny", f"{PYRAMID_H5} {MIXED} augment.cutmix=1.0"
+    ),
+    Row("resnet_tiny_cifar.mixup", "train tiny", f"{CNN} {MIXED}"),
     Row("sa_pyramid_tiny_cifar", "train tiny", PYRAMID, seeds=2),
     # The work of 100 epochs of 32x32 images, mixed as small networks need it for so long (CCT's recipe does the same)
     Row(
@@ -94,7 +103,12 @@ ROWS = [
     ),
     # What learning where to look gains: the same networks with every head on one pixel from the start
     Row("sa_pyramid_tiny_cifar.taps", "train tiny", f"{PYRAMID} model.harden=true"),
-    Row("sa_pyramid_h5_tiny_cifar.taps", "train tiny", f"{PYRAMID_H5} model.harden=true"),
+    Row(
+        "sa_pyramid_h5_tiny_cifar.taps",
+        "train tiny",
+        f"{PYRAMID_H5} {MIXED} model.harden=true",
+        seeds=5,
+    ),
     # Attention in the architecture of the CNN
     Row(
         "mhsa_resnet_tiny_cifar.scratch",

@@ -211,7 +211,7 @@ def test_one_command_publishes_all_trained_models():
     assert re.findall(r"-> \S+/(somebody/\S+)", done.output) == [
         f"somebody/{entry.name}" for entry in TRAINED
     ]
-    assert len(re.findall(r" explorer\.html\n", done.output)) == 8  # not of the CNNs
+    assert len(re.findall(r" explorer\.html\n", done.output)) == 9  # not of the CNNs
 
 
 def test_a_folder_without_trained_models_is_refused(tmp_path):
