@@ -46,7 +46,7 @@ SCALE = Scale(
         "resnet18_cifar": 4,
         "sa_learned_cifar": 5,
         "sa_content_cifar": 6,
-        "sa_pyramid_cifar": 4,
+        "sa_pyramid_h5_cifar": 4,
     },
     checked="*_cifar",
     measured=["sa_quadratic_cifar", "sa_content_cifar"],

@@ -38,6 +38,7 @@ PARAMETERS = {
     "sa_absolute_tiny_cifar": 1_827_562,
     "sa_mixed_tiny_cifar": 1_292_251,
     "sa_pyramid_cifar": 11_973_874,
+    "sa_pyramid_h5_cifar": 11_841_426,
     "sa_pyramid_tiny_cifar": 785_778,
     "sa_pyramid_h5_tiny_cifar": 785_728,
     "resnet_tiny_cifar": 783_802,

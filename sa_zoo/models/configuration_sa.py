@@ -34,6 +34,10 @@ DERIVED = {
 }
 
 
+# One number for all stages, or one per stage. JSON has lists.
+PerStage = int | list[int] | tuple[int, ...]
+
+
 @strict
 class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); by default SA-quadratic with two classes.
@@ -59,10 +63,10 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     model_type = "sa_net"
 
     attention_type: str = "quadratic"
-    hidden_size: int | list[int] | tuple[int, ...] = 400
-    num_hidden_layers: int | list[int] | tuple[int, ...] = 6
-    num_attention_heads: int | list[int] | tuple[int, ...] = 9
-    intermediate_size: int | list[int] | tuple[int, ...] = 512
+    hidden_size: PerStage = 400
+    num_hidden_layers: PerStage = 6
+    num_attention_heads: PerStage = 9
+    intermediate_size: PerStage = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
     patch_overlap: int = 0

@@ -83,8 +83,11 @@ def check_weights(name: str, trained: str, pretrained: bool, args: dict[str, Any
         folder = f"timm.create_model('local-dir:model_cards/{name}', pretrained=True)"
         reason = f"in a checkout, {folder} has its weights"
     else:
-        trained_rows = [row for row in VARIANTS if row.trained and row.terms == variant.terms]
-        alike = [f"{row.name}.{row.trained[-1]}".rstrip(".") for row in trained_rows]
+        alike = [
+            f"{row.name}.{row.trained[-1]}".rstrip(".")
+            for row in VARIANTS
+            if row.trained and row.terms == variant.terms
+        ]
         others = " and ".join(alike) or "sa_quadratic_tiny_cifar.long"
         reason = f"it is not trained yet, but {others} is"
     raise RuntimeError(f"pretrained: got True for {name}, expected False: {reason}")
