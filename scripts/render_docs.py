@@ -62,8 +62,8 @@ CNN = "resnet_tiny_cifar"
 COMPARED = {
     ("sa_pyramid_h5_tiny_cifar", ""): "as built",
     (CNN, ""): CNN,
+    ("sa_pyramid_h5_tiny_cifar", "taps"): "taps of a 3x3 kernel",
     ("sa_pyramid_tiny_cifar", ""): "as built",
-    ("sa_pyramid_tiny_cifar", "taps"): "taps of a 3x3 kernel",
     ("sa_quadratic_kernel_tiny_cifar", ""): "",
     ("sa_quadratic_tiny_cifar", ""): "",
     ("sa_quadratic_tiny_cifar.long", ""): "",
@@ -373,14 +373,17 @@ def taps() -> str:
 
 def sizes() -> str:
     """Accuracy by the size of the test images."""
-    found = read("sizes.json")
-    names = ("as trained", "scaled", "cnn")
-    head = ["images", f"`{found['network']}`", "with scaled heads", f"`{found['cnn']}`"]
-    rows = []
-    for row in found["rows"]:
-        numbers = [f"{100 * row['accuracy'][name]:.2f} %" for name in names]
-        rows.append([f"{row['size']}x{row['size']}", *numbers])
-    return markdown_table(head, rows, text=1)
+    rows = read("sizes.json")["rows"]
+    head = ["images"]
+    for name, found in rows[0]["accuracy"].items():
+        head += [f"`{name}`", *list(found)[1:]]
+    lines = []
+    for row in rows:
+        numbers = [number for found in row["accuracy"].values() for number in found.values()]
+        lines.append(
+            [f"{row['size']}x{row['size']}", *(f"{100 * number:.2f} %" for number in numbers)]
+        )
+    return markdown_table(head, lines, text=1)
 
 
 def offsets() -> str:

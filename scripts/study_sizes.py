@@ -1,7 +1,7 @@
-"""python scripts/study_sizes.py NETWORK CNN --data DATA [--sizes 24,32,40,48]
+"""python scripts/study_sizes.py NETWORK... --data DATA [--sizes 24,32,40,48]
 
-Measures what networks make of test images of other sizes than they were trained with, without training: an attention
-network as it is and with its heads scaled with the image, and a CNN. Both are folders. Writes docs/sizes.json.
+Measures what networks make of test images of other sizes than they were trained with, without training: CNNs as they
+are, and attention also with its heads scaled with the image. Networks are folders. Writes docs/sizes.json.
 """
 
 import argparse
@@ -48,28 +48,27 @@ def scaled(network: SANet, ratio: float) -> SANet:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("network", "cnn"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("networks", type=Path, nargs="+")
     parser.add_argument("--data", required=True)
     parser.add_argument("--sizes", default="24,32,40,48")
     arguments = parser.parse_args()
-    attention = open_folder(arguments.network).network.eval()
-    cnn = open_folder(arguments.cnn).network.eval()
-    data = data_of(str(arguments.network)).model_copy(update={"name": arguments.data})
-    test = TestImages(attention, data)
-    trained = resolve_model_data_config(attention)["input_size"][-1]
+    networks = {folder.name: open_folder(folder).network.eval() for folder in arguments.networks}
+    data = data_of(str(arguments.networks[0])).model_copy(update={"name": arguments.data})
+    first = next(iter(networks.values()))
+    test = TestImages(first, data)
+    trained = resolve_model_data_config(first)["input_size"][-1]
     rows = []
     for size in map(int, arguments.sizes.split(",")):
-        networks = {
-            "as trained": attention,
-            "scaled": scaled(attention, size / trained),
-            "cnn": cnn,
-        }
-        accuracy = {name: test.accuracy(Resized(net, size)) for name, net in networks.items()}
+        accuracy = {}
+        for name, network in networks.items():
+            found = {"as trained": test.accuracy(Resized(network, size))}
+            if isinstance(network, SANet):
+                larger = scaled(network, size / trained)
+                found["with scaled heads"] = test.accuracy(Resized(larger, size))
+            accuracy[name] = found
         rows.append({"size": size, "accuracy": accuracy})
         print(rows[-1], flush=True)
-    names = {"network": arguments.network.name, "cnn": arguments.cnn.name}
-    write_json(RESULTS, {**names, "images": len(test.split), "trained": trained, "rows": rows})
+    write_json(RESULTS, {"images": len(test.split), "trained": trained, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from sa_zoo import attention_from_conv, harden
 from sa_zoo.kernels import fused
 from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.norm import BatchNorm
-from sa_zoo.models.terms import Quadratic
+from sa_zoo.models.terms import Quadratic, kernel_offsets
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import load_config
 from sa_zoo.training.device import open_accelerator, with_launched_precision
@@ -96,10 +96,10 @@ def with_taps(network: nn.Module) -> nn.Module:
 
 
 def with_kernels(network: SANet) -> SANet:
-    """The network with the taps of a 3x3 kernel in each layer."""
+    """The network with the taps of a 3x3 kernel in each layer, the closest to its center if it has fewer heads."""
     for layer in attention_in(network.blocks).values():
         term = layer.terms[0]
-        term.Delta.data = torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2)
+        term.Delta.data.copy_(kernel_offsets(len(term.Delta)))
         term.spread.data.fill_(3.0)
     harden(network)
     return network
@@ -110,11 +110,10 @@ def with_folded_kernels(network: SANet) -> nn.Module:
     return reparameterize_model(with_kernels(network))
 
 
-def has_nine_centers(network: nn.Module) -> bool:
+def is_quadratic(network: nn.Module) -> bool:
     """Whether `with_kernels` takes the network."""
     return isinstance(network, SANet) and all(
-        isinstance(layer.terms[0], Quadratic) and len(layer.terms[0].spread) == 9
-        for layer in attention_in(network.blocks).values()
+        isinstance(layer.terms[0], Quadratic) for layer in attention_in(network.blocks).values()
     )
 
 
@@ -182,7 +181,7 @@ def models(
 
 
 def against(cnn: str, names: Iterable[str], batch: int, device: torch.device) -> Iterator[Case]:
-    """Networks against a CNN, the yardstick; those with nine quadratic heads also as a CNN of 3x3 kernels."""
+    """Networks against a CNN, the yardstick; those of quadratic heads also as a CNN of 3x3 kernels."""
     for name, phase in product(names, PHASES):
         if "dropout" in phase:
             continue
@@ -191,7 +190,7 @@ def against(cnn: str, names: Iterable[str], batch: int, device: torch.device) ->
         inference = phase.startswith("inference")
         if inference:
             variants["folded"] = (reparameterize_model, "")
-        if has_nine_centers(timm.create_model(name)):
+        if is_quadratic(timm.create_model(name)):
             change = with_folded_kernels if inference else with_kernels
             variants["taps of a 3x3 kernel"] = (change, "")
         yield networks(name, phase, batch, device, variants, cnn)

@@ -11,7 +11,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from sa_zoo.kernels import fused
 from sa_zoo.kernels.choose import ROUTES, choose, only
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import SANet, attention_in
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -167,11 +167,12 @@ def test_every_route_is_measured_against_another_one(steps):
 
 
 @pytest.mark.parametrize("change", [suites.with_taps, suites.with_folded_kernels])
-def test_networks_with_taps_take_their_route(change):
-    network = change(timm.create_model("sa_quadratic_kernel_tiny_cifar").eval())
-    for block in network.blocks:
+@pytest.mark.parametrize("name", ["sa_quadratic_kernel_tiny_cifar", "sa_pyramid_h5_tiny_cifar"])
+def test_networks_with_taps_take_their_route(name, change):
+    network = change(timm.create_model(name).eval())
+    for layer in attention_in(network.blocks).values():
         with torch.inference_mode():
-            assert choose(block.attn, torch.randn(2, 7, 5, 96))[0] == "taps"
+            assert choose(layer, torch.randn(2, 7, 5, layer.W_val.out_features))[0] == "taps"
 
 
 @pytest.mark.parametrize(("model", "phase", "batch", "names"), suites.ROUTES)
