@@ -83,6 +83,7 @@ RECIPES = {
     "tuned": "2 more epochs",
     "taps": "every head on one pixel of a 3x3 kernel from the start: a CNN",
     "twice": "twice the work",
+    "scratch": "all layers as attention, trained from scratch at alpha 2",
     "mixup": "with mixup",
     "unmixed": "without mixup",
     "cutmix": "with cutmix, too",
