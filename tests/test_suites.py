@@ -166,6 +166,16 @@ def test_every_route_is_measured_against_another_one(steps):
     )
 
 
+def test_taps_of_a_kernel_are_the_pixels_closest_to_its_center():
+    network = timm.create_model("sa_pyramid_h5_tiny_cifar")
+    for layer in attention_in(network.blocks).values():
+        layer.terms[0].Delta.data += 3
+    suites.with_kernels(network)
+    for layer in attention_in(network.blocks).values():
+        taps = set(map(tuple, layer.terms[0].taps()))
+        assert taps == {(-1, 0), (0, -1), (0, 0), (0, 1), (1, 0)}
+
+
 @pytest.mark.parametrize("change", [suites.with_taps, suites.with_folded_kernels])
 @pytest.mark.parametrize("name", ["sa_quadratic_kernel_tiny_cifar", "sa_pyramid_h5_tiny_cifar"])
 def test_networks_with_taps_take_their_route(name, change):
