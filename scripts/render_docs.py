@@ -83,7 +83,7 @@ RECIPES = {
     "tuned": "2 more epochs",
     "taps": "every head on one pixel of a 3x3 kernel from the start: a CNN",
     "twice": "twice the work",
-    "scratch": "all layers as attention, trained from scratch at alpha 2",
+    "scratch": "all layers but the first as attention, from scratch at alpha 2",
     "mixup": "with mixup",
     "unmixed": "without mixup",
     "cutmix": "with cutmix, too",
