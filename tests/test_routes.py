@@ -13,7 +13,7 @@ from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import ROUTES, ROWS, choose, only
 from sa_zoo.kernels.fused import LIBRARY
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.content import Absolute, Content, Relative
+from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
 from sa_zoo.models.network import Block
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
@@ -24,6 +24,7 @@ TERMS = [
     (GeneralizedQuadratic,),
     (Learned,),
     (Content,),
+    (ContentKernel,),
     (Relative,),
     (Absolute,),
     (Quadratic, Content),
@@ -84,6 +85,7 @@ ROUTE_OF = {  # terms, images, training -> route
     "terms that do not factorize": ((GeneralizedQuadratic,), (13, 11), 16, False, "recomputed"),
     "content": ((Quadratic, Content), (13, 11), 16, False, "absorbed"),
     "content, training": ((Content,), (13, 11), 16, True, "absorbed"),
+    "content that starts as a kernel": ((ContentKernel,), (13, 11), 16, False, "absorbed"),
     "training on a large batch": ((Quadratic,), (13, 11), 97, True, "recomputed"),
     "training on a small batch": ((Quadratic,), (11, 7), 5, True, "definition"),
     "training on a small batch of large images": ((Quadratic,), (19, 17), 1, True, "by axes"),

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, pad
 from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.content import Absolute, Content, Relative
+from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
 from sa_zoo.models.positions import displacements
 from sa_zoo.models.terms import RelativeTables, Term
 
@@ -91,6 +91,7 @@ def absorbed_absolute(term: Absolute) -> Scores:
 
 ABSORBED: dict[type[Term], Callable[..., Scores]] = {
     Content: absorbed_content,
+    ContentKernel: absorbed_content,
     Relative: absorbed_relative,
     Absolute: absorbed_absolute,
 }
