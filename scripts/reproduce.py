@@ -54,6 +54,7 @@ VIT_SHARES = {"all": "train.epochs=3", "tenth": f"train.epochs=10 data.name={TEN
 # Score terms that are compared after 8 epochs, and seeds
 SCORES = {
     "quadratic": 3,
+    "quadratic_kernel": 3,
     "content": 3,
     "content_kernel": 3,
     "quadratic_gen": 1,
