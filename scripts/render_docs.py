@@ -53,7 +53,7 @@ SCORES = {
     "sa_quadratic_tiny_cifar": "the last term, as a round Gaussian",
     "sa_eq8_tiny_cifar": "all four terms",
     "sa_content_tiny_cifar": "query-key and query-position, with a bias of the query: the paper's models with content",
-    "sa_content_kernel_tiny_cifar": "the same two terms, starting as 3x3 convolutions without content",
+    "sa_content_kernel_tiny_cifar": "query-key and query-position, starting as 3x3 convolutions without content",
     "sa_absolute_tiny_cifar": "Eq. 7 instead",
 }
 
