@@ -220,17 +220,20 @@ def test_features_are_those_of_the_stages(kind):
 
 
 @every_kind
-def test_timms_ways_of_running_a_model(kind):
+def test_torch_fx_sees_each_block_as_one_node(kind):
     network, x = pyramid(kind), images()
-    expected = network(x)
-    traced = torch.fx.symbolic_trace(network)
-    assert torch.equal(traced(x), expected)
+    assert torch.equal(torch.fx.symbolic_trace(network)(x), network(x))
     _, names = get_graph_node_names(network)
     assert [name for name in names if "blocks." in name] == [f"blocks.{i}" for i in range(6)]
     extracted = create_feature_extractor(network, {"blocks.2": "map"})(x)["map"]
     assert torch.equal(extracted.permute(0, 3, 1, 2), network.forward_intermediates(x)[1][1])
+
+
+@pytest.mark.parametrize("kind", ["pyramid", "content"])  # one of each kind of block
+def test_compiles_and_exports_as_one_graph(kind):
+    network, x = pyramid(kind), images()
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(x), expected, atol=1e-6)
+    assert torch.allclose(compiled(x), network(x), atol=1e-6)
     program = torch.export.export(
         network, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=97)},)
     )

@@ -23,13 +23,14 @@ from tiny_runs import (
     signalled_by,
     tiny_config,
 )
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
 from sa_zoo.folders.cost import training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_model
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config
+from sa_zoo.training.device import report_lost_process
 from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
@@ -322,7 +323,7 @@ def launched(config: Config, out: Path, *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("asked", "warning"),
-    [("", ""), ("no", "got bf16 from accelerate launch, but the config says no")],
+    [("", ""), ("no", "got bf16 from the launcher, but the config says no")],
 )
 def test_the_launcher_decides_the_precision_that_the_config_leaves_open(
     plain, tmp_path, asked, warning
@@ -700,6 +701,18 @@ def test_a_dying_process_that_decodes_images_is_reported_and_the_run_resumes(tmp
     train(tiny_config(**table), tmp_path / "run", resume=True)
     train(tiny_config(**table), tmp_path / "whole")
     assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_connection_that_breaks_before_its_process_has_ended_is_reported_alike():
+    batches = iter(DataLoader(torch.arange(7), num_workers=1))
+    with (
+        pytest.raises(ConnectionError, match=r"a process that decodes images has ended: .*Killed"),
+        report_lost_process(),
+    ):
+        batches._workers[0].kill()
+        raise ConnectionResetError("by a process that the system has not reported yet")
+    with pytest.raises(ConnectionResetError, match="by something else"), report_lost_process():
+        raise ConnectionResetError("by something else")
 
 
 def test_a_run_on_streamed_images_resumes_with_its_dropout(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,12 +37,10 @@ def with_launched_precision(config: Config) -> Config:
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     chosen = config.train.precision or launched
     if launched not in ("no", chosen):  # "no" is also what the launcher sets if it was not asked
-        message = (
-            "train.precision: got %s from accelerate launch, but the config says %s, which counts"
-        )
+        message = "train.precision: got %s from the launcher, but the config says %s, which counts"
         _logger.warning(message, launched, chosen)
-    train = {**config.train.model_dump(), "precision": chosen}
-    return parse_config({**config.model_dump(), "train": train})
+    train = config.train.model_dump() | {"precision": chosen}
+    return parse_config(config.model_dump() | {"train": train})
 
 
 # Part of a RuntimeError of torch -> which process is gone.
@@ -55,10 +54,15 @@ LOST = {
 def report_lost_process() -> Iterator[None]:
     """Turn torch's error about a process that ended into a ConnectionError that says what happened and what to do."""
     try:
-        yield
+        try:
+            yield
+        except ConnectionError:
+            time.sleep(1)  # torch interrupts this once the process behind it has ended
+            raise
     except RuntimeError as error:
         for pattern, what in LOST.items():
             if re.search(pattern, str(error)):
-                message = f"{what}: its output or the system's log says why, and --resume continues the run"
-                raise ConnectionError(f"{message} ({error})") from error
+                raise ConnectionError(
+                    f"{what}: its output or the system's log says why, and --resume continues the run ({error})"
+                ) from error
         raise

@@ -57,7 +57,7 @@ def chosen(layers: list[Attention], blocks: list[int] | None) -> list[Attention]
 def check_images(vit: VisionTransformer, images: Tensor) -> None:
     """Raise ValueError unless the network takes these images."""
     expected = (vit.in_chans, *vit.patch_embed.img_size)
-    if images.ndim != 4 or len(images) == 0 or tuple(images.shape[1:]) != expected:
+    if images.ndim != 4 or not len(images) or tuple(images.shape[1:]) != expected:
         shape = ", ".join(map(str, expected))
         raise ValueError(f"images: got {tuple(images.shape)}, expected (B, {shape})")
 
