@@ -51,6 +51,7 @@ SCORES = {
     "sa_learned_tiny_cifar": "the last term of Eq. 8, with a vector per axis",
     "sa_quadratic_gen_tiny_cifar": "the last term, as a Gaussian of any covariance",
     "sa_quadratic_tiny_cifar": "the last term, as a round Gaussian",
+    "sa_quadratic_kernel_tiny_cifar": "the last term, starting as 3x3 convolutions in three of six blocks",
     "sa_eq8_tiny_cifar": "all four terms",
     "sa_content_tiny_cifar": "query-key and query-position, with a bias of the query: the paper's models with content",
     "sa_content_kernel_tiny_cifar": "query-key and query-position, starting as 3x3 convolutions without content",
