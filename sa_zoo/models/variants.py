@@ -93,7 +93,7 @@ VARIANTS = (
             PYRAMID | {"embed_dim": (56, 88, 144)}, trained=("",)),
     Variant("sa_pyramid_h5_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 80, 120 and 174 channels: for two CPU cores.",
-            PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}, trained=("",), installed=True),
+            PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}, trained=("", "long"), installed=True),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
             {"layers": (2, 2, 2, 2)}, trained=("",)),
