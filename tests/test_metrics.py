@@ -1,13 +1,11 @@
 """The schema of metrics.json."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from sa_zoo.folders.metrics import Metrics, Scores, Training, read_metrics, write_metrics
 
-ROOT = Path(__file__).parents[1]
 SCORES = Scores(top1=0.7, top5=0.9, loss=1.1, n=13)
 
 
@@ -26,13 +24,6 @@ def test_what_is_written_reads_back_equal_and_holds_only_what_was_measured(tmp_p
         "train": {"epochs": 3},
         "environment": {"threads": 2},
     }
-
-
-@pytest.mark.parametrize("folder", list((ROOT / "tests/earlier_version").glob("*/metrics.json")))
-def test_files_from_before_there_was_a_version_still_read_whole(folder):
-    written = json.loads(folder.read_text())
-    assert "version" not in written
-    assert read_metrics(folder.parent).measured() == {"version": 1, **written}
 
 
 def test_a_folder_without_metrics_has_measured_nothing(tmp_path):

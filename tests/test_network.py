@@ -5,8 +5,9 @@ import torch
 from torchvision.ops import StochasticDepth
 
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
-from sa_zoo.models.network import Block, DropPath, SANet
+from sa_zoo.models.network import SANet
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 from sa_zoo.models.variants import TERMS
 
@@ -221,6 +222,6 @@ def test_drop_path_is_that_of_torchvision(p):
 
 
 def test_dropout_leaves_the_residual_alone():
-    block = Block(7, 3, 11, (Quadratic,), (5, 3), proj_drop=1.0)
+    block = PostNormBlock(7, 3, 11, (Quadratic,), (5, 3), proj_drop=1.0)
     x = torch.randn(2, 5, 3, 7)
     assert torch.equal(block(x), block.norm2(block.norm1(x)))

@@ -22,10 +22,11 @@ from sa_zoo.folders.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.kernels.choose import choose
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.blocks import Merge
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.content import Absolute, Content
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
-from sa_zoo.models.network import Merge, SANet, attention_in
+from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.stages import Layout, Level, Stage, layout_of
 from sa_zoo.models.terms import Learned, Quadratic, QuadraticKernel
 from sa_zoo.models.timm_network import TimmSANet

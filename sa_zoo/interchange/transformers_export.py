@@ -14,9 +14,10 @@ from transformers.image_utils import PILImageResampling
 
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import read_json, write_file
+from sa_zoo.models.blocks import terms_of_block
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.network import SANet, attention_in, block_of, terms_of_block
+from sa_zoo.models.network import SANet, attention_in, block_of
 from sa_zoo.models.variants import TERMS
 
 

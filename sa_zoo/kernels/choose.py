@@ -18,7 +18,7 @@ from sa_zoo.kernels.recomputed import axes_pay, can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation, situation
 from sa_zoo.kernels.taps import can_read_taps, taps
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.network import Block
+from sa_zoo.models.blocks import Block
 
 Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
 

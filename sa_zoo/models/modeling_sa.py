@@ -22,11 +22,12 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
+from .blocks import Block, PostNormBlock, ResidualBlock, new_blocks
 from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
 from .content import Content  # noqa: F401
-from .network import Block, Layer, block_arguments, new_embedding, new_head, set_grids
+from .network import new_embedding, new_head, set_grids
 from .norm import BatchNorm  # noqa: F401
 from .positions import pixels  # noqa: F401
 from .stages import Grid, ImageSize
@@ -56,12 +57,22 @@ class SABlock(GradientCheckpointingLayer, Block):
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
         X = self.merge(hidden_states.unflatten(1, grid))
-        inner = X
-        if isinstance(self.first, Layer):
-            attended, _ = self.first.attn(X, output_attentions)
-            inner = self.first.act(attended)
-        attended, _ = self.attn(inner, output_attentions)
-        return self.after_attention(X, attended).flatten(1, 2)
+        return self.after_attention(X, self.attended(X, output_attentions)).flatten(1, 2)
+
+
+class SAPostNormBlock(SABlock, PostNormBlock):
+    """The paper's block in transformers."""
+
+    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        return self.attn(x, output_attentions)[0]
+
+
+class SAResidualBlock(SABlock, ResidualBlock):
+    """The residual block in transformers."""
+
+    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        inner, _ = self.first.attn(x, output_attentions)
+        return self.attn(self.first.act(inner), output_attentions)[0]
 
 
 class SAPreTrainedModel(PreTrainedModel):
@@ -73,7 +84,7 @@ class SAPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers' own models, too
     supports_gradient_checkpointing = True
-    _no_split_modules = ["SABlock"]  # noqa: RUF012  transformers' own declaration
+    _no_split_modules = ["SAPostNormBlock", "SAResidualBlock"]  # noqa: RUF012  transformers' own declaration
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  a classifier's
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
@@ -97,8 +108,9 @@ class SAPreTrainedModel(PreTrainedModel):
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }
-        arguments = block_arguments(self.layout, terms, size, config.drop_path_rate)
-        self.blocks = nn.ModuleList(SABlock(**each, **drops) for each in arguments)
+        classes = (SAPostNormBlock, SAResidualBlock)
+        blocks = new_blocks(classes, self.layout, terms, size, config.drop_path_rate, **drops)
+        self.blocks = nn.ModuleList(blocks)
         self.fixed_img_size = has_fixed_size(terms)
 
     @torch.no_grad()

@@ -11,14 +11,15 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .network import Block, SANet, block_of, checked_pool, new_head, terms_in
+from .blocks import Block, PostNormBlock, ResidualBlock
+from .network import SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
 from .terms import Groups
 
 _logger = logging.getLogger(__name__)
 
 
-class TimmBlock(Block):
+class OneNode(Block):
     """A block that is one node of torch.fx's graphs, as its evaluation depends on what fx does not know."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,14 +29,22 @@ class TimmBlock(Block):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
         x = self.merge(x)
-        return self.after_attention(x, self.attn(self.first(x)))
+        return self.after_attention(x, self.attended(x))
+
+
+class TimmPostNormBlock(OneNode, PostNormBlock):
+    """The paper's block in timm."""
+
+
+class TimmResidualBlock(OneNode, ResidualBlock):
+    """The residual block in timm."""
 
 
 class TimmSANet(SANet):
     """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level."""
 
     output_fmt = "NHWC"
-    block_class = TimmBlock
+    block_classes = (TimmPostNormBlock, TimmResidualBlock)
 
     def __init__(self, terms: Groups, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
