@@ -95,8 +95,6 @@ RECIPES = {
 VITS = ("vit_tiny_patch16_224", "local_vit")
 STARTS = {
     "timm": "timm's",
-    "mimetic": "`mimetic`",
-    "impulse": "`impulse`",
     "quadratic": "`quadratic`, first three blocks",
     "both": "`quadratic`, all blocks, and `add_positions`",
     "positions": "timm's, and `add_positions`",

@@ -43,8 +43,6 @@ VIT = (
 )
 VITS = {
     "vit_tiny_patch16_224.timm": "",
-    "vit_tiny_patch16_224.mimetic": "model.start=mimetic",
-    "vit_tiny_patch16_224.impulse": "model.start=impulse",
     "local_vit.quadratic": "model.args.start=quadratic model.args.blocks=[0,1,2]",
     "local_vit.positions": "model.args.alpha=1.0",
     "local_vit.both": "model.args.start=quadratic model.args.alpha=1.0",

@@ -43,11 +43,6 @@ def with_key(dotted: str, value: object) -> dict:
             "bf61",
             ["train.precision: got 'bf61'", "'no', 'bf16' or 'fp16'", "mean bf16?"],
         ),
-        (
-            "augment.random_erasing",
-            0.25,
-            ["augment.random_erasing: got 0.25", "expected less than or equal to 0"],
-        ),
         ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
         ("model.args", 3, ["model.args: got 3", "expected a table"]),
         (
@@ -90,12 +85,6 @@ def test_every_mistake_is_reported_each_on_its_line():
         "train.seed",
     }
     assert "did you mean model?" in "".join(lines)
-
-
-def test_a_removed_option_that_was_off_is_read_and_not_written():
-    config = parse_config(with_key("augment.random_erasing", 0.0))
-    assert config == parse_config(MINIMAL)
-    assert "random_erasing" not in dump_config(config)
 
 
 def test_a_config_cannot_be_changed():

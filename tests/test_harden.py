@@ -262,9 +262,6 @@ def test_heads_that_cannot_be_taps_are_refused_with_the_reason():
         "depend on content": network("sa_mixed_tiny_cifar"),
         "its 1x1 pixels have 1 displacements for 5 heads": network(img_size=4),
         "the size of its images is not known": nn.Sequential(network().blocks[0]),
-        "value matrices have a low rank": nn.Sequential(
-            attention_from_conv(nn.Conv2d(3, 5, 3), 3.0, head_dim=2)
-        ),
         "it looks at content": nn.Sequential(
             attention_from_conv(nn.Conv2d(3, 5, 3), 3.0, content=True)
         ),

@@ -1,6 +1,5 @@
 """layer_conversion.py, slices.py: from a convolution to attention and back."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -16,7 +15,6 @@ from sa_zoo.convolution.layer_conversion import (
     conv_on_taps,
     why_not,
 )
-from sa_zoo.convolution.slices import LowRankSlices
 from sa_zoo.convolution.soft import SoftAttention
 
 
@@ -122,56 +120,6 @@ def test_the_sharper_the_heads_the_nearer_the_convolution():
     assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-7
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_low_rank_value_matrices_are_the_best_of_their_rank(groups):
-    conv = nn.Conv2d(6, 4, 3, groups=groups).double()
-    dense = np.zeros((9, 4, 6))
-    weight = conv.weight.detach().numpy().reshape(4, 6 // groups, 9)
-    for group in range(groups):
-        rows, columns = slice(4 // groups * group, 4 // groups * (group + 1)), 6 // groups
-        dense[:, rows, columns * group : columns * (group + 1)] = np.moveaxis(weight[rows], 2, 0)
-    for rank in (1, 2, 3):
-        slices = LowRankSlices(conv.weight.detach(), groups, rank)
-        assert slices.weight.shape == (9, rank, 6) and slices.W_out.shape == (4, 9, rank)
-        tail = np.linalg.svd(dense, compute_uv=False)[:, rank:]
-        assert slices.error == pytest.approx(np.linalg.norm(tail) / np.linalg.norm(dense), rel=1e-9)
-        lost = slices().detach().numpy().reshape(4, 6, 9) - np.moveaxis(dense, 0, 2)
-        assert np.linalg.norm(lost) == pytest.approx(np.linalg.norm(tail), rel=1e-9)
-
-
-def test_head_dim_of_the_slices_rank_loses_nothing_and_the_usual_one_most():
-    """Theorem 1 asks for D_h = D_out; D_out / N_h, the usual choice, is not a convolution any more."""
-    conv = nn.Conv2d(19, 18, 3).double()
-    x = torch.randn(1, 19, 7, 5, dtype=torch.float64)
-    full = attention_from_conv(conv, head_dim=18)
-    assert full.W_val.error == 0 and torch.allclose(full(x), conv(x), atol=1e-12)
-    usual = attention_from_conv(conv, head_dim=18 // 9)
-    assert usual.W_val.error > 0.7
-    assert torch.equal(conv_from_attention(usual)(x), usual(x))
-    rank_two = nn.Conv2d(19, 18, 3).double()
-    with torch.no_grad():
-        rank_two.weight.copy_(
-            torch.einsum("orkl,irkl->oikl", torch.randn(18, 2, 3, 3), torch.randn(19, 2, 3, 3))
-        )
-    exact = attention_from_conv(rank_two, head_dim=2)
-    assert exact.W_val.error < 1e-6
-    assert torch.allclose(exact(x), rank_two(x), atol=1e-4)
-    with pytest.raises(ValueError, match="head_dim: got 19, expected 1 to 18"):
-        attention_from_conv(conv, head_dim=19)
-
-
-def test_head_dim_may_be_larger_than_the_number_of_input_channels():
-    """Lemma 1 takes D_h = D_out, whatever D_in is."""
-    conv = nn.Conv2d(5, 11, 3, padding=1).double()
-    x = torch.randn(2, 5, 7, 13, dtype=torch.float64)
-    layer = attention_from_conv(conv, head_dim=11)
-    assert layer.W_val.weight.shape == (9, 11, 5) and layer.W_val.W_out.shape == (11, 9, 11)
-    assert layer.W_val.error == 0 and (layer(x) - conv(x)).abs().max() < 1e-12
-    assert (layer.definition(x) - conv(x)).abs().max() < 1e-12
-    with pytest.raises(ValueError, match="head_dim: got 12, expected 1 to 11"):
-        attention_from_conv(conv, head_dim=12)
-
-
 def test_what_attention_cannot_express_is_refused_with_the_reason():
     parametrized = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3))
     hooked, hooked_backward, replaced = (nn.Conv2d(3, 5, 3) for _ in range(3))
@@ -215,7 +163,7 @@ def test_the_convolution_is_left_alone_and_its_state_is_taken_over():
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
-@pytest.mark.parametrize("arguments", [{}, {"alpha": 3.0}, {"head_dim": 5}])
+@pytest.mark.parametrize("arguments", [{}, {"alpha": 3.0}])
 def test_a_frozen_tensor_stays_frozen_in_both_directions(arguments, frozen):
     conv = nn.Conv2d(3, 5, 3, padding=1)
     getattr(conv, frozen).requires_grad_(False)

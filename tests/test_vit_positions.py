@@ -204,7 +204,7 @@ def test_its_name_takes_starts_blocks_features_and_other_vits(tmp_path):
     load_checkpoint(plain, str(tmp_path / "last.pth.tar"))
     assert torch.equal(plain(images()), started.eval()(images()))
     weights = []
-    for start in ("", "mimetic"):
+    for start in ("", "quadratic"):
         torch.manual_seed(0)
         network = timm.create_model("local_vit", start=start, blocks=[1], **SIZES)
         weights.append([block.attn.qkv.weight for block in network.blocks])

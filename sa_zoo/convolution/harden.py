@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.slices import Slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows
 from sa_zoo.models.attention import Attention
@@ -37,8 +36,8 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     `conv_from_attention` returns a convolution of that size. A layer whose heads are taps already keeps its function.
 
     Returns the displacements (row, column) that the heads of each layer read. Raises ValueError, before anything is
-    changed, for a network without such layers, for layers that look at content, have learned encodings or value
-    matrices of low rank, and for images with fewer displacements than a layer has heads.
+    changed, for a network without such layers, for layers that look at content or have learned encodings, and for
+    images with fewer displacements than a layer has heads.
     """
     grids: dict[nn.Module, Grid] = {}
     if isinstance(model, SANet):
@@ -64,8 +63,6 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
     if isinstance(layer, ConvolutionalAttention):
         if not isinstance(layer, SoftAttention):
             return "it looks at content"
-        if not isinstance(layer.W_val, Slices):
-            return "its value matrices have a low rank, which mixing them would raise"
         if not layer.windows():
             return "one sees without end (its alpha is not positive, or its Delta not finite)"
         return ""

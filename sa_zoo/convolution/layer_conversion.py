@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.padding import Padding, SamePadding
-from sa_zoo.convolution.slices import LowRankSlices, Slices
+from sa_zoo.convolution.slices import Slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows
 from sa_zoo.kernels.situation import is_watched
@@ -72,7 +72,6 @@ def attention_from_conv(
     conv: _ConvNd,
     alpha: float = 46.0,
     content: bool = False,
-    head_dim: int | None = None,
 ) -> ConvolutionalAttention:
     """Multi-head self-attention that equals a convolution up to certificate.py's bound; `conv` is not modified.
 
@@ -81,7 +80,6 @@ def attention_from_conv(
         alpha: sharpness of all heads. From 39 on, the layer runs as its convolution, in any type, and Delta and alpha
             are fixed; 46 is the paper's. Below, they are parameters.
         content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
-        head_dim: D_h. None: D_out, with which Theorem 1 is exact; less: the best W_val_h W_out_h of that rank.
 
     Raises ValueError for a layer that cannot be expressed, with the reason.
     """
@@ -90,14 +88,13 @@ def attention_from_conv(
         raise ValueError(
             f"conv: got {conv}, expected a convolution that attention can express: {reason}"
         )
-    return attention_in_place(copy.deepcopy(conv), alpha, content, head_dim)
+    return attention_in_place(copy.deepcopy(conv), alpha, content)
 
 
 def attention_in_place(
     conv: _ConvNd,
     alpha: float,
     content: bool,
-    head_dim: int | None = None,
 ) -> ConvolutionalAttention:
     """Like attention_from_conv, but takes over the tensors of a convolution that is not used any more."""
     if not alpha > 0:
@@ -107,11 +104,6 @@ def attention_in_place(
             "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
         )
     weight = conv.weight.detach()
-    W_val: nn.Module = Slices(weight)
-    groups = conv.groups
-    if head_dim is not None:
-        W_val = LowRankSlices(weight, groups, head_dim)
-        groups = 1
     heads = math.prod(conv.kernel_size)
     alphas = torch.full([heads], alpha, device="cpu", dtype=torch.float64)
     offset = torch.zeros(heads, len(conv.kernel_size), device="cpu")
@@ -121,7 +113,13 @@ def attention_in_place(
     elif missed_attention(offset, alphas).max() <= EXACT:
         evaluation = HardAttention
     attention = evaluation(
-        W_val, conv.bias, _padding(conv), conv.stride, conv.dilation, groups, alphas.to(weight)
+        Slices(weight),
+        conv.bias,
+        _padding(conv),
+        conv.stride,
+        conv.dilation,
+        conv.groups,
+        alphas.to(weight),
     )
     _train_what_was_trained(attention, conv.weight, conv.bias)
     return attention.train(conv.training)

@@ -51,7 +51,7 @@ class ModelConfig(Section):
     init: str = ""  # initial weights: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
     # start the heads of a vision transformer of timm as the pixels of a kernel
-    start: Literal["", "quadratic", "impulse", "mimetic"] = ""
+    start: Literal["", "quadratic"] = ""
     harden: bool = False  # make the heads of the initial weights taps, frozen where they are
     freeze: str = ""  # regular expression; parameters whose name matches are not trained
 
@@ -70,8 +70,6 @@ class AugmentConfig(Section):
     flip: bool = False  # left-right, with probability 1/2
     small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to small_size
     small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
-    # an option of earlier versions, in the train.toml of their folders
-    random_erasing: float = Field(0.0, ge=0, le=0, exclude=True)
     mixup: NonNegativeFloat = 0.0  # alpha of the beta distribution
     cutmix: NonNegativeFloat = 0.0
     label_smoothing: Fraction = 0.0
@@ -98,7 +96,7 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     ema: Fraction = 0.0  # decay of the weight average, which is then published; 0: none
     checkpoint_steps: NonNegativeInt = 0  # between two checkpoints; 0: the steps of an epoch
-    tracker: Literal["", "tensorboard"] = ""
+    tracker: str = ""  # any that accelerate offers: tensorboard, trackio, wandb, ...; empty: none
 
 
 class Config(Section):

@@ -100,7 +100,7 @@ def _initialize(
         whiten_first_convolution(model, split, input_format)
     if config.start:
         images, *_ = next(iter(split.loader(START_IMAGES)))
-        start_as_convolution(model, config.start, images=input_format.normalize(images))
+        start_as_convolution(model, images=input_format.normalize(images))
 
 
 def _accelerator(config: Config, out: Path) -> Accelerator:
@@ -109,7 +109,7 @@ def _accelerator(config: Config, out: Path) -> Accelerator:
         raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
     if train.tracker and find_spec(train.tracker) is None:
         raise ValueError(
-            f"train.tracker: got {train.tracker}, which is not installed: pip install 'sa_zoo[tracking]'"
+            f"train.tracker: got {train.tracker}, which is not installed: pip install {train.tracker}"
         )
     accelerator = open_accelerator(
         mixed_precision=train.precision,

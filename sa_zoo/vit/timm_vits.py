@@ -52,19 +52,21 @@ def local_vit(
     blocks: list[int] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """A VisionTransformer of timm. `start`: a method of `start_as_convolution`; `alpha`: of `add_positions`.
+    """A VisionTransformer of timm; `start` "quadratic": by `start_as_convolution`; `alpha`: of `add_positions`.
 
     Both change the given `blocks`, by default all.
     """
     if not is_model(vit):
         raise ValueError(f"vit: got {vit}, expected the name of a VisionTransformer of timm")
+    if start not in ("", "quadratic"):
+        raise ValueError(f"start: got {start!r}, expected 'quadratic' or ''")
 
     def build(**arguments: Any) -> nn.Module:
         network = model_entrypoint(vit)(pretrained=False, **arguments)
         # Weights that will be loaded need no start, and libraries that load some build without memory.
         loads = pretrained or next(network.parameters()).is_meta
         if start and not loads:
-            start_as_convolution(network, start, blocks=blocks)
+            start_as_convolution(network, blocks=blocks)
         if alpha is not None:
             add_positions(network, alpha, blocks)
         return network
