@@ -168,7 +168,7 @@ def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(
         layer.train()(X)  # with dropout on probabilities
         assert taken == ["definition"]
     small = published.Attention(D, HEADS, (Quadratic,), (H, W))
-    assert not small.axes_pay
+    assert not small.axes_pay(small.pixels)
 
 
 def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():

@@ -15,7 +15,6 @@ from benchmark import Case, Subject, measure, run_cases, step
 from torch import nn
 from typer.testing import CliRunner
 
-from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Quadratic
 
@@ -127,13 +126,12 @@ def test_half_precision_is_autocast_in_training_and_gradients_are_made():
 @pytest.mark.parametrize("training", [False, True])
 def test_a_route_is_forced_for_the_whole_step(training, monkeypatch):
     layer = Attention(5, 2, (Quadratic,), (3, 7)).train(training)
-    routes, X = [], torch.randn(1, 3, 7, 5)
-    monkeypatch.setattr(layer.W_out, "forward", lambda x: routes.append(choose(layer, X)[0]) or x)
+    routes, X, by_axes = [], torch.randn(1, 3, 7, 5), layer.by_axes
+    monkeypatch.setattr(layer, "by_axes", lambda x: routes.append("by axes") or by_axes(x))
     step(layer, X, "by axes")()
     assert routes == ["by axes"]
-    assert choose(layer, X)[0] != "by axes"
-    with only("by axes"):
-        assert choose(layer, X)[0] == "by axes"
+    step(layer, X)()
+    assert routes == ["by axes"]
 
 
 def test_a_run_is_added_to_the_file_after_each_case_and_other_runs_stay(tmp_path):

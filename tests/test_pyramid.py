@@ -378,7 +378,7 @@ def test_training_on_a_cpu_takes_the_cheaper_form_of_each_stage():
     x = network.embed(images(1, (32, 32)))
     routes = []
     for block in network.blocks:
-        routes += [choose(layer, block.merge(x))[0] for layer in attention_in(block).values()]
+        routes += [choose(layer, block.merge(x))[0].name for layer in attention_in(block).values()]
         x = block(x)
     assert routes == ["by axes"] * 2 + ["definition"] * 6
 

@@ -14,74 +14,81 @@ from torch import Tensor
 from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.fused import can_fuse, fused
 from sa_zoo.kernels.portions import divided
-from sa_zoo.kernels.recomputed import axes_pay, can_recompute, recomputed
+from sa_zoo.kernels.recomputed import can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation, situation
 from sa_zoo.kernels.taps import can_read_taps, taps
-from sa_zoo.models.attention import Attention
+from sa_zoo.models.attention import AXES_FROM, Attention
 from sa_zoo.models.blocks import Block
 
-Route = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
-
-ROUTES: dict[str, Route] = {
-    "definition": lambda layer, X, now: layer.definition(X),
-    "by axes": lambda layer, X, now: layer.by_axes(X),
-    "as published": lambda layer, X, now: layer.cheaper(X),
-    "fused": fused,
-    "absorbed": absorbed,
-    "recomputed": recomputed,
-    "taps": taps,
-}
+Condition = Callable[[Attention, Tensor, Situation], bool]
+Evaluation = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
 # Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
 # than by P itself. On GPUs this is an estimate for training and inference, not measured yet.
 KEPT_AXES_FROM = 256
 
 
-class Row(NamedTuple):
-    """A route, when it is taken, and why."""
+def keeping_axes_pays(layer: Attention, X: Tensor, now: Situation) -> bool:
+    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+    least = max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))
+    return layer.axes_pay(X.shape[1] * X.shape[2], least)
 
-    route: str
-    condition: Callable[[Attention, Tensor, Situation], bool]
+
+class Route(NamedTuple):
+    """A way to evaluate Eq. 10, when it is taken, and why."""
+
+    name: str
+    condition: Condition
+    evaluation: Evaluation
     reason: str
 
 
-# The first row whose condition holds is taken.
-ROWS = (
-    Row(
-        "definition",
-        lambda layer, X, now: now.watched,
-        "calls every module, once and with the whole batch",
+# The first route whose condition holds is taken.
+ROUTES = (
+    Route(
+        "taps",
+        can_read_taps,
+        taps,
+        "reads one pixel per head: a convolution, or a gather and a product",
     ),
-    Row(
-        "taps", can_read_taps, "reads one pixel per head: a convolution, or a gather and a product"
-    ),
-    Row(
+    Route(
         "as published",
         lambda layer, X, now: now.fixed_graph,
+        lambda layer, X, now: layer.cheaper(X),
         "asks nothing about the batch, any of which the graph has to take",
     ),
-    Row("absorbed", can_absorb, "builds neither queries nor keys"),
-    Row("fused", can_fuse, "never builds the tensor of all heads"),
-    Row(
-        "recomputed", can_recompute, "keeps the tensor of all heads neither whole nor for gradients"
+    Route("absorbed", can_absorb, absorbed, "builds neither queries nor keys"),
+    Route("fused", can_fuse, fused, "never builds the tensor of all heads"),
+    Route(
+        "recomputed",
+        can_recompute,
+        recomputed,
+        "keeps the tensor of all heads neither whole nor for gradients",
     ),
-    Row(
+    Route(
         "by axes",
-        # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-        lambda layer, X, now: axes_pay(layer, X, min(X.shape[3], KEPT_AXES_FROM)),
+        keeping_axes_pays,
+        lambda layer, X, now: layer.by_axes(X),
         "costs O(T (H + W)) instead of O(T^2)",
     ),
-    Row("definition", lambda layer, X, now: True, "is as fast for small images"),
+    Route(
+        "definition",
+        lambda layer, X, now: True,
+        lambda layer, X, now: layer.definition(X),
+        "calls every module once, with the whole batch, and is as fast for small images",
+    ),
 )
 
-_only: list[str] = []
+
+def situation_of(layer: Attention, X: Tensor) -> Situation:
+    return situation(layer.children(), X, *layer.parameters())
 
 
-def choose(layer: Attention, X: Tensor) -> tuple[str, Situation]:
-    """Name of the route for X (B, H, W, D), and the situation that it is chosen in."""
-    now = situation(layer.children(), X, *layer.parameters())
-    if _only:
-        return _only[-1], now
-    return next(row.route for row in ROWS if row.condition(layer, X, now)), now
+def choose(layer: Attention, X: Tensor) -> tuple[Route, Situation]:
+    """The route for X (B, H, W, D), and the situation that it is chosen in."""
+    now = situation_of(layer, X)
+    if now.watched:
+        return ROUTES[-1], now
+    return next(route for route in ROUTES if route.condition(layer, X, now)), now
 
 
 # `self` has no type in these two: TorchScript would compile its class instead of the module.
@@ -89,7 +96,7 @@ def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """Eq. 10 by the chosen route: (B, H, W, D) -> (B, H, W, D)"""
     if not torch.jit.is_scripting():
         route, now = choose(self, X)
-        return ROUTES[route](self, X, now)
+        return route.evaluation(self, X, now)
     return self.cheaper(X)
 
 
@@ -101,22 +108,24 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignor
 
 
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
-    if _only:
-        return block.rest(x, attended)
     others = [module for module in block.children() if module is not block.attn]
     return divided(block.rest, situation(others, x, attended), x, attended)
 
 
 @contextmanager
-def only(route: str) -> Iterator[None]:
-    """Evaluate every layer by this route, for tests and benchmarks. Raises ValueError for a name not in ROUTES."""
-    if route not in ROUTES:
-        raise ValueError(f"route: got {route!r}, expected one of {', '.join(ROUTES)}")
-    _only.append(route)
+def only(name: str) -> Iterator[None]:
+    """Evaluate every layer by this route, and what follows as written. Raises ValueError for an unknown name."""
+    routes = {route.name: route for route in ROUTES}
+    if name not in routes:
+        raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
+    evaluation = routes[name].evaluation
+    installed = (Attention.evaluator, Block.after_attention)
+    Attention.evaluator = lambda layer, X: evaluation(layer, X, situation_of(layer, X))
+    Block.after_attention = lambda block, x, attended: block.rest(x, attended)
     try:
         yield
     finally:
-        _only.pop()
+        Attention.evaluator, Block.after_attention = installed
 
 
 def install() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from sa_zoo.kernels.recomputed import factorizes
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 
@@ -54,7 +53,7 @@ def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
     plain = type(layer.W_val) is nn.Linear and not now.autocast
     inference = now.ordinary and not now.trains and not now.fixed_graph
-    return plain and inference and factorizes(layer) and takes(X, layer.W_val.weight)
+    return plain and inference and layer.factorizes() and takes(X, layer.W_val.weight)
 
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:

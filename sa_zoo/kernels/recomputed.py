@@ -15,18 +15,8 @@ from torch import Tensor, nn
 
 from sa_zoo.kernels.portions import is_large, portions
 from sa_zoo.kernels.situation import Situation
-from sa_zoo.models.attention import AXES_FROM, Attention
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.positions import at_least_float32
-
-
-def factorizes(layer: Attention) -> bool:
-    """Whether softmax(A) is a product of one factor per axis."""
-    return layer.separable and not layer.drops()
-
-
-def axes_pay(layer: Attention, X: Tensor, pixels: int = 0) -> bool:
-    """Whether P factorizes, and mixing by its factors is faster, as X has more than so many pixels."""
-    return factorizes(layer) and X.shape[1] * X.shape[2] > max(AXES_FROM, pixels)
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
@@ -46,7 +36,7 @@ def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms that depend on positions only: (B, H, W, D) -> (B, H, W, D)"""
     factors = (
         layer.axis_probabilities(X)
-        if axes_pay(layer, X)
+        if layer.axes_pay(X.shape[1] * X.shape[2])
         else [layer.attn_drop(layer.probabilities(X))]
     )
     nothing = X.new_empty(0, 0)

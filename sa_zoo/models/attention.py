@@ -78,7 +78,7 @@ class Attention(nn.Module):
     """
 
     separable: Final[bool]
-    axes_pay: Final[bool]
+    pixels: Final[int]
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         super().__init__()
         self.terms: Any = nn.ModuleList(term(dim, num_heads, grid, **dd) for term in terms)
         self.separable = all(term.separable for term in self.terms)
-        self.axes_pay = self.separable and grid[0] * grid[1] > AXES_FROM
+        self.pixels = grid[0] * grid[1]
         self.attn_drop = nn.Dropout(attn_drop)
         self.W_val = nn.Linear(num_heads * dim, dim, **dd)
         self.W_out: nn.Linear | BatchNorm | nn.Identity = (
@@ -120,6 +120,14 @@ class Attention(nn.Module):
         """Whether P has dropout, which then does not factorize."""
         return self.training and self.attn_drop.p > 0.0
 
+    def factorizes(self) -> bool:
+        """Whether P, with its dropout, is a product of one factor per axis."""
+        return self.separable and not self.drops()
+
+    def axes_pay(self, pixels: int, least: int = AXES_FROM) -> bool:
+        """Whether P factorizes, and its factors are faster than P itself for more than `least` pixels."""
+        return self.factorizes() and pixels > least
+
     def values(self, P: Tensor, X: Tensor) -> Tensor:
         """sum_h P_h X W_h + b (Eq. 10): (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, D)"""
         heads = attend(P, X.flatten(1, 2))  # (B, T, N_h D)
@@ -135,7 +143,7 @@ class Attention(nn.Module):
 
     def cheaper(self, X: Tensor) -> Tensor:
         """Eq. 10 in the cheaper of the two forms: (B, H, W, D) -> (B, H, W, D)"""
-        if self.axes_pay and not self.drops():
+        if self.axes_pay(self.pixels):
             return self.by_axes(X)
         return self.definition(X)
 

@@ -54,7 +54,6 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.merge = nn.Identity() if dim_in is None else Merge(dim_in, dim, **dd)
-        self.act = nn.GELU()
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
 
@@ -100,6 +99,7 @@ class PostNormBlock(Block):
         self.attn = self.attention_class(dim, num_heads, terms, grid, False, attn_drop, **dd)
         self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
         self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+        self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden_dim, dim, **dd)
         self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
 
@@ -134,6 +134,7 @@ class ResidualBlock(Block):
         first = self.attention_class(dim, num_heads, terms, grid, True, attn_drop, **dd)
         self.first: Any = nn.Sequential(OrderedDict(attn=first, act=nn.GELU()))
         self.attn = self.attention_class(dim, num_heads, terms, grid, True, attn_drop, **dd)
+        self.act = nn.GELU()
 
     def attended(self, x: Tensor) -> Tensor:
         return self.attn(self.first(x))
