@@ -21,8 +21,8 @@ from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
+    conv_and_distance,
     conv_from_attention,
-    conv_on_taps,
 )
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, missed_attention
 from sa_zoo.folders.opened import open_folder
@@ -224,7 +224,7 @@ def test_training_leaves_taps_where_they_are(dtype):
 @pytest.mark.parametrize("offsets", [KERNEL, SCATTERED], ids=["kernel", "scattered"])
 def test_a_network_layer_of_taps_is_a_convolution(offsets):
     layer = layer_with(offsets)
-    conv, distance = conv_on_taps(layer)
+    conv, distance = conv_and_distance(layer)
     assert distance == 0.0 and conv.padding_mode == "replicate"
     x = torch.randn(B, D, H, W, dtype=torch.float64)
     expected = read_by_loops(layer, offsets, x.permute(0, 2, 3, 1))
@@ -247,7 +247,7 @@ def test_trained_convolutions_become_convolutions_again(axes):
     before = layer(color)[middle]
     (taps,) = sa_zoo.harden(nn.Sequential(layer)).values()
     assert taps == head_shifts([3] * axes, [2] * axes, [2] * axes).tolist()
-    again, distance = conv_on_taps(layer)
+    again, distance = conv_and_distance(layer)
     assert distance == 0.0 and repr(again) == repr(conv)
     x = torch.randn(B, 4, *[13] * axes, dtype=torch.float64)
     assert (layer(x) - again(x)).abs().max() < 1e-12

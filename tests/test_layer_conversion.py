@@ -11,8 +11,8 @@ from torch import nn
 
 from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
+    conv_and_distance,
     conv_from_attention,
-    conv_on_taps,
     why_not,
 )
 from sa_zoo.convolution.soft import SoftAttention
@@ -22,7 +22,7 @@ from sa_zoo.convolution.soft import SoftAttention
 @given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
     conv = drawn.conv.to(dtype)
-    again, distance = conv_on_taps(attention_from_conv(conv))
+    again, distance = conv_and_distance(attention_from_conv(conv))
     assert distance == 0.0
     assert type(again) is type(conv)
     assert repr(again) == repr(conv)
@@ -40,7 +40,7 @@ def test_a_convolution_comes_back_bit_for_bit_from_behind_a_shut_gate(drawn, dty
     conv = drawn.conv.to(dtype)
     assume(not why_not(conv, content=True))
     for alpha in (39.0, 46.0):
-        again, distance = conv_on_taps(attention_from_conv(conv, alpha, content=True))
+        again, distance = conv_and_distance(attention_from_conv(conv, alpha, content=True))
         assert distance == 0.0 and repr(again) == repr(conv)
         assert torch.equal(again.weight, conv.weight)
 
@@ -77,7 +77,7 @@ def test_the_convolution_on_the_taps_and_its_distance_are_those_of_the_effective
             # Query q stands on pixel q and sees the impulse at delta = 20 - q.
             kernel[:, channel] = answer[:, :41, :41].flip(1, 2)
     expected = kernel[:, :, 18:23:2, 19:21]
-    nearest, distance = conv_on_taps(layer)
+    nearest, distance = conv_and_distance(layer)
     assert torch.allclose(nearest.weight, expected, atol=1e-10)
     rest = kernel.abs().sum(dim=(1, 2, 3)) - expected.abs().sum(dim=(1, 2, 3))
     assert distance == pytest.approx(rest.max().item(), rel=1e-9)
@@ -90,7 +90,7 @@ def test_some_input_reaches_the_distance_of_a_rounded_kernel(dtype):
     """The two kernels in float64, on the input that has the sign of their difference at every pixel."""
     torch.manual_seed(0)
     layer = attention_from_conv(nn.Conv2d(3, 5, 3, dtype=dtype), 9.0)
-    conv, distance = conv_on_taps(layer)
+    conv, distance = conv_and_distance(layer)
     x = torch.zeros(1, 3, 17, 19, dtype=torch.float64, requires_grad=True)
     apart = layer.double().definition(x) - conv.double()(x)
     reached = []
@@ -112,7 +112,8 @@ def test_a_head_that_sees_without_end_has_no_convolution(which, value):
 def test_the_sharper_the_heads_the_nearer_the_convolution():
     conv = nn.Conv2d(3, 5, 3, padding=1)
     found = [
-        conv_on_taps(attention_from_conv(conv, alpha)) for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+        conv_and_distance(attention_from_conv(conv, alpha))
+        for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     ]
     distances = [distance for _, distance in found]
     assert distances == sorted(distances, reverse=True)

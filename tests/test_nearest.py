@@ -6,7 +6,12 @@ import torch
 from planted import KERNEL, convolutional_network
 from torch.nn.functional import conv2d, pad
 
-from sa_zoo.convolution.nearest import NearestConvolution, distance, maps_of_taps, taps
+from sa_zoo.convolution.nearest import (
+    NearestConvolution,
+    coefficients,
+    distance,
+    maps_of_coefficients,
+)
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Quadratic
 
@@ -45,7 +50,7 @@ def by_loops(P):
 def test_taps_and_distance_are_those_of_plain_loops():
     P = random_maps()
     found, away = by_loops(P)
-    assert taps(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(found)
+    assert coefficients(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(found)
     assert distance(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(away)
 
 
@@ -70,7 +75,7 @@ def test_a_layer_of_one_hot_heads_is_the_convolution_of_its_value_matrices():
 
 
 def test_the_taps_of_a_planted_head_are_where_it_looks():
-    c = taps(
+    c = coefficients(
         convolutional_network().blocks[0].attn.probabilities(torch.zeros(1, H, W, 2)).detach(),
         (H, W),
         5,
@@ -101,10 +106,12 @@ def test_no_difference_of_outputs_exceeds_the_bound(folded):
 
 def test_the_maps_of_taps_sum_to_the_sum_of_the_taps():
     c = torch.rand(2, K, K)
-    assert torch.allclose(maps_of_taps(c, (H, W)).sum(-1), c.sum((1, 2))[:, None].expand(-1, H * W))
+    assert torch.allclose(
+        maps_of_coefficients(c, (H, W)).sum(-1), c.sum((1, 2))[:, None].expand(-1, H * W)
+    )
 
 
 @pytest.mark.parametrize("size", [0, 2, 7])
 def test_a_window_without_a_middle_or_beyond_the_image_is_refused(size):
     with pytest.raises(ValueError, match=f"window: got {size}, expected an odd number up to 5"):
-        taps(torch.from_numpy(random_maps()), (H, W), size)
+        coefficients(torch.from_numpy(random_maps()), (H, W), size)

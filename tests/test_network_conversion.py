@@ -13,6 +13,7 @@ from torchvision.models import squeezenet1_1
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.network_conversion import convert, swap_convolutions
 from sa_zoo.convolution.soft import SoftAttention
 
@@ -166,9 +167,8 @@ def test_positions_are_kept_from_weight_decay():
         if name.endswith(("W_val.weight", "W_qry", "W_key")):
             assert name not in undecayed
     twin = copy.deepcopy(network)
-    twin.own = torch.nn.Module()
-    twin.own.Delta = torch.nn.Parameter(torch.zeros(3))
-    assert twin.no_weight_decay() == {*network.no_weight_decay(), "own.Delta"}
+    twin.own = attention_from_conv(torch.nn.Conv2d(3, 5, 3), 3.0)
+    assert twin.no_weight_decay() == {*network.no_weight_decay(), "own.Delta", "own.alpha"}
 
 
 def test_a_converted_network_reaches_another_process_as_it_is():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.positions import ONE_HOT
+from sa_zoo.models.positions import ONE_HOT, displacements_between
 
 IMAGES_AT_ONCE = 16
 # What the table also shows the mean of -> format.
@@ -72,7 +72,7 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
     """The measures of a layer of `layers_of`. `window`: K, an odd number of pixels."""
     P = layer.maps
     height, width = layer.grid
-    delta = displacements(layer.grid)
+    delta = displacements_of(layer.grid)
     inside = delta.abs().amax(dim=-1) <= window // 2
     overlaps = torch.stack([per_head(torch.minimum(P, other)) for other in P])
     overlap, twin = overlaps.fill_diagonal_(0).max(dim=-1)
@@ -108,11 +108,11 @@ def spread_matrices(spread: Tensor) -> Tensor:
     return spread if spread.ndim == 3 else spread[:, None, None] * torch.eye(2)
 
 
-def displacements(grid: Pixel) -> Tensor:
+def displacements_of(grid: Pixel) -> Tensor:
     """delta = k - q of all pairs of pixels: (T, T, 2), (row, column), float64"""
     axes = [torch.arange(size, dtype=torch.float64) for size in grid]
     pixels = torch.cartesian_prod(*axes)
-    return pixels[None, :] - pixels[:, None]
+    return displacements_between(pixels, pixels)
 
 
 def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:

@@ -44,6 +44,8 @@ class ConvolutionalAttention(nn.Module):
         alpha: (N_h,), sharpness of each head.
     """
 
+    positional_parameters = ("Delta", "alpha")
+    not_decayed: tuple[str, ...] = positional_parameters
     Delta: Tensor
     alpha: Tensor
 

@@ -22,6 +22,7 @@ class ContentAttention(ConvolutionalAttention):
     W_qry, W_key: (N_h, D_h, D_in) with D_h = D_in / N_h, rounded up; gate: (N_h,).
     """
 
+    not_decayed = ("Delta", "alpha", "gate")
     # Images evaluated at once: the probabilities of many more do not stay in a processor's caches.
     at_once: Final[int] = 16
 

@@ -133,19 +133,19 @@ def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | Non
 
 
 def conv_from_attention(attention: nn.Module) -> _ConvNd:
-    """The convolution that the layer equals, bit for bit, or else the one on its taps: see `conv_on_taps`.
+    """The convolution that the layer equals, bit for bit, or else that of `conv_and_distance`.
 
     Also that of a network's attention whose heads are taps, as `harden` makes them: with replicate padding and W_out
     folded in, from (B, D, H, W) to (B, D, H, W). Its kernel is the smallest one around the query that has all taps.
     """
-    return conv_on_taps(attention)[0]
+    return conv_and_distance(attention)[0]
 
 
-def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
+def conv_and_distance(attention: nn.Module) -> tuple[_ConvNd, float]:
     """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's.
 
     With it, a bound on the difference of the two kernels' outputs away from the border, for |x| <= 1: what the layer's
-    kernel has beside the convolution's taps, and what rounding to the layer's type takes from those. Some input reaches
+    kernel has beside the kernel's pixels, and what rounding to the layer's type takes from those. Some input reaches
     it. It is zero for a layer that equals a convolution. Raises ValueError if the output depends on content, if a head
     sees without end, for a network's attention whose heads are not all taps, or for any other layer that is not what
     attention_from_conv returns.
@@ -154,7 +154,7 @@ def conv_on_taps(attention: nn.Module) -> tuple[_ConvNd, float]:
         return _conv_of_network(attention), 0.0
     attention = without_content("attention", attention)
     with torch.no_grad():
-        kernel, distance = _kernel_on_taps(attention)
+        kernel, distance = _kernel_and_distance(attention)
     geometry: dict[str, Any] = {"stride": attention.stride, "dilation": attention.dilation}
     kind = CONVOLUTIONS[kernel.ndim - 2]
     pad = attention.pad
@@ -208,14 +208,14 @@ def _conv_of_network(attention: Attention) -> nn.Conv2d:
     return conv.train(attention.training)
 
 
-def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
-    """Kernel (D_out, D_in / groups, *K) of the convolution on the layer's taps, and its distance; float64 inside."""
-    taps = head_shifts(attention.kernel_size, attention.dilation, attention.center)
+def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
+    """Kernel (D_out, D_in / groups, *K) on the pixels of the layer's kernel, and its distance; float64 inside."""
+    shifts = head_shifts(attention.kernel_size, attention.dilation, attention.center)
     if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
-    # With the taps as heads of infinite sharpness, so that the windows contain them.
-    Delta = torch.cat([wide.Delta, taps.to(wide.Delta)])
+    # With these pixels as heads of infinite sharpness, so that the windows contain them.
+    Delta = torch.cat([wide.Delta, shifts.to(wide.Delta)])
     alpha = torch.cat([wide.alpha, torch.full_like(wide.alpha, math.inf)])
     seen = windows(Delta, alpha, torch.finfo(torch.float64).eps)
     if not seen:
@@ -226,10 +226,10 @@ def _kernel_on_taps(attention: ConvolutionalAttention) -> tuple[Tensor, float]:
     whole = wide.composed_kernel(seen)
     kernel = whole
     for axis, offsets in enumerate(seen):
-        places = [offsets.index(tap) for tap in taps[:, axis].int().unique().tolist()]
+        places = [offsets.index(shift) for shift in shifts[:, axis].int().unique().tolist()]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
     rounded = kernel.to(attention.W_val())
-    # Per output channel (D_out,); the distance is what is not on a tap, and the rounding of what is.
+    # Per output channel (D_out,); the distance is what is not on one of them, and the rounding of what is.
     parts = (whole, kernel, kernel - rounded)
-    total, on_taps, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)
-    return rounded, float(((total - on_taps).clamp(min=0) + rounding).max())
+    total, kept, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)
+    return rounded, float(((total - kept).clamp(min=0) + rounding).max())

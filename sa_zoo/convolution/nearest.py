@@ -24,7 +24,7 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import as_one_map
 
 
-def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
+def coefficients(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     """c_h[a], the mean of P_h[q, q + a] over all queries whose window lies in the image: (N_h, T, T) -> (N_h, K, K)
 
     Of the sums of absolute values above it is, for maps that depend on displacements only, the smallest.
@@ -42,7 +42,7 @@ def taps(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     return P[:, inner, inner + around].mean(dim=1).unflatten(1, [K, K])
 
 
-def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
+def maps_of_coefficients(c: Tensor, grid: tuple[int, int]) -> Tensor:
     """C_h, the answers of a convolution with replicate padding to one pixel at a time: (N_h, K, K) -> (N_h, T, T)"""
     reach = c.shape[-1] // 2
     impulses = torch.eye(grid[0] * grid[1]).to(c).unflatten(1, grid)[:, None]  # (T, 1, H, W)
@@ -52,7 +52,7 @@ def maps_of_taps(c: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     """d_h[q], from 0 to 2: (N_h, T, T) -> (N_h, T)"""
-    return (P - maps_of_taps(taps(P, grid, K), grid)).abs().sum(dim=-1)
+    return (P - maps_of_coefficients(coefficients(P, grid, K), grid)).abs().sum(dim=-1)
 
 
 class NearestConvolution(nn.Module):
@@ -67,7 +67,7 @@ class NearestConvolution(nn.Module):
         super().__init__()
         weight = attention.W_val.weight.detach()
         slices = weight.unflatten(1, [len(P), -1])  # (D_out, N_h, D)
-        kernel = torch.einsum("hij,ohd->odij", taps(P, grid, K).to(weight), slices)
+        kernel = torch.einsum("hij,ohd->odij", coefficients(P, grid, K).to(weight), slices)
         self.conv = nn.Conv2d(
             kernel.shape[1], len(kernel), K, padding=K // 2, padding_mode="replicate"
         )

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
+from sa_zoo.models.terms import declared
 
 # Scores per image in one layer from which `convert` warns of what a content term costs: 40 MB in float32.
 COSTLY = 10**7
@@ -179,8 +180,7 @@ def _swap(
 def undecayed(network: nn.Module) -> set[str]:
     """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
     own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
-    ours = (".Delta", ".alpha", ".gate")
-    return set(own) | {name for name, _ in network.named_parameters() if name.endswith(ours)}
+    return own | set(declared(network, "not_decayed"))
 
 
 def _noise(network: nn.Module) -> Tensor:

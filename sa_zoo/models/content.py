@@ -63,6 +63,8 @@ class Relative(RelativeTables):
     W_qry, W_key and W_key_pos (the paper's What_key): (N_h D, D); u, v: (N_h, D).
     """
 
+    positional_parameters = ("row", "col", "u", "v")
+
     def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__(dim // 2, dim - dim // 2, grid, **dd)
         self.num_heads = num_heads
@@ -100,6 +102,7 @@ class Absolute(Term):
     """(X + P) W_qry W_key^T (X + P)^T / sqrt(D_h), D_h = D: absolute encoding (Eq. 7). P: (H, W, D), learned."""
 
     any_grid = False
+    positional_parameters = ("P",)
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__()

@@ -31,10 +31,15 @@ def pixels(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device, dtype=torch.float32)
 
 
+def displacements_between(queries: Tensor, keys: Tensor) -> Tensor:
+    """delta[q, k] = k - q: (Q,) or (Q, axes), (N,) or (N, axes) -> (Q, N) or (Q, N, axes)"""
+    return keys[None, :] - queries[:, None]
+
+
 def displacements(size: int, device: torch.device) -> Tensor:
     """delta[q, k] = k - q along one axis of `size` pixels: (size, size)."""
     position = pixels(size, device)
-    return position[None, :] - position[:, None]
+    return displacements_between(position, position)
 
 
 def table_rows(table: Tensor, size: int) -> Tensor:
@@ -49,8 +54,7 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
     Positions and Delta are in pixels, alpha, which may be infinite, in 1 / pixels^2. This centered form differs from
     v^T r_delta by -alpha |Delta|^2, which no softmax over keys can see, and keeps scores near their maximum small.
     """
-    delta = keys[None, :] - queries[:, None]
-    distance = delta - at_least_float32(Delta)[:, None, None]
+    distance = displacements_between(queries, keys) - at_least_float32(Delta)[:, None, None]
     # exp(-1e30) is 0 as well, but 0 * inf has no value
     finite = at_least_float32(alpha).clamp(max=1e30)
     return -finite[:, None, None] * distance.square()

@@ -31,6 +31,7 @@ class Term(nn.Module):
     any_grid = True  # False if it holds learned encodings for one grid of (H, W) pixels: `resized`
     drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
     not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
+    positional_parameters: tuple[str, ...] = ()  # its parameters that say where heads look
 
     def taps(self) -> list[list[int]]:
         """The displacements (row, column) that heads read, if each reads one pixel in images of any size, else none."""
@@ -72,7 +73,8 @@ class Quadratic(Separable):
     """-1/2 s_h^2 |delta - Delta_h|^2: quadratic encoding (Eq. 9, Section 4.2). Delta: (N_h, 2), spread s: (N_h,)."""
 
     drawn = "quadratic"
-    not_decayed = ("Delta", "spread")  # decay pulls heads to the query pixel and makes them blur
+    positional_parameters = ("Delta", "spread")
+    not_decayed = positional_parameters  # decay pulls heads to the query pixel and makes them blur
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__()
@@ -128,7 +130,8 @@ class GeneralizedQuadratic(Term):
 
     positional = True
     drawn = "generalized"
-    not_decayed = ("Delta", "spread")
+    positional_parameters = ("Delta", "spread")
+    not_decayed = positional_parameters
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__()
@@ -160,6 +163,7 @@ class RelativeTables(Term):
     """
 
     any_grid = False
+    positional_parameters: tuple[str, ...] = ("row", "col")
 
     def __init__(self, dim_row: int, dim_col: int, grid: Grid, **dd: Any) -> None:
         super().__init__()
@@ -182,6 +186,7 @@ class Learned(Separable, RelativeTables):
     """row[dx] . w_h + col[dy] . v_h (Section 4.3), Eq. 8's last term by axis. D_row = D_col = D; w and v: (N_h, D)."""
 
     drawn = "learned"
+    positional_parameters = ("row", "col", "w", "v")
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__(dim, dim, grid, **dd)
@@ -208,6 +213,17 @@ Groups = tuple[Terms, ...]  # the blocks of a network are divided equally among 
 def has_fixed_size(groups: Groups) -> bool:
     """Whether a term has learned encodings, for one size of images."""
     return not all(term.any_grid for terms in groups for term in terms)
+
+
+def declared(network: nn.Module, attribute: str) -> dict[str, nn.Parameter]:
+    """The parameters that modules name in `positional_parameters` or `not_decayed`, by path."""
+    found = {}
+    for path, module in network.named_modules():
+        names = getattr(module, attribute, ())
+        for name, parameter in module.named_parameters(recurse=False):
+            if name in names:
+                found[f"{path}.{name}".lstrip(".")] = parameter
+    return found
 
 
 def kernel_offsets(heads: int) -> Tensor:

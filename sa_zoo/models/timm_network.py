@@ -14,7 +14,7 @@ from torch.fx import Proxy
 from .blocks import Block, PostNormBlock, ResidualBlock
 from .network import SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
-from .terms import Groups
+from .terms import Groups, declared
 
 _logger = logging.getLogger(__name__)
 
@@ -68,8 +68,7 @@ class TimmSANet(SANet):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        terms = terms_in(self).items()
-        return {f"{path}.{name}" for path, term in terms for name in term.not_decayed}
+        return set(declared(self, "not_decayed"))
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

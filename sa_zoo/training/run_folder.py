@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file
 from sa_zoo.models.network import SANet, attention_in, block_of, terms_in
-from sa_zoo.models.terms import Term
+from sa_zoo.models.terms import declared
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
 
@@ -88,27 +88,19 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
 
-def positional_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """What score terms hold themselves, not in their projections, and Delta and alpha of convolutional layers."""
-    found: dict[str, Tensor] = {}
-    for path, module in model.named_modules():
-        for name, value in module.named_parameters(path, recurse=False):
-            if isinstance(module, Term) or name.rpartition(".")[2] in ("Delta", "alpha"):
-                found[name] = value
-    return found
-
-
 def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
     """Write row `epoch` of heads.safetensors, if the model has positional parameters; row 0 is the initialization.
 
     Later rows are dropped: a resumed run writes them again.
     """
-    rows = positional_parameters(model)
-    if not rows:
+    parameters = declared(model, "positional_parameters")
+    if not parameters:
         return
     earlier = load_file(out / HEADS) if epoch else {}
-    for name, row in rows.items():
-        rows[name] = torch.stack([*earlier.get(name, ())[:epoch], row.detach().cpu()])
+    rows = {
+        name: torch.stack([*earlier.get(name, ())[:epoch], row.detach().cpu()])
+        for name, row in parameters.items()
+    }
     write_file(out / HEADS, save(rows, {"format": "pt"}))
 
 

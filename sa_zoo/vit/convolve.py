@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from sa_zoo.convolution.nearest import maps_of_taps, taps
+from sa_zoo.convolution.nearest import coefficients, maps_of_coefficients
 from sa_zoo.vit.layers import attentions, check_images, grid_of, probabilities, projected
 from sa_zoo.vit.positions import PositionAttention
 
@@ -31,7 +31,7 @@ from sa_zoo.vit.positions import PositionAttention
 class LocalHeads:
     """How the heads of one layer attend to pixels on some images, and what convolutions miss of it."""
 
-    taps: Tensor  # c, (N_h, K, K)
+    coefficients: Tensor  # c, (N_h, K, K)
     tokens: Tensor  # m, (N_h, prefix)
     distance: Tensor  # mean of d over images and queries, from 0 to 2: (N_h,)
     bound: Tensor  # on the change of an output by one head: (N_h,)
@@ -67,7 +67,7 @@ class ConvolvedAttention(nn.Module):
         self.values = rows_of(attention, [2], heads)
         self.q_norm = attention.q_norm
         self.k_norm = attention.k_norm
-        kernel = local.taps[heads].to(weight).repeat_interleave(self.head_dim, dim=0)
+        kernel = local.coefficients[heads].to(weight).repeat_interleave(self.head_dim, dim=0)
         self.kernel = nn.Parameter(kernel[:, None])
         self.tokens = nn.Parameter(local.tokens[heads].to(weight))
         self.proj = copy.deepcopy(attention.proj)
@@ -138,10 +138,10 @@ def heads_on(
         raise ValueError("vit: got scale_attn_norm=True, expected False")
     P = probabilities(layer, x)[:, :, prefix:]  # queries are pixels: (B, N_h, T, N)
     mean = P.mean(dim=0)
-    c = taps(mean[..., prefix:], grid, K)
+    c = coefficients(mean[..., prefix:], grid, K)
     m = mean[..., :prefix].mean(dim=1)
     of_tokens = m[:, None].expand(-1, P.shape[2], -1)
-    nearest = torch.cat([of_tokens, maps_of_taps(c, grid)], dim=-1)
+    nearest = torch.cat([of_tokens, maps_of_coefficients(c, grid)], dim=-1)
     d = (P - nearest).abs().sum(dim=-1)  # (B, N_h, T)
     values = projected(layer, x)[2]  # (B, N_h, N, d)
     outer = layer.proj.weight.unflatten(1, [layer.num_heads, -1])

@@ -14,7 +14,7 @@ from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from sa_zoo.models.positions import pixels
+from sa_zoo.models.positions import displacements_between, pixels
 
 
 def attentions(vit: nn.Module, *more: type[nn.Module]) -> list[Any]:
@@ -103,5 +103,4 @@ def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
 def targets(grid: tuple[int, int], Delta: Tensor) -> Tensor:
     """[k = q + Delta_h], for whole Delta: (N_h, 2) -> (N_h, T, T), bool"""
     at = places(grid)
-    delta = at[None, :] - at[:, None]
-    return (delta == Delta[:, None, None]).all(dim=-1)
+    return (displacements_between(at, at) == Delta[:, None, None]).all(dim=-1)

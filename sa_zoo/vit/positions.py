@@ -42,6 +42,7 @@ class PositionAttention(nn.Module):
         alpha: initial sharpness of all heads, per squared pixel.
     """
 
+    positional_parameters = ("Delta", "alpha")
     quarters: Tensor
     attn_drop: nn.Dropout
     norm: nn.Module
