@@ -17,6 +17,7 @@ from sa_zoo.models.attention import Attention, attend, attend_by_axes, probabili
 from sa_zoo.models.blocks import PostNormBlock
 from sa_zoo.models.content import Absolute, Content, Relative
 from sa_zoo.models.network import SANet
+from sa_zoo.models.stages import Stage
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 PATCH, W, H, D, HEADS, HIDDEN, CLASSES, B, CHANNELS = 2, 3, 5, 7, 11, 13, 17, 19, 23
@@ -59,7 +60,7 @@ def test_probabilities_are_those_of_the_numpy_loop(term, reference):
 @every_term
 def test_a_block_is_that_of_the_numpy_loop(term, reference):
     torch.manual_seed(2)
-    block = PostNormBlock(D, HEADS, HIDDEN, (term,), (H, W), dtype=torch.float64)
+    block = PostNormBlock(Stage(D, 1, HEADS, HIDDEN), (term,), (H, W), dtype=torch.float64)
     for parameter in block.parameters():  # away from the ones and zeros of the norms
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     X = pixels()

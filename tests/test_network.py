@@ -8,6 +8,7 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
 from sa_zoo.models.network import SANet
+from sa_zoo.models.stages import Stage
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 from sa_zoo.models.variants import TERMS
 
@@ -222,6 +223,6 @@ def test_drop_path_is_that_of_torchvision(p):
 
 
 def test_dropout_leaves_the_residual_alone():
-    block = PostNormBlock(7, 3, 11, (Quadratic,), (5, 3), proj_drop=1.0)
+    block = PostNormBlock(Stage(7, 1, 3, 11), (Quadratic,), (5, 3), proj_drop=1.0)
     x = torch.randn(2, 5, 3, 7)
     assert torch.equal(block(x), block.norm2(block.norm1(x)))

@@ -15,6 +15,7 @@ from sa_zoo.kernels.choose import choose, only
 from sa_zoo.kernels.recomputed import ProjectedHeads
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.blocks import PostNormBlock
+from sa_zoo.models.stages import Stage
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 H, W, D, HEADS, B = 13, 11, 7, 3, 5
@@ -146,7 +147,10 @@ def test_autocast_computes_in_its_type_and_adds_up_in_that_of_the_parameters(dro
 
 
 def test_gradient_checkpointing_and_accumulation_give_the_same():
-    block, X = PostNormBlock(D, HEADS, 17, (Quadratic,), (H, W), dtype=torch.float64), pixels()
+    block, X = (
+        PostNormBlock(Stage(D, 1, HEADS, 17), (Quadratic,), (H, W), dtype=torch.float64),
+        pixels(),
+    )
     with only("definition"):
         expected = gradients(block, X)
     assert equal(gradients(block, X), expected)

@@ -15,6 +15,7 @@ from sa_zoo.kernels.fused import LIBRARY
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
+from sa_zoo.models.stages import Stage
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 # Images large enough for inference by axes, but not for training.
@@ -207,7 +208,7 @@ def test_hooks_of_a_projection_are_called(term, path, mode):
 @pytest.mark.parametrize("grid", [(H, W), (19, 17)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mode):
-    block = PostNormBlock(D, HEADS, 13, terms, grid)
+    block = PostNormBlock(Stage(D, 1, HEADS, 13), terms, grid)
     X, seen = torch.randn(B, *grid, D), []
     watched = [
         module
@@ -302,7 +303,10 @@ def test_derivatives_forward_need_no_grad_mode(terms):
 
 def test_gradients_by_function_transforms_are_those_of_backward():
     """Of a batch of several portions, which they cannot evaluate again."""
-    block, X = PostNormBlock(D, HEADS, 13, (Quadratic,), (H, W), dtype=torch.float64), pixels()
+    block, X = (
+        PostNormBlock(Stage(D, 1, HEADS, 13), (Quadratic,), (H, W), dtype=torch.float64),
+        pixels(),
+    )
     parameters = dict(block.named_parameters())
     got = torch.func.grad(lambda p: torch.func.functional_call(block, p, (X,)).square().sum())(
         parameters

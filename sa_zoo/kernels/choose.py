@@ -120,8 +120,8 @@ def only(name: str) -> Iterator[None]:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
     evaluation = routes[name].evaluation
     installed = (Attention.evaluator, Block.after_attention)
-    Attention.evaluator = lambda layer, X: evaluation(layer, X, situation_of(layer, X))
-    Block.after_attention = lambda block, x, attended: block.rest(x, attended)
+    Attention.evaluator = lambda self, X: evaluation(self, X, situation_of(self, X))
+    Block.after_attention = Block.at_once
     try:
         yield
     finally:

@@ -143,7 +143,8 @@ class Attention(nn.Module):
 
     def cheaper(self, X: Tensor) -> Tensor:
         """Eq. 10 in the cheaper of the two forms: (B, H, W, D) -> (B, H, W, D)"""
-        if self.axes_pay(self.pixels):
+        # TorchScript compiles the first form only for layers that have it.
+        if self.separable and self.axes_pay(self.pixels):
             return self.by_axes(X)
         return self.definition(X)
 

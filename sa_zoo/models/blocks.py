@@ -4,14 +4,15 @@ Everything has the layout (B, H, W, D). Legend: attention.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from .attention import Attention
-from .stages import Grid, Layout
+from .stages import Grid, Layout, Stage
 from .terms import Groups, Terms
 
 
@@ -46,16 +47,26 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        dim: int,
+        stage: Stage,
+        terms: Terms,
+        grid: Grid,
         dim_in: int | None = None,
         proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
         drop_path: float = 0.0,
         **dd: Any,
     ) -> None:
         super().__init__()
-        self.merge = nn.Identity() if dim_in is None else Merge(dim_in, dim, **dd)
+        self.merge = nn.Identity() if dim_in is None else Merge(dim_in, stage.dim, **dd)
+        sizes = (stage.dim, stage.num_heads, terms, grid)
+        self.add_layers(stage, partial(self.attention_class, *sizes, attn_drop=attn_drop, **dd), dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
+
+    def add_layers(
+        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+    ) -> None:
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
@@ -70,38 +81,25 @@ class Block(nn.Module):
         """The residual connection and what follows it: (B, H, W, D), twice -> (B, H, W, D)"""
         raise NotImplementedError
 
-    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """`rest`. A hook as Attention.evaluator, because a few images at a time can be faster."""
+    def at_once(self, x: Tensor, attended: Tensor) -> Tensor:
         return self.rest(x, attended)
 
-    def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The probabilities of each layer of attention, for the block's input."""
-        raise NotImplementedError
+    # What evaluates `rest`: a hook as Attention.evaluator, because a few images at a time can be faster.
+    after_attention = at_once
 
 
 class PostNormBlock(Block):
     """The paper's block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x))."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        hidden_dim: int,
-        terms: Terms,
-        grid: Grid,
-        dim_in: int | None = None,
-        proj_drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
-        **dd: Any,
+    def add_layers(
+        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
     ) -> None:
-        super().__init__(dim, dim_in, proj_drop, drop_path, **dd)
-        self.attn = self.attention_class(dim, num_heads, terms, grid, False, attn_drop, **dd)
-        self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
-        self.fc1 = nn.Linear(dim, hidden_dim, **dd)
+        self.attn = attention()
+        self.norm1 = nn.LayerNorm(stage.dim, eps=1e-12, **dd)
+        self.fc1 = nn.Linear(stage.dim, stage.hidden_dim, **dd)
         self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dim, dim, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        self.fc2 = nn.Linear(stage.hidden_dim, stage.dim, **dd)
+        self.norm2 = nn.LayerNorm(stage.dim, eps=1e-12, **dd)
 
     def attended(self, x: Tensor) -> Tensor:
         return self.attn(x)
@@ -112,28 +110,19 @@ class PostNormBlock(Block):
         return self.norm2(x + self.drop_path(self.drop(fed)))
 
     def attention_maps(self, x: Tensor) -> list[Tensor]:
+        """The probabilities of each layer of attention, for the block's input."""
         return [self.attn.probabilities(self.merge(x))]
 
 
 class ResidualBlock(Block):
     """GELU(x + BatchNorm(attention(GELU(BatchNorm(attention(x)))))): after He et al. (2016), for convolutions."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        terms: Terms,
-        grid: Grid,
-        dim_in: int | None = None,
-        proj_drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
-        **dd: Any,
+    def add_layers(
+        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
     ) -> None:
-        super().__init__(dim, dim_in, proj_drop, drop_path, **dd)
-        first = self.attention_class(dim, num_heads, terms, grid, True, attn_drop, **dd)
+        first = attention(normalize=True)
         self.first: Any = nn.Sequential(OrderedDict(attn=first, act=nn.GELU()))
-        self.attn = self.attention_class(dim, num_heads, terms, grid, True, attn_drop, **dd)
+        self.attn = attention(normalize=True)
         self.act = nn.GELU()
 
     def attended(self, x: Tensor) -> Tensor:
@@ -143,6 +132,7 @@ class ResidualBlock(Block):
         return self.act(x + self.drop_path(self.drop(attended)))
 
     def attention_maps(self, x: Tensor) -> list[Tensor]:
+        """The probabilities of each layer of attention, for the block's input."""
         x = self.merge(x)
         return [self.first.attn.probabilities(x), self.attn.probabilities(self.first(x))]
 
@@ -170,18 +160,12 @@ def new_blocks(
     blocks: list[Block] = []
     dim_in = None
     for stage in layout.stages:
+        block_class = post_norm if stage.hidden_dim else residual
         for _ in range(stage.depth):
             index = len(blocks)
-            own = same | {
-                "terms": terms_of_block(terms, index, depth),
-                "grid": grids[index],
-                "dim_in": dim_in,
-                "drop_path": drop_path_rate * index / max(depth - 1, 1),
-            }
-            if stage.hidden_dim:
-                blocks.append(post_norm(stage.dim, stage.num_heads, stage.hidden_dim, **own))
-            else:
-                blocks.append(residual(stage.dim, stage.num_heads, **own))
+            group = terms_of_block(terms, index, depth)
+            rate = drop_path_rate * index / max(depth - 1, 1)
+            blocks.append(block_class(stage, group, grids[index], dim_in, drop_path=rate, **same))
             dim_in = None
         dim_in = stage.dim
     return blocks

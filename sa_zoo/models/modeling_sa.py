@@ -59,6 +59,9 @@ class SABlock(GradientCheckpointingLayer, Block):
         X = self.merge(hidden_states.unflatten(1, grid))
         return self.after_attention(X, self.attended(X, output_attentions)).flatten(1, 2)
 
+    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        raise NotImplementedError
+
 
 class SAPostNormBlock(SABlock, PostNormBlock):
     """The paper's block in transformers."""
