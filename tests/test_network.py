@@ -1,218 +1,244 @@
-"""The network as users meet it: sizes, maps, pooling, checks of its input."""
+"""The network as users meet it: sizes, stages, maps, starts, checks of its input."""
 
+import numpy as np
+import numpy_sanet as oracle
 import pytest
 import torch
+import torch.nn.functional as F
+from small_networks import NETWORKS, ONE_STAGE, RESIDUAL, STAGES, images, small
+from timm.utils import reparameterize_model
 from torchvision.ops import StochasticDepth
 
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.blocks import DropPath, PostNormBlock
-from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
-from sa_zoo.models.network import SANet
-from sa_zoo.models.stages import Stage
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+from sa_zoo.models.blocks import DropPath, Merge, PostNormBlock
+from sa_zoo.models.content import Content, ContentKernel, Relative
+from sa_zoo.models.network import SANet, attention_in
+from sa_zoo.models.stages import Layout, Level, Stage, layout_of
+from sa_zoo.models.terms import Learned, Quadratic, QuadraticKernel
 from sa_zoo.models.variants import TERMS
 
-SMALL = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "num_classes": 11}
+FIXED = [name for name in NETWORKS if small(name).fixed_img_size]
 
 
-def net(term=Quadratic, **kwargs) -> SANet:
-    torch.manual_seed(0)
-    return SANet(((term,),), **(SMALL | {"img_size": (10, 6)} | kwargs)).eval()
+def convolution(layer: Attention, X: torch.Tensor) -> torch.Tensor:
+    """That of the layer's value matrices, whose heads are in row-major order, far from the border."""
+    side = int((layer.W_val.in_features / X.shape[3]) ** 0.5)
+    kernel = layer.W_val.weight.unflatten(1, [side, side, -1]).permute(0, 3, 1, 2)
+    return F.conv2d(X.permute(0, 3, 1, 2), kernel, layer.W_val.bias).permute(0, 2, 3, 1)
 
 
 @pytest.mark.parametrize(
-    ("term", "by_position"),
+    ("term", "reference", "sizes"),
     [
-        (Quadratic, True),
-        (GeneralizedQuadratic, True),
-        (Learned, True),
-        (Content, False),
-        (Relative, False),
-        (Absolute, False),
+        (Quadratic, oracle.quadratic, STAGES),
+        (Content, oracle.content, STAGES),
+        (QuadraticKernel, oracle.quadratic, RESIDUAL | {"patch_overlap": 1}),
     ],
 )
-def test_attention_maps_are_the_probabilities_used(term, by_position):
-    model, x = net(term), torch.randn(3, 3, 10, 6)
-    maps = model.attention_maps(x)
-    assert [tuple(P.shape) for P in maps] == [(2, 15, 15) if by_position else (3, 2, 15, 15)] * 3
-    tokens = model.embed(x)
-    for block, P in zip(model.blocks, maps, strict=True):
-        assert torch.allclose(P.sum(-1), torch.ones(()), atol=1e-6)
-        attn = block.attn
-        assert torch.allclose(attn(tokens), attn.W_out(attn.values(P, tokens)), atol=1e-6)
-        tokens = block(tokens)
-    assert torch.equal(model.forward_head(tokens), model(x))
+def test_a_pyramid_is_that_of_the_numpy_loop(term, reference, sizes):
+    torch.manual_seed(3)
+    arguments = sizes | {"img_size": (24, 8), "in_chans": 2, "dtype": torch.float64}
+    model = SANet(((term,),), **arguments).eval()
+    for name, value in model.state_dict().items():
+        if ".bn." in name and value.is_floating_point():
+            torch.nn.init.uniform_(value, 0.5, 2.0)
+    x = torch.randn(2, 2, 24, 8, dtype=torch.float64)
+    arrays = {name: value.numpy() for name, value in model.state_dict().items()}
+    expected = oracle.network(arrays, x.numpy(), reference, patch=2, depth=6)
+    assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
+    simpler = reparameterize_model(model)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in simpler.modules())
+    assert np.abs(simpler(x).detach().numpy() - expected).max() < 1e-10
 
 
-def test_groups_of_terms_divide_the_blocks_equally():
-    groups = ((Quadratic,), (Learned, Content), (Relative,))
-    blocks = SANet(groups, **SMALL | {"depth": 7, "img_size": 10}).blocks
-    built = [tuple(type(term) for term in block.attn.terms) for block in blocks]
-    assert built == [groups[0]] * 3 + [groups[1]] * 2 + [groups[2]] * 2
+def test_residual_blocks_train_as_those_of_convolutions():
+    """Heads at the pixels of a kernel, sharp: its blocks are a ResNet's, with GELU and replicate padding."""
+
+    def convolved(layer: Attention, x: torch.Tensor) -> torch.Tensor:
+        layer.terms[0].spread.data.fill_(30.0)
+        padded = F.pad(x.permute(0, 3, 1, 2), [1] * 4, mode="replicate").permute(0, 2, 3, 1)
+        bn = layer.W_out.bn
+        y = convolution(layer, padded).permute(0, 3, 1, 2)
+        y = F.batch_norm(y, None, None, bn.weight, bn.bias, training=True)
+        return y.permute(0, 2, 3, 1)
+
+    network, x = small("pyramid", num_heads=9).train(), images("pyramid", 5)
+    expected = network.embed(x)
+    for block in network.blocks:
+        expected = block.merge(expected)
+        inner = F.gelu(convolved(block.first.attn, expected))
+        expected = F.gelu(expected + convolved(block.attn, inner))
+    assert torch.allclose(network.forward_features(x), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "kernel"), [(9, 3), (25, 5)])
-def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(heads, kernel):
-    model = SANet(
-        TERMS["quadratic_kernel"], **SMALL | {"num_heads": heads, "depth": 2, "img_size": 34}
-    ).double()
-    attn = model.blocks[0].attn
-    slices = attn.W_val.weight.unflatten(
-        1, [heads, 7]
-    )  # (out, heads, in), heads in row-major order of the pixels
-    weight = slices.transpose(1, 2).unflatten(2, [kernel, kernel])
-    X, half = torch.randn(5, 17, 17, 7, dtype=torch.double), kernel // 2
-    expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, attn.W_val.bias).permute(
-        0, 2, 3, 1
-    )
-    for spread, error in (None, 0.1), (30.0, 1e-12):  # as it starts, and in the limit
-        if spread:
-            attn.terms[0].spread.data.fill_(spread)
-        inner = attn.definition(X)[:, half:-half, half:-half]
-        assert (inner - expected).norm() <= error * expected.norm()
-
-
-@pytest.mark.parametrize(("heads", "kernel"), [(9, 3), (25, 5)])
-def test_content_that_starts_as_a_kernel_is_a_convolution_and_learns_to_look(heads, kernel):
-    layer = Attention(23, heads, (ContentKernel,), (11, 13))
-    slices = layer.W_val.weight.unflatten(1, [heads, 23])
-    weight = slices.transpose(1, 2).unflatten(2, [kernel, kernel])
-    X, half = torch.randn(5, 11, 13, 23), kernel // 2
-    expected = torch.nn.functional.conv2d(X.permute(0, 3, 1, 2), weight, layer.W_val.bias)
-    expected = expected.permute(0, 2, 3, 1)
-    inner = layer.definition(X)[:, half:-half, half:-half]
-    assert (inner - expected).norm() < 0.15 * expected.norm()
+@pytest.mark.parametrize("term", [QuadraticKernel, ContentKernel])
+@pytest.mark.parametrize("heads", [9, 25])
+def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(term, heads):
+    layer, X = Attention(23, heads, (term,), (11, 13)), torch.randn(5, 11, 13, 23)
+    half = int(heads**0.5) // 2
+    inside = (slice(None), slice(half, -half), slice(half, -half))
+    expected = convolution(layer, X)
+    start = layer.definition(X)[inside]
+    assert (start - expected).norm() < 0.15 * expected.norm()
     layer.definition(X).square().sum().backward()
-    term = layer.terms[0]
-    assert not term.W_key.weight.any() and term.W_key.weight.grad.any()
-    term.W_key.reset_parameters()
-    term.reset_parameters()
-    assert torch.equal(layer.definition(X)[:, half:-half, half:-half], inner)
+    position = layer.terms[0]
+    if term is ContentKernel:  # learns to look at content, from nothing
+        assert not position.W_key.weight.any() and position.W_key.weight.grad.any()
+        position.W_key.reset_parameters()
+        position.reset_parameters()
+        assert torch.equal(layer.definition(X)[inside], start)
+    else:
+        position.spread.data.fill_(30.0)
+        assert (layer.definition(X)[inside] - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weights_are_the_same():
-    torch.manual_seed(5)
-    usual = SANet(
-        TERMS["quadratic"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}
-    ).state_dict()
-    torch.manual_seed(5)
-    kernel = SANet(
-        TERMS["quadratic_kernel"], **SMALL | {"depth": 4, "num_heads": 7, "img_size": 10}
-    ).state_dict()
+    usual, kernel = (
+        small(name, depth=4, num_heads=7).state_dict() for name in ("quadratic", "quadratic_kernel")
+    )
     changed = {key for key, value in kernel.items() if not torch.equal(value, usual[key])}
     assert changed == {
         f"blocks.{block}.attn.terms.0.{name}" for block in (0, 1) for name in ("Delta", "spread")
     }
-    nearest = [
-        [-1, -1],
-        [-1, 0],
-        [-1, 1],
-        [0, -1],
-        [0, 0],
-        [0, 1],
-        [1, 0],
-    ]  # to the middle, as there are 7 heads
+    nearest = [[-1, -1], [-1, 0], [-1, 1], [0, -1], [0, 0], [0, 1], [1, 0]]  # 7 heads
     assert kernel["blocks.1.attn.terms.0.Delta"].tolist() == nearest
 
 
-@pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
-@pytest.mark.parametrize("size", [(4, 22), (34, 38)])
-def test_quadratic_models_take_any_size(term, size):
-    assert net(term)(torch.randn(2, 3, *size)).shape == (2, 11)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_attention_maps_are_the_probabilities_used_on_the_grid_of_each_stage(name):
+    model, x, seen = small(name), images(name), []
+    for layer in attention_in(model.blocks).values():
+        layer.register_forward_hook(lambda layer, given, made: seen.append((layer, *given, made)))
+    model(x)
+    used = iter(list(seen))
+    for P in model.attention_maps(x):
+        layer, X, made = next(used)
+        T = X.shape[1] * X.shape[2]
+        positional = all(term.positional for term in layer.terms)
+        assert positional != any(hasattr(term, "W_qry") for term in layer.terms)
+        assert P.shape == ((2, T, T) if positional else (2, 2, T, T))
+        assert torch.allclose(P.sum(-1), torch.ones(()), atol=1e-6)
+        assert torch.allclose(made, layer.W_out(layer.values(P, X)), atol=1e-5)
+    assert next(used, None) is None
 
 
-@pytest.mark.parametrize("term", [Learned, Content, Relative, Absolute])
-def test_learned_encodings_refuse_another_size_until_told_and_then_take_it_and_say_so(term, caplog):
-    model, x = net(term), torch.randn(2, 3, 14, 26)
+def test_each_stage_has_its_width_and_its_grid_and_each_block_its_rate():
+    network = small("learned, stages", drop_path_rate=0.5)
+    assert [block.norm1.normalized_shape[0] for block in network.blocks] == [7, 7, 5, 11, 11, 11]
+    tables = [(len(b.attn.terms[0].row), len(b.attn.terms[0].col)) for b in network.blocks]
+    assert tables == [(39, 23)] * 2 + [(19, 11)] + [(9, 5)] * 3
+    rates = [block.drop_path.p for block in network.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    x = images("learned, stages")
+    assert torch.equal(network(x), network(x))
+    torch.manual_seed(1)
+    assert not torch.equal(network.train()(x), network(x))
+
+
+def test_groups_of_terms_divide_the_blocks_equally():
+    groups = ((Quadratic,), (Learned, Content), (Relative,))
+    blocks = SANet(groups, **ONE_STAGE | {"depth": 7, "img_size": 12}).blocks
+    built = [tuple(type(term) for term in block.attn.terms) for block in blocks]
+    assert built == [groups[0]] * 3 + [groups[1]] * 2 + [groups[2]] * 2
+
+
+def test_a_number_alone_is_that_of_all_stages():
+    stages = [Stage(7, 2, 3, 5), Stage(7, 4, 3, 11)]
+    assert layout_of(3, 7, [2, 4], 3, (5, 11)) == Layout(3, stages)
+    assert Layout(3, stages).levels == [Level(2, 7, 3), Level(6, 7, 6)]
+    assert Layout(3, stages[:1]).levels == [Level(1, 7, 3), Level(2, 7, 3)]
+
+
+@pytest.mark.parametrize("name", ["quadratic", "quadratic_gen", "pyramid"])
+@pytest.mark.parametrize("size", [(8, 24), (56, 40)])
+def test_quadratic_models_take_any_size(name, size):
+    assert small(name)(torch.randn(2, 3, *size)).shape == (2, 11)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
+    model, x = small(name), torch.randn(2, 3, 16, 56)
+    y = model(images(name))
+    model.set_input_size(NETWORKS[name]["img_size"])  # changes nothing
+    assert torch.equal(model(images(name)), y)
     with pytest.raises(AssertionError, match="set_input_size"):
         model(x)
-    model.set_input_size((14, 26))
-    assert "interpolated from images of (10, 6) to (14, 26)" in caplog.text
+    model.set_input_size((16, 56))
+    assert f"interpolated from images of {NETWORKS[name]['img_size']} to (16, 56)" in caplog.text
     assert model(x).shape == (2, 11)
 
 
-@pytest.mark.parametrize("term", [Learned, Content, Relative, Absolute])
-def test_an_unchanged_size_changes_no_encoding(term):
-    model, x = net(term), torch.randn(2, 3, 10, 6)
-    y = model(x)
-    model.set_input_size((10, 6))
-    assert torch.equal(model(x), y)
-
-
-def test_sizes_that_patches_do_not_tile_are_refused():
-    with pytest.raises(ValueError, match="got 9x6, expected positive multiples of 2"):
-        net(img_size=(9, 6))
-    with pytest.raises(AssertionError, match="image width"):
-        net()(torch.randn(1, 3, 10, 7))
-
-
-@pytest.mark.parametrize("num_heads", [0, 2.0, [3, 2, 3]])
-def test_a_number_of_heads_is_a_positive_whole_number(num_heads):
-    with pytest.raises(ValueError, match=r"num_heads, .* expected positive whole numbers"):
-        net(num_heads=num_heads)
-
-
-def test_an_unknown_pooling_is_refused():
-    with pytest.raises(ValueError, match="got 'max', expected 'avg'"):
-        net(global_pool="max")
-
-
-def test_the_wrong_number_of_channels_is_named():
-    with pytest.raises(RuntimeError, match="to have 3 channels, but got 5"):
-        net()(torch.randn(1, 5, 10, 6))
-
-
-def test_a_single_image_without_a_batch_is_refused():
-    with pytest.raises(AssertionError, match=r"expected four dimensions, \(B, C, H, W\)"):
-        net()(torch.randn(3, 10, 6))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"img_size": (20, 40)},
+        {"img_size": (24, 36)},
+        {"num_heads": 0},
+        {"num_heads": 2.0},
+        {"num_heads": "many"},
+        {"embed_dim": (7, 5)},
+        {"depth": 3},
+        {"depth": ()},
+        {"depth": [1] * 9, "embed_dim": 7, "hidden_dim": 5},
+        {"depth": (2, 0, 3)},
+        {"hidden_dim": (13, 3.0, 17)},
+        {"global_pool": "max"},
+        {"in_chans": 0},
+        {"patch_overlap": -1},
+        {"patch_overlap": 1.0},
+        *(
+            {"terms": terms}
+            for terms in ("quadratic", Quadratic, (Quadratic,), (), ((), (Learned,)))
+        ),
+        {"terms": (("quadratic",), (Quadratic,))},
+    ],
+)
+def test_arguments_that_make_no_network_are_refused_with_what_was_got(changes):
+    arguments = STAGES | {"terms": ((Quadratic,),), "img_size": (24, 40)} | changes
+    with pytest.raises(ValueError, match=r"got .*expected"):
+        SANet(**arguments)
 
 
 @pytest.mark.parametrize(
-    "terms",
-    ["quadratic", (("quadratic",), (Quadratic,)), Quadratic, (Quadratic,), (), ((), (Quadratic,))],
+    ("shape", "said"),
+    [
+        ((3, 24, 40), r"expected four dimensions, \(B, C, H, W\)"),
+        ((1, 3, 20, 40), r"image height: expected a multiple of model\.reduction"),
+        ((1, 3, 24, 36), r"image width: expected a multiple of model\.reduction"),
+        ((1, 5, 24, 40), "to have 3 channels, but got 5"),
+    ],
 )
-def test_terms_that_are_no_groups_of_classes_are_refused(terms):
-    with pytest.raises(ValueError, match="expected tuples of classes"):
-        SANet(terms, **SMALL)
+def test_images_that_do_not_fit_are_refused(shape, said):
+    with pytest.raises((AssertionError, RuntimeError), match=said):
+        small("pyramid")(torch.randn(*shape))
 
 
-def test_the_embedding_is_space_to_depth_and_a_linear_map():
-    model, x = net(in_chans=5), torch.randn(2, 5, 10, 6)
-    depth = torch.nn.functional.pixel_unshuffle(x, 2).permute(
-        0, 2, 3, 1
-    )  # (B, 5, 3, 5 * 4), channel major
-    expected = torch.nn.functional.linear(
-        depth, model.patch_embed.weight.flatten(1), model.patch_embed.bias
-    )
+def test_embedding_and_merging_are_convolutions_whose_stride_is_their_kernel():
+    model, x = small("quadratic", in_chans=5), torch.randn(2, 5, 12, 20)
+    depth = F.pixel_unshuffle(x, 4).permute(0, 2, 3, 1)  # (B, 3, 5, 5 * 16), channel major
+    expected = F.linear(depth, model.patch_embed.weight.flatten(1), model.patch_embed.bias)
     assert torch.allclose(model.embed(x), expected, atol=1e-6)
+    merge, X = Merge(5, 3), torch.randn(2, 14, 22, 5)
+    weight = merge.linear.weight.unflatten(1, [2, 2, 5]).permute(0, 3, 1, 2)
+    expected = F.conv2d(X.permute(0, 3, 1, 2), weight, merge.linear.bias, stride=2)
+    assert torch.allclose(merge(X), expected.permute(0, 2, 3, 1), atol=1e-6)
 
 
 def test_init_weights_draws_anew_from_the_same_distributions():
-    model = SANet(((Quadratic,),), embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
+    model = SANet(TERMS["quadratic"], embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.init_weights()
     for name, value in model.state_dict().items():
-        if "norm" in name:
-            assert torch.equal(value, before[name])
-        else:
-            assert not torch.equal(value, before[name])
+        assert torch.equal(value, before[name]) == ("norm" in name)
+        if "norm" not in name:
             assert value.std().item() == pytest.approx(before[name].std().item(), rel=0.5)
     term = model.blocks[0].attn.terms[0]
     assert term.Delta.std().item() == pytest.approx(2, rel=0.2)
     assert term.spread.mean().item() == pytest.approx(1, abs=0.01)
 
 
-def test_drop_path_grows_with_depth_and_spares_evaluation():
-    model = net(drop_path_rate=0.5)
-    assert [block.drop_path.p for block in model.blocks] == [0.0, 0.25, 0.5]
-    x = torch.randn(2, 3, 10, 6)
-    assert torch.equal(model(x), model(x))
-    torch.manual_seed(1)
-    assert not torch.equal(model.train()(x), model(x))
-
-
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_drop_path_is_that_of_torchvision(p):
+def test_drop_path_is_that_of_torchvision_and_dropout_leaves_the_residual_alone(p):
     x = torch.randn(17, 5, 3, 7)
     results = []
     for module in (DropPath(p), StochasticDepth(p, mode="row")):
@@ -220,9 +246,5 @@ def test_drop_path_is_that_of_torchvision(p):
         results.append(module.train()(x))
         assert torch.equal(module.eval()(x), x)
     assert torch.equal(*results)
-
-
-def test_dropout_leaves_the_residual_alone():
     block = PostNormBlock(Stage(7, 1, 3, 11), (Quadratic,), (5, 3), proj_drop=1.0)
-    x = torch.randn(2, 5, 3, 7)
     assert torch.equal(block(x), block.norm2(block.norm1(x)))

@@ -1,0 +1,38 @@
+"""Small networks of every kind, for tests that run over variants: one stage of each list of terms, and pyramids."""
+
+import timm
+import torch
+from torch import nn
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.models.timm_network import TimmSANet
+from sa_zoo.models.variants import TERMS
+
+ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
+STAGES = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": (13, 3, 17)}
+RESIDUAL = STAGES | {"hidden_dim": 0}
+IN_STAGES = ("learned", "content", "absolute")
+NETWORKS = {
+    **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "pyramid"},
+    **{f"{kind}, stages": STAGES | {"img_size": (24, 40)} for kind in IN_STAGES},
+    "pyramid": RESIDUAL | {"img_size": (24, 40)},
+}
+
+
+def small(name: str, **changes) -> TimmSANet:
+    """A network of the table, whose tensors are all away from zero and one."""
+    torch.manual_seed(0)
+    kind = name.partition(",")[0]
+    arguments = NETWORKS[name] | {"num_classes": 11} | changes
+    network = timm.create_model(f"sa_{kind}_cifar", **arguments).eval()
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            for values in (norm.weight, norm.bias, norm.running_mean):
+                nn.init.normal_(values)
+            nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    return network
+
+
+def images(name: str, batch: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 3, *NETWORKS[name]["img_size"], generator=generator)
