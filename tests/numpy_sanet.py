@@ -17,15 +17,20 @@ def pixels(height: int, width: int) -> list[tuple[int, int]]:
     return [(y, x) for y in range(height) for x in range(width)]
 
 
-def positional(height: int, width: int, num_heads: int, score) -> np.ndarray:
+def positional(X: np.ndarray, num_heads: int, score) -> np.ndarray:
     """(N_h, T, T) of score(head, dy, dx), key minus query."""
-    places = pixels(height, width)
-    return np.array(
-        [
-            [[score(h, ky - qy, kx - qx) for ky, kx in places] for qy, qx in places]
-            for h in range(num_heads)
-        ]
-    )
+    return pairwise(X[:1], num_heads, lambda h, x_q, x_k, dy, dx: score(h, dy, dx))[0]
+
+
+def pairwise(X: np.ndarray, num_heads: int, score) -> np.ndarray:
+    """(B, N_h, T, T) of score(head, x_q, x_k, dy, dx)."""
+    batch, height, width, _ = X.shape
+    T = height * width
+    scores = np.zeros((batch, num_heads, T, T))
+    for b, h, q, k in np.ndindex(*scores.shape):
+        (qy, qx), (ky, kx) = divmod(q, width), divmod(k, width)
+        scores[b, h, q, k] = score(h, X[b, qy, qx], X[b, ky, kx], ky - qy, kx - qx)
+    return scores
 
 
 def quadratic(p: dict, X: np.ndarray) -> np.ndarray:
@@ -33,7 +38,7 @@ def quadratic(p: dict, X: np.ndarray) -> np.ndarray:
         alpha = p["spread"][h] ** 2 / 2
         return -alpha * ((dy - p["Delta"][h, 0]) ** 2 + (dx - p["Delta"][h, 1]) ** 2)
 
-    return positional(X.shape[1], X.shape[2], len(p["spread"]), score)
+    return positional(X, len(p["spread"]), score)
 
 
 def generalized(p: dict, X: np.ndarray) -> np.ndarray:
@@ -41,7 +46,7 @@ def generalized(p: dict, X: np.ndarray) -> np.ndarray:
         distance = np.array([dy, dx]) - p["Delta"][h]
         return -0.5 * distance @ (p["spread"][h] @ p["spread"][h].T) @ distance
 
-    return positional(X.shape[1], X.shape[2], len(p["spread"]), score)
+    return positional(X, len(p["spread"]), score)
 
 
 def learned(p: dict, X: np.ndarray) -> np.ndarray:
@@ -50,25 +55,7 @@ def learned(p: dict, X: np.ndarray) -> np.ndarray:
     def score(h, dy, dx):
         return p["row"][dx + width - 1] @ p["w"][h] + p["col"][dy + height - 1] @ p["v"][h]
 
-    return positional(height, width, len(p["w"]), score)
-
-
-def pairwise(X: np.ndarray, num_heads: int, score) -> np.ndarray:
-    """(B, N_h, T, T) of score(head, x_q, x_k, dy, dx)."""
-    batch, height, width, _ = X.shape
-    places = pixels(height, width)
-    return np.array(
-        [
-            [
-                [
-                    [score(h, X[b, qy, qx], X[b, ky, kx], ky - qy, kx - qx) for ky, kx in places]
-                    for qy, qx in places
-                ]
-                for h in range(num_heads)
-            ]
-            for b in range(batch)
-        ]
-    )
+    return positional(X, len(p["w"]), score)
 
 
 def head(matrix: np.ndarray, h: int, dim: int) -> np.ndarray:
@@ -76,12 +63,17 @@ def head(matrix: np.ndarray, h: int, dim: int) -> np.ndarray:
     return matrix[h * dim : (h + 1) * dim]
 
 
+def projected(p: dict, name: str, h: int, x: np.ndarray) -> np.ndarray:
+    """x by the weight and the bias of one head."""
+    return head(p[f"{name}.weight"], h, len(x)) @ x + head(p[f"{name}.bias"], h, len(x))
+
+
 def content(p: dict, X: np.ndarray) -> np.ndarray:
     _, height, width, dim = X.shape
 
     def score(h, x_q, x_k, dy, dx):
-        q = head(p["W_qry.weight"], h, dim) @ x_q + head(p["W_qry.bias"], h, dim)
-        k = head(p["W_key.weight"], h, dim) @ x_k + head(p["W_key.bias"], h, dim)
+        q = projected(p, "W_qry", h, x_q)
+        k = projected(p, "W_key", h, x_k)
         r = np.concatenate([p["row"][dx + width - 1], p["col"][dy + height - 1]])
         return (q @ k + q @ r) / math.sqrt(dim)
 
@@ -108,8 +100,8 @@ def absolute(p: dict, X: np.ndarray) -> np.ndarray:
     dim = X.shape[-1]
 
     def score(h, x_q, x_k, dy, dx):
-        q = head(p["W_qry.weight"], h, dim) @ x_q + head(p["W_qry.bias"], h, dim)
-        k = head(p["W_key.weight"], h, dim) @ x_k + head(p["W_key.bias"], h, dim)
+        q = projected(p, "W_qry", h, x_q)
+        k = projected(p, "W_key", h, x_k)
         return q @ k / math.sqrt(dim)
 
     return pairwise(X + p["P"], len(p["W_qry.bias"]) // dim, score)
