@@ -23,8 +23,9 @@ _logger = logging.getLogger(__name__)
 
 def new_embedding(in_chans: int, dim: int, patch_size: int, overlap: int, **dd: Any) -> nn.Conv2d:
     """Space to depth, then a linear map: exactly a convolution, whose stride is its kernel unless patches overlap."""
-    if not isinstance(overlap, int) or overlap < 0:
-        raise ValueError(f"patch_overlap: got {overlap}, expected 0 or a positive whole number")
+    for name, size, least in (("in_chans", in_chans, 1), ("patch_overlap", overlap, 0)):
+        if not isinstance(size, int) or size < least:
+            raise ValueError(f"{name}: got {size}, expected a whole number from {least}")
     kernel = patch_size + 2 * overlap
     return nn.Conv2d(in_chans, dim, kernel, stride=patch_size, padding=overlap, **dd)
 
@@ -35,18 +36,13 @@ def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Ide
 
 
 def check_terms(terms: object) -> None:
+    """Raise ValueError for anything but tuples of classes of score terms."""
     groups = terms if isinstance(terms, tuple) else ()
-    for group in groups or [()]:
-        classes = group if isinstance(group, tuple) else ()
-        if not classes or not all(isinstance(t, type) and issubclass(t, Term) for t in classes):
-            expected = "tuples of classes of score terms, such as ((Quadratic,),)"
-            raise ValueError(f"terms: got {terms}, expected {expected}")
-
-
-def checked_channels(in_chans: int) -> int:
-    if not isinstance(in_chans, int) or in_chans < 1:
-        raise ValueError(f"in_chans: got {in_chans}, expected a positive whole number")
-    return in_chans
+    tuples = all(isinstance(group, tuple) and group for group in groups)
+    classes = [term for group in groups for term in group] if tuples else []
+    if not classes or not all(isinstance(t, type) and issubclass(t, Term) for t in classes):
+        expected = "tuples of classes of score terms, such as ((Quadratic,),)"
+        raise ValueError(f"terms: got {terms}, expected {expected}")
 
 
 def checked_pool(global_pool: str) -> str:
@@ -125,7 +121,7 @@ class SANet(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         check_terms(terms)
         self.layout = layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim)
-        self.in_chans = checked_channels(in_chans)
+        self.in_chans = in_chans
         self.num_classes = num_classes
         self.patch_size = patch_size
         self.patch_overlap = patch_overlap
