@@ -1,26 +1,20 @@
-"""python scripts/catalogue.py add RUN | render | publish --owner OWNER
+"""python scripts/catalogue.py add RUNS/NAME-SEED --data DATA | render | publish --owner OWNER
 
-Keeps model_cards/, which has one folder per model with weights or results:
-
-  add runs/tiny --data DATA                    a run with seed 0: weights, card, figures
-  add runs/seed1                               another seed of it: its results only
-  add runs/short --recipe 8epochs              another recipe: its results only
-  add runs/x --to model_cards/NAME.long        or with its weights, under a tag
-  render                                       all cards again
-  publish --owner OWNER --tag v1               every model with weights, as OWNER/NAME
+Keeps model_cards/: the results of all runs in results/runs.toml, and one folder per model with weights. `add` files a
+run as its row says: seed 0 of a row with weights with weights, card and figures, any other run with its metrics only.
 
 A folder has what cannot be made again: weights, measurements, figures, the card. Code and the explorer's page are added
 when a copy is finished (`sa-zoo card COPY`), which `publish` does; code alone is added by `sa-zoo publish`.
 """
 
 import hashlib
-import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
+from runs import MODEL_CARDS, read_runs
 from safetensors.torch import load_file, save
 
 from sa_zoo.folders.metrics import read_metrics, write_metrics
@@ -30,22 +24,19 @@ from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
-from sa_zoo.training.config import DataConfig, data_of, load_config
+from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.finish import finish
 
-MODEL_CARDS = Path(__file__).parents[1] / "model_cards"
 FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
 
 
 def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     """Add metrics.json of a finished run to the results of its model, but not its weights.
 
-    `recipe` is a word, "seed" for another seed of the run that the folder was made from. Returns the file. Raises
-    ValueError, before anything is written, if it is no word, for a run that is not finished, or for a foreign `entry`.
+    `recipe` is "seed" for another seed of the run that the folder was made from. Returns the file. Raises ValueError,
+    before anything is written, for a run that is not finished, or for a foreign `entry`.
     """
-    if not re.fullmatch(r"\w+", recipe):
-        raise ValueError(f"--recipe: got {recipe!r}, expected a word")
     _check(run, entry)
     (entry / "results").mkdir(parents=True, exist_ok=True)
     path = entry / "results" / f"{recipe}-{seed}.json"
@@ -127,7 +118,7 @@ def _check(run: Path, entry: Path) -> None:
     of_this_model = entry.name.partition(".")[0] == architecture
     if names and not (in_catalogue and of_this_model):
         raise ValueError(
-            f"--to: got {entry}, expected a new folder or that of {architecture} in model_cards"
+            f"got {entry}, expected a new folder or that of {architecture} in model_cards"
         )
 
 
@@ -143,25 +134,28 @@ def _store_in_bfloat16(folder: Path) -> None:
     write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+)
 
 
 @app.command("add")
 def add(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    to: Annotated[Path | None, typer.Option(help="Folder (default: model_cards/MODEL).")] = None,
-    recipe: Annotated[str, typer.Option(help="Name of a recipe: adds the results only.")] = "",
+    run: Annotated[Path, typer.Argument(help="Folder NAME-SEED of a finished run.")],
     data: Annotated[str, typer.Option(help="Data to measure on (default: the run's).")] = "",
 ) -> None:
-    """Add a finished run: seed 0 with its weights, another seed or another recipe with its results."""
-    entry = to or MODEL_CARDS / str(read_json(run / "config.json").get("architecture"))
-    trained = (run / "train.toml").is_file()  # and not converted
-    seed = load_config(run / "train.toml").train.seed if trained else 0
-    if recipe or seed:
-        typer.echo(add_result(run, entry, recipe or "seed", seed))
+    """File a finished run as its row in results/runs.toml says."""
+    name, _, seed = run.name.rpartition("-")
+    rows = {row.name: row for row in read_runs()}
+    if name not in rows or not seed.isdecimal():
+        raise ValueError(f"got {run.name!r}, expected NAME-SEED with a NAME in results/runs.toml")
+    row = rows[name]
+    if not row.weights or seed != "0":
+        typer.echo(add_result(run, row.folder, row.recipe or "seed", int(seed)))
         return
+    trained = (run / "train.toml").is_file()  # and not converted
     source = data_of(str(run)) if trained else DataConfig()
-    typer.echo(add_run(run, entry, source.model_copy(update={"name": data or source.name})))
+    typer.echo(add_run(run, row.folder, source.model_copy(update={"name": data or source.name})))
 
 
 @app.command("render")

@@ -1,14 +1,8 @@
-"""The architecture as a rule: which file may import which, how large and dense files are, what importing costs.
-
-Sizes are in tokens, without comments and docstrings: what a reader has to take in. Unlike lines, they do not shrink
-when two statements are squeezed into one.
-"""
+"""The architecture as a rule: which file may import which, and what importing costs."""
 
 import ast
-import io
 import subprocess
 import sys
-import tokenize
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -30,35 +24,7 @@ FLOORS = [
     {"__init__", "cli"},
     {"__main__"},
 ]
-# Tokens of Python per folder, with some room; what does not fit is a reason to simplify.
-BUDGET = {
-    "models": 12_470,
-    "kernels": 5_300,
-    "convolution": 11_650,
-    "vit": 6_000,
-    "folders": 4_100,
-    "interchange": 2_450,
-    "training": 13_400,
-    "publishing": 4_650,
-    "analysis": 8_150,
-    "verbs": 3_400,
-    "": 2_050,
-}
-TOTAL = 73_250
-LARGEST_FILE, LARGEST_FUNCTION, LONGEST_CHAIN = 2_500, 350, 6
-ATTENTION = 1_100  # tokens of the page that holds the definition
-REMOTE_CODE = 10_550  # tokens that somebody who loads a model with trust_remote_code has to read
-# What squeezing looks like, per 1,000 lines of code.
-MOST_PARALLEL_ASSIGNMENTS, MOST_CONDITIONAL_EXPRESSIONS, MOST_WALRUSES = 8, 18, 2
-MOST_TOKENS_PER_LINE, MOST_LONG_LINES = 9.5, 0.03  # long: beyond 100 columns
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+LONGEST_CHAIN = 6
 
 
 def module_of(path: Path) -> str:
@@ -126,69 +92,9 @@ def test_no_import_cycles_and_no_long_chains_inside_a_folder(module):
     assert len(chain) <= LONGEST_CHAIN, " > ".join(chain)
 
 
-@cache
-def code_of(path: Path) -> list[tokenize.TokenInfo]:
-    """The tokens of a file, without comments and docstrings."""
-    source = path.read_text(encoding="utf-8")
-    documented = {
-        node.body[0].lineno
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
-    }
-    return [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in LAYOUT
-        and not (token.type == tokenize.STRING and token.start[0] in documented)
-    ]
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_files_and_functions_are_short(path):
-    code = code_of(path)
-    assert len(code) <= LARGEST_FILE
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef):
-            size = sum(node.lineno <= token.start[0] <= node.end_lineno for token in code)
-            assert size <= LARGEST_FUNCTION, f"{node.name} in {path.name} has {size} tokens"
-
-
-def test_folders_stay_within_their_budget():
-    tokens = dict.fromkeys(BUDGET, 0)
-    for path in FILES:
-        folder = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
-        tokens[folder] += len(code_of(path))
-    assert all(tokens[folder] <= BUDGET[folder] for folder in BUDGET), tokens
-    assert sum(tokens.values()) <= TOTAL, tokens
-
-
-def test_code_is_not_squeezed():
-    tokens = lines = long = pairs = conditional = walruses = 0
-    for path in FILES:
-        source = path.read_text(encoding="utf-8")
-        of_code = {token.start[0] for token in code_of(path)}
-        tokens += len(code_of(path))
-        lines += len(of_code)
-        long += sum(
-            len(line) > 100 for at, line in enumerate(source.splitlines(), 1) if at in of_code
-        )
-        for node in ast.walk(ast.parse(source)):
-            conditional += isinstance(node, ast.IfExp)
-            walruses += isinstance(node, ast.NamedExpr)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-                pairs += isinstance(node.targets[0], ast.Tuple)
-    thousands = lines / 1000
-    assert tokens / lines <= MOST_TOKENS_PER_LINE
-    assert long / lines <= MOST_LONG_LINES
-    assert pairs / thousands <= MOST_PARALLEL_ASSIGNMENTS
-    assert conditional / thousands <= MOST_CONDITIONAL_EXPRESSIONS
-    assert walruses / thousands <= MOST_WALRUSES
-
-
-def test_attention_can_be_read_in_one_sitting():
+def test_the_definition_asks_nothing_about_how_it_runs():
     path = PACKAGE / "models" / "attention.py"
     source = path.read_text(encoding="utf-8")
-    assert len(code_of(path)) <= ATTENTION
     for question in (
         "is_scripting",
         "is_tracing",
@@ -201,16 +107,13 @@ def test_attention_can_be_read_in_one_sitting():
         assert question not in source
 
 
-def test_published_code_is_what_the_model_reaches_and_no_more():
+def test_published_code_is_in_one_folder():
     reached, waiting = set(), ["models.modeling_sa"]
     while waiting:
         module = waiting.pop()
         reached.add(module)
         waiting += IMPORTS[module] - reached
     assert all(folder_of(module) == "models" for module in reached)
-    paths = [PACKAGE / f"{name.replace('.', '/')}.py" for name in reached]
-    sizes = {path.stem: len(code_of(path)) for path in paths}
-    assert sum(sizes.values()) <= REMOTE_CODE, sizes
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if "." in module_of(path)], ids=module_of)
