@@ -18,10 +18,10 @@ from runs import MODEL_CARDS, read_runs
 from safetensors.torch import load_file, save
 
 from sa_zoo.folders.metrics import read_metrics, write_metrics
-from sa_zoo.folders.opened import Opened, open_folder
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
 from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.publishing.card import write_card
+from sa_zoo.publishing.card import name_baseline, write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.training.config import DataConfig, data_of
@@ -81,17 +81,23 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
 
 
 def render(model_cards: Path) -> list[Path]:
-    """Render the card of every model with weights again."""
-    return [write_card(opened) for opened in _trained(model_cards)]
+    """Render the card of every model with weights again, with the baseline of its row."""
+    baselines = {row.name: row.baseline for row in read_runs()}
+    cards = []
+    for folder in _trained(model_cards):
+        if baselines.get(folder.name):
+            name_baseline(folder, model_cards / baselines[folder.name])
+        cards.append(write_card(open_folder(folder)))
+    return cards
 
 
 def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool, merge: bool) -> None:
     """Publish every model with weights as OWNER/NAME, finished; all are checked before the first is sent."""
     with TemporaryDirectory() as temporary:
         finished = []
-        for opened in _trained(model_cards):
-            copy = Path(temporary) / opened.local_folder.name
-            shutil.copytree(opened.local_folder, copy)
+        for folder in _trained(model_cards):
+            copy = Path(temporary) / folder.name
+            shutil.copytree(folder, copy)
             finished.append(finish(open_folder(copy)))
         for opened in finished:
             publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, True, merge)
@@ -100,12 +106,12 @@ def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool, m
                 publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, False, merge)
 
 
-def _trained(model_cards: Path) -> list[Opened]:
+def _trained(model_cards: Path) -> list[Path]:
     """All models with weights. Raises ValueError if there are none."""
     folders = sorted(path.parent for path in model_cards.glob("*/model.safetensors"))
     if not folders:
         raise ValueError(f"got {model_cards} without folders of trained models in it")
-    return [open_folder(folder) for folder in folders]
+    return folders
 
 
 def _check(run: Path, entry: Path) -> None:

@@ -24,6 +24,7 @@ class Row:
     says: str = ""
     table: str = "all"
     weights: str = ""
+    baseline: str = ""
     gpu: bool = False
     speed: str = ""
     top1: tuple[float, ...] = ()
