@@ -35,7 +35,7 @@ def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     """Add metrics.json of a finished run to the results of its model, but not its weights.
 
     `recipe` is "seed" for another seed of the run that the folder was made from. Returns the file. Raises ValueError,
-    before anything is written, for a run that is not finished, or for a foreign `entry`.
+    before anything is written, for a run that is not finished or of another model.
     """
     _check(run, entry)
     (entry / "results").mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
 
     Weights of more than 8 MB become bfloat16. The test split is evaluated again, in detail and with the weights as they
     are stored. check.json gets their sha256 and the logits of two fixed images. Returns the folder. Raises ValueError
-    for a run that is not finished or does not load, or an `entry` of another model or of something else.
+    for a run that is not finished, does not load or is of another model.
     """
     _check(run, entry)
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -115,17 +115,12 @@ def _trained(model_cards: Path) -> list[Path]:
 
 
 def _check(run: Path, entry: Path) -> None:
-    """Raise ValueError unless the run is finished, and `entry` empty, new or the folder of its model in a catalogue."""
+    """Raise ValueError unless the run is finished, and of the model of the folder that it is to enter."""
     architecture = open_folder(run).config["architecture"]
+    if entry.name.partition(".")[0] != architecture:
+        raise ValueError(f"got {run} of {architecture}, expected a run for {entry.name}")
     if not read_metrics(run).test:
         raise ValueError(f"got {run} without a test result, expected the folder of a finished run")
-    names = {path.name for path in entry.iterdir()} if entry.exists() else set()
-    in_catalogue = "check.json" in names or names <= {"results"}
-    of_this_model = entry.name.partition(".")[0] == architecture
-    if names and not (in_catalogue and of_this_model):
-        raise ValueError(
-            f"got {entry}, expected a new folder or that of {architecture} in model_cards"
-        )
 
 
 def _store_in_bfloat16(folder: Path) -> None:
