@@ -1,26 +1,15 @@
 """What pyproject.toml cannot state: a compiled library, and recipes and weights outside the package's folder."""
 
-import ast
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
 
 def installed_weights() -> list[str]:
-    """Folders in model_cards/ of the variants that are `installed`: 16 MB at most.
-
-    The table is read as text: importing it takes torch, which a build does not have.
-    """
-    table = ast.parse(Path("sa_zoo/models/variants.py").read_text(encoding="utf-8"))
-    folders = []
-    for row in ast.walk(table):
-        if isinstance(row, ast.Call) and getattr(row.func, "id", "") == "Variant":
-            fields = {field.arg: field.value for field in row.keywords}
-            if "installed" in fields:
-                name = ast.literal_eval(row.args[0])
-                tags = ast.literal_eval(fields["trained"])
-                folders += [f"{name}.{tag}".rstrip(".") for tag in tags]
-    return folders
+    """Folders in model_cards/ whose weights an installation has: 16 MB at most."""
+    table = tomllib.loads(Path("results/runs.toml").read_text(encoding="utf-8"))
+    return [run["name"] for run in table["run"] if run.get("weights") == "installed"]
 
 
 setup(

@@ -1,38 +1,295 @@
-"""python scripts/bench.py MODEL... [--against CNN] [--side 64] [--routes] [--convolutions] [--recipe tiny] [--json F]
+"""python scripts/bench.py MODEL... [--against CNN] [--side 64] [--routes] [--convolutions] [--positions 224] [--json F]
 
 Measures time, memory and work of models, each against a yardstick that takes turns with it; docs/benchmarks.md defines
 the columns and has the results. Every option that says "also" adds cases; with one of them, MODEL may be left out.
 """
 
+import copy
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import suites
+import timm
 import torch
 import typer
-from benchmark import Case, run_cases
-from timing import device_named
+from timing import Case, Subject, run_cases, step
+from timm.data import resolve_model_data_config
+from timm.utils import reparameterize_model
+from torch import nn
+from torchvision.ops import Permute
 
-import sa_zoo  # noqa: F401  registers the names
+import sa_zoo
+from sa_zoo.models.network import SANet, attention_in
+from sa_zoo.models.norm import BatchNorm
+from sa_zoo.models.terms import Quadratic, kernel_offsets
+
+CPU = torch.device("cpu")
+PHASES = (
+    "inference, float32",
+    "inference, bfloat16",
+    "training, float32",
+    "training, float32, dropout on probabilities",
+    "training, bfloat16",
+)
+LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
+# Routes in the case that the first one exists for; the last is the next simpler one, the yardstick. A route that is
+# forced applies to attention; as built, the rest of a block may also be evaluated in portions.
+ROUTES = (
+    ("sa_quadratic_cifar", "inference, float32", 32, ("definition", "recomputed")),
+    ("sa_quadratic_cifar", "inference, bfloat16", 32, ("recomputed", "definition", "by axes")),
+    ("sa_quadratic_cifar", "training, float32", 32, ("recomputed", "definition", "by axes")),
+    ("sa_content_cifar", "inference, float32", 16, ("absorbed", "definition")),
+    ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
+)
+# Channels and side of the 3x3 layers of ResNet18's stages, and of a layer for CIFAR.
+CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))
+ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two pixels larger
+
+# Name -> what is made of a registered model, and the route of its layers ("": as they choose).
+Variants = dict[str, tuple[Callable[[Any], nn.Module], str]]
+
+
+def unchanged(network: nn.Module) -> nn.Module:
+    return network
+
+
+def the_model(name: str, _: nn.Module) -> nn.Module:
+    """Another model instead."""
+    return timm.create_model(name)
+
+
+def with_convolutions(network: SANet) -> SANet:
+    """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and all else the same but W_out."""
+    twin = copy.deepcopy(network)
+    for path, layer in attention_in(twin.blocks).items():
+        dim = layer.W_val.out_features
+        convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
+        norm = layer.W_out if isinstance(layer.W_out, BatchNorm) else nn.Identity()
+        # tokens are (B, H, W, D)
+        mixing = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]), norm)
+        twin.blocks.set_submodule(path, mixing)
+    return twin
+
+
+def with_taps(network: nn.Module) -> nn.Module:
+    """The network with every head on one pixel, for inference."""
+    sa_zoo.harden(network)
+    return reparameterize_model(network)
+
+
+def with_kernels(network: SANet) -> nn.Module:
+    """The network with the pixels of a 3x3 kernel as its heads, the closest to its center if it has fewer."""
+    for layer in attention_in(network.blocks).values():
+        term = layer.terms[0]
+        term.Delta.data.copy_(kernel_offsets(len(term.Delta)))
+        term.spread.data.fill_(3.0)
+    sa_zoo.harden(network)
+    return network if network.training else reparameterize_model(network)
+
+
+def is_quadratic(network: nn.Module) -> bool:
+    """Whether `with_kernels` takes the network."""
+    if not isinstance(network, SANet):
+        return False
+    layers = attention_in(network.blocks).values()
+    return all(isinstance(layer.terms[0], Quadratic) for layer in layers)
+
+
+def networks(
+    model: str,
+    phase: str,
+    batch: int,
+    device: torch.device,
+    variants: Variants,
+    yardstick: str,
+    compile_mode: str = "",
+) -> Case:
+    """A case of whole networks, and of the network as torch.compile makes it if there is a mode for it.
+
+    A variant whose name ends in "float32" has that type, whatever the phase.
+    """
+
+    def build() -> dict[str, Subject]:
+        found: dict[str, Subject] = {}
+        for name, (change, route) in variants.items():
+            torch.manual_seed(0)  # the same weights for all of them
+            half = "bfloat16" in phase and not name.endswith("float32")
+            dtype = torch.bfloat16 if half else torch.float32
+            network = change(timm.create_model(model).train(phase.startswith("training")))
+            network.to(device).train(phase.startswith("training"))
+            if not network.training:
+                network.to(dtype).requires_grad_(False)
+            for path, module in network.named_modules():
+                if "dropout" in phase and path.endswith("attn_drop"):
+                    module.p = 0.1  # the paper's
+            x = torch.randn(batch, *resolve_model_data_config(network)["input_size"], device=device)
+            x = x.to(next(network.parameters()).dtype)
+            function = "model" if change in (unchanged, reparameterize_model) else name
+            found[name] = Subject(step(network, x, route, dtype), dtype, function)
+            if compile_mode and name == ("as built" if network.training else "folded"):
+                torch.compiler.reset()  # it stops compiling a function that it has compiled several times
+                compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
+                run = step(network, x, "", dtype, compiled)
+                found["compiled"] = Subject(run, dtype, function, found[name].run)
+        return found
+
+    return Case(model, phase, batch, yardstick, build)
+
+
+def models(
+    names: Iterable[str], cnn: str, batch: int, device: torch.device, compile_mode: str = ""
+) -> Iterator[Case]:
+    """Networks in all phases, against a CNN; if that is empty, the yardstick of attention is its definition."""
+    for name, phase in product(names, PHASES):
+        network = timm.create_model(name)
+        attention = isinstance(network, SANet)
+        if "dropout" in phase and (cnn or not attention):
+            continue
+        yardstick = cnn or "as built"
+        variants: Variants = {"as built": (unchanged, "")}
+        if phase.startswith("inference"):
+            variants["folded"] = (reparameterize_model, "")
+        if cnn:
+            variants = {cnn: (partial(the_model, cnn), "")} | variants
+            if is_quadratic(network):
+                variants["taps of a 3x3 kernel"] = (with_kernels, "")
+        elif attention:
+            in_float32 = ", float32" if phase == "inference, bfloat16" else ""
+            yardstick = f"definition{in_float32}"
+            variants[yardstick] = (unchanged, "definition")
+            variants["3x3 convolutions"] = (with_convolutions, "")
+            variants["resnet18_cifar"] = (partial(the_model, "resnet18_cifar"), "")
+        yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
+
+
+def layers(
+    model: str, sides: Iterable[int], batch: int, device: torch.device, phase: str
+) -> Iterator[Case]:
+    """A layer on SIDE x SIDE tokens by its route, by axes and by its definition, the yardstick.
+
+    The batch has as many tokens as `batch` images of 8x8, and one image at least. The definition is left out where its
+    maps would fill LARGEST_MAPS bytes.
+    """
+    whole = timm.create_model(model)
+    if not isinstance(whole, SANet):
+        raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
+    for side in sides:
+        images = max(1, batch * 64 // side**2)
+        network: Any = timm.create_model(model, img_size=side * whole.patch_size)
+        layer = next(iter(attention_in(network.blocks).values()))
+        dim = layer.W_val.out_features
+        heads = layer.W_val.in_features // dim
+        routes = {"as built": "", "by axes": "by axes"}
+        if 4 * images * heads * side**4 <= LARGEST_MAPS:
+            routes["definition"] = "definition"
+        shape = (images, side, side, dim)
+        build = partial(_by_route, layer, routes, shape, phase, device)
+        name = f"one layer of {model}, {side}x{side} tokens"
+        yield Case(name, phase, images, list(routes)[-1], build)
+
+
+def _by_route(
+    layer: Any, routes: dict[str, str], shape: tuple[int, ...], phase: str, device: torch.device
+) -> dict[str, Subject]:
+    dtype = torch.bfloat16 if "bfloat16" in phase else torch.float32
+    layer.to(device).train(phase.startswith("training"))
+    X = torch.randn(shape, device=device)
+    if layer.training:
+        X.requires_grad_()
+    else:
+        layer.to(dtype)
+        X = X.to(dtype)
+    found = {}
+    for name, route in routes.items():
+        found[name] = Subject(step(layer, X, route, dtype), dtype, "layer")
+    return found
+
+
+def routes_of_networks() -> Iterator[Case]:
+    """Each route against the next simpler one, its yardstick, in the case that it exists for, on a CPU."""
+    for model, phase, batch, names in ROUTES:
+        variants = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in names}
+        yield networks(model, phase, batch, CPU, variants, names[-1])
+    taps: Variants = {
+        "folded": (reparameterize_model, ""),
+        "taps": (with_taps, ""),
+        "taps of a 3x3 kernel": (with_kernels, ""),
+        "3x3 convolutions": (with_convolutions, ""),
+    }
+    for model in ("sa_quadratic_cifar", "sa_quadratic_kernel_tiny_cifar"):
+        yield networks(model, "inference, bfloat16", 32, CPU, taps, "3x3 convolutions")
+
+
+def convolutions_as_attention() -> Iterator[Case]:
+    """mhsa_resnet18 against resnet18, and 3x3 layers at finite alpha against nn.Conv2d, forward and backward."""
+    pair: Variants = {
+        "mhsa_resnet18": (unchanged, ""),
+        "resnet18": (partial(the_model, "resnet18"), ""),
+    }
+    for batch in (1, 8):
+        yield networks("mhsa_resnet18", "inference, float32", batch, CPU, pair, "resnet18")
+    for alpha, batch, (channels, side) in product(ALPHAS, (8, 32), CONVOLUTIONS):
+        name = f"3x3 layer, {channels} channels, {side}x{side}, alpha {alpha:g}"
+        build = partial(_convolution, channels, side, alpha, batch)
+        yield Case(name, "training, float32", batch, "nn.Conv2d", build)
+
+
+def _convolution(channels: int, side: int, alpha: float, batch: int) -> dict[str, Subject]:
+    conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    attention = sa_zoo.attention_from_conv(conv, alpha)
+    x = torch.randn(batch, channels, side, side, requires_grad=True)
+    return {"nn.Conv2d": Subject(step(conv, x)), "attention": Subject(step(attention, x))}
+
+
+def positions(sizes: Iterable[int], device: torch.device) -> Iterator[Case]:
+    """Two blocks of vit_tiny_patch16_224 with ways to know positions, on images of these sizes; the plain one is the
+    yardstick."""
+    for size, phase in product(sizes, ("inference, float32", "training, float32")):
+        images = max(1, 4 * 224**2 // size**2)
+        build = partial(_with_positions, size, images, phase, device)
+        yield Case(f"ViT, {size // 16}x{size // 16} tokens", phase, images, "plain", build)
+
+
+def _with_positions(size: int, images: int, phase: str, device: torch.device) -> dict[str, Subject]:
+    sizes = {"embed_dim": 192, "num_heads": 3, "depth": 2, "patch_size": 16, "img_size": size}
+    mean = {"class_token": False, "global_pool": "avg"}
+    relative = {"fc_norm": True, "init_values": None, "qkv_bias": True}
+    plain = partial(timm.create_model, "vit_tiny_patch16_224", **sizes, **mean)
+    built = {
+        "plain": plain(),
+        "add_positions": sa_zoo.add_positions(plain()),
+        "relative position bias of timm": timm.create_model(
+            "vit_relpos_small_patch16_224", **sizes, **mean, **relative
+        ),
+        "rotary embedding of timm": timm.create_model("vit_small_patch16_rope_224", **sizes),
+    }
+    x = torch.randn(images, 3, size, size, device=device)
+    found = {}
+    for name, network in built.items():
+        network.to(device).train(phase.startswith("training"))
+        found[name] = Subject(step(network, x))
+    return found
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(help=__doc__)
-def bench(
-    models: Annotated[
-        list[str] | None, typer.Argument(help="timm names (default: sa_quadratic_cifar).")
+def main(
+    models_: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="timm names.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
     side: Annotated[
         list[int] | None, typer.Option(help="Also measure one layer on SIDE x SIDE tokens.", min=1)
     ] = None,
     phase: Annotated[
-        str, typer.Option(help="First words of the phases to measure: inference, training, ...")
+        str, typer.Option(help=f"First words of the phases to measure, of {'; '.join(PHASES)}.")
     ] = "",
     compile_: Annotated[
         str, typer.Option("--compile", help="Also measure torch.compile in this mode.")
@@ -47,46 +304,30 @@ def bench(
         bool,
         typer.Option("--convolutions", help="Also measure convolutions as attention, on a CPU."),
     ] = False,
-    recipe: Annotated[
-        str, typer.Option(help="Also measure training steps of a recipe with their images.")
-    ] = "",
-    threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,
-    rounds: Annotated[
-        int, typer.Option(help="Number of turns that each subject takes.", min=1)
-    ] = 5,
-    json: Annotated[
-        Path | None, typer.Option(help="File to add the results of this run to.")
+    size: Annotated[
+        list[int] | None,
+        typer.Option("--positions", help="Also measure positions in a ViT on SIZE x SIZE pixels."),
     ] = None,
+    threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,
+    rounds: Annotated[int, typer.Option(help="Turns that each subject takes.", min=1)] = 5,
+    json: Annotated[Path | None, typer.Option(help="File to add the results to.")] = None,
 ) -> None:
-    if not (models or routes or convolutions or recipe):
-        models = ["sa_quadratic_cifar"]
-    models = models or []
-    suites.check_names([*models, *filter(None, [against])], phase)
-    if side and not models:
-        raise ValueError("--side: got no MODEL, expected one of attention")
+    names = models_ or []
+    if not (names or routes or convolutions or size):
+        names = ["sa_quadratic_cifar"]
     if threads:
         torch.set_num_threads(threads)
-    place = device_named(device, compile_)
-
-    def cases() -> Iterator[Case]:
-        found = suites.models(models, batch, place, compile_)
-        if against:
-            found = suites.against(against, models, batch, place)
-        for case in found:
-            if case.phase.startswith(phase):
-                yield case
-        if side:
-            pair = {"as built": "", "definition": "definition"}
-            yield from suites.layers(models[0], side, place, pair)
-        if routes:
-            yield from suites.routes()
-        if convolutions:
-            yield from suites.convolutions()
-        if recipe:
-            yield suites.recipe(recipe, place)
-
-    command = shlex.join(["python", "scripts/bench.py", *sys.argv[1:]])
-    run_cases(list(cases()), rounds, place, command, json)
+    place = torch.device(device)
+    cases = [c for c in models(names, against, batch, place, compile_) if c.phase.startswith(phase)]
+    for each in PHASES if phase and side else PHASES[:1]:
+        if side and each.startswith(phase or each) and "dropout" not in each:
+            cases += layers((names or ["sa_quadratic_cifar"])[0], side, batch, place, each)
+    if routes:
+        cases += routes_of_networks()
+    if convolutions:
+        cases += convolutions_as_attention()
+    cases += positions(size or [], place)
+    run_cases(cases, rounds, place, shlex.join(["python", "scripts/bench.py", *sys.argv[1:]]), json)
 
 
 if __name__ == "__main__":

@@ -1,51 +1,42 @@
-"""python scripts/catalogue.py add RUN | render | publish --owner OWNER
+"""python scripts/catalogue.py add RUNS/NAME-SEED --data DATA | render | publish --owner OWNER
 
-Keeps model_cards/, which has one folder per model with weights or results:
-
-  add runs/tiny --data DATA                    a run with seed 0: weights, card, figures
-  add runs/seed1                               another seed of it: its results only
-  add runs/short --recipe 8epochs              another recipe: its results only
-  add runs/x --to model_cards/NAME.long        or with its weights, under a tag
-  render                                       all cards again
-  publish --owner OWNER --tag v1               every model with weights, as OWNER/NAME
+Keeps model_cards/: the results of all runs in results/runs.toml, and one folder per model with weights. `add` files a
+run as its row says: seed 0 of a row with weights with weights, card and figures, any other run with its metrics only.
 
 A folder has what cannot be made again: weights, measurements, figures, the card. Code and the explorer's page are added
 when a copy is finished (`sa-zoo card COPY`), which `publish` does; code alone is added by `sa-zoo publish`.
 """
 
 import hashlib
-import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
+from runs import MODEL_CARDS, read_runs
 from safetensors.torch import load_file, save
 
 from sa_zoo.folders.metrics import read_metrics, write_metrics
-from sa_zoo.folders.opened import Opened, open_folder
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
 from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.publishing.card import write_card
+from sa_zoo.publishing.card import name_baseline, write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
-from sa_zoo.training.config import DataConfig, data_of, load_config
+from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.finish import finish
 
-MODEL_CARDS = Path(__file__).parents[1] / "model_cards"
 FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
 
 
 def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     """Add metrics.json of a finished run to the results of its model, but not its weights.
 
-    `recipe` is a word, "seed" for another seed of the run that the folder was made from. Returns the file. Raises
-    ValueError, before anything is written, if it is no word, for a run that is not finished, or for a foreign `entry`.
+    `recipe` is "seed" for another seed of the run that the folder was made from. Returns the file. Raises ValueError,
+    before anything is written, for a run that is not finished or of another model.
     """
-    if not re.fullmatch(r"\w+", recipe):
-        raise ValueError(f"--recipe: got {recipe!r}, expected a word")
     _check(run, entry)
     (entry / "results").mkdir(parents=True, exist_ok=True)
     path = entry / "results" / f"{recipe}-{seed}.json"
@@ -60,7 +51,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
 
     Weights of more than 8 MB become bfloat16. The test split is evaluated again, in detail and with the weights as they
     are stored. check.json gets their sha256 and the logits of two fixed images. Returns the folder. Raises ValueError
-    for a run that is not finished or does not load, or an `entry` of another model or of something else.
+    for a run that is not finished, does not load or is of another model.
     """
     _check(run, entry)
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -90,17 +81,23 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
 
 
 def render(model_cards: Path) -> list[Path]:
-    """Render the card of every model with weights again."""
-    return [write_card(opened) for opened in _trained(model_cards)]
+    """Render the card of every model with weights again, with the baseline of its row."""
+    baselines = {row.name: row.baseline for row in read_runs()}
+    cards = []
+    for folder in _trained(model_cards):
+        if baselines.get(folder.name):
+            name_baseline(folder, model_cards / baselines[folder.name])
+        cards.append(write_card(open_folder(folder)))
+    return cards
 
 
 def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool, merge: bool) -> None:
     """Publish every model with weights as OWNER/NAME, finished; all are checked before the first is sent."""
     with TemporaryDirectory() as temporary:
         finished = []
-        for opened in _trained(model_cards):
-            copy = Path(temporary) / opened.local_folder.name
-            shutil.copytree(opened.local_folder, copy)
+        for folder in _trained(model_cards):
+            copy = Path(temporary) / folder.name
+            shutil.copytree(folder, copy)
             finished.append(finish(open_folder(copy)))
         for opened in finished:
             publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, True, merge)
@@ -109,26 +106,21 @@ def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool, m
                 publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, False, merge)
 
 
-def _trained(model_cards: Path) -> list[Opened]:
+def _trained(model_cards: Path) -> list[Path]:
     """All models with weights. Raises ValueError if there are none."""
     folders = sorted(path.parent for path in model_cards.glob("*/model.safetensors"))
     if not folders:
         raise ValueError(f"got {model_cards} without folders of trained models in it")
-    return [open_folder(folder) for folder in folders]
+    return folders
 
 
 def _check(run: Path, entry: Path) -> None:
-    """Raise ValueError unless the run is finished, and `entry` empty, new or the folder of its model in a catalogue."""
+    """Raise ValueError unless the run is finished, and of the model of the folder that it is to enter."""
     architecture = open_folder(run).config["architecture"]
+    if entry.name.partition(".")[0] != architecture:
+        raise ValueError(f"got {run} of {architecture}, expected a run for {entry.name}")
     if not read_metrics(run).test:
         raise ValueError(f"got {run} without a test result, expected the folder of a finished run")
-    names = {path.name for path in entry.iterdir()} if entry.exists() else set()
-    in_catalogue = "check.json" in names or names <= {"results"}
-    of_this_model = entry.name.partition(".")[0] == architecture
-    if names and not (in_catalogue and of_this_model):
-        raise ValueError(
-            f"--to: got {entry}, expected a new folder or that of {architecture} in model_cards"
-        )
 
 
 def _store_in_bfloat16(folder: Path) -> None:
@@ -143,25 +135,28 @@ def _store_in_bfloat16(folder: Path) -> None:
     write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+)
 
 
 @app.command("add")
 def add(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    to: Annotated[Path | None, typer.Option(help="Folder (default: model_cards/MODEL).")] = None,
-    recipe: Annotated[str, typer.Option(help="Name of a recipe: adds the results only.")] = "",
+    run: Annotated[Path, typer.Argument(help="Folder NAME-SEED of a finished run.")],
     data: Annotated[str, typer.Option(help="Data to measure on (default: the run's).")] = "",
 ) -> None:
-    """Add a finished run: seed 0 with its weights, another seed or another recipe with its results."""
-    entry = to or MODEL_CARDS / str(read_json(run / "config.json").get("architecture"))
-    trained = (run / "train.toml").is_file()  # and not converted
-    seed = load_config(run / "train.toml").train.seed if trained else 0
-    if recipe or seed:
-        typer.echo(add_result(run, entry, recipe or "seed", seed))
+    """File a finished run as its row in results/runs.toml says."""
+    name, _, seed = run.name.rpartition("-")
+    rows = {row.name: row for row in read_runs()}
+    if name not in rows or not seed.isdecimal():
+        raise ValueError(f"got {run.name!r}, expected NAME-SEED with a NAME in results/runs.toml")
+    row = rows[name]
+    if not row.weights or seed != "0":
+        typer.echo(add_result(run, row.folder, row.recipe or "seed", int(seed)))
         return
+    trained = (run / "train.toml").is_file()  # and not converted
     source = data_of(str(run)) if trained else DataConfig()
-    typer.echo(add_run(run, entry, source.model_copy(update={"name": data or source.name})))
+    typer.echo(add_run(run, row.folder, source.model_copy(update={"name": data or source.name})))
 
 
 @app.command("render")

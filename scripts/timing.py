@@ -1,24 +1,102 @@
-"""How runs are measured. Absolute times drift from hour to hour, so runs that are to be compared take turns."""
+"""How the benchmark measures: subjects that take turns, their memory and their work, as a table and as JSON.
+
+Absolute times drift from hour to hour, so what is to be compared takes turns. A ratio is the median over the rounds of
+a subject's ratio to the yardstick of its case in the same round.
+"""
 
 import itertools
+import json
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from sa_zoo.folders.metrics import environment
+from sa_zoo.folders.write import write_json
+from sa_zoo.kernels.choose import only
 
 Run = Callable[[], object]
+Row = dict[str, Any]
+# Keys of a row that are numbers: head of the column, and format.
+COLUMNS = {
+    "images": ("images", "{}"),
+    "milliseconds": ("ms per image", "{:.2f}"),  # median over the rounds
+    "mib": ("MiB per image", "{:.1f}"),  # peak beyond the weights
+    "gmacs": ("GMACs", "{:.2f}"),  # multiply-adds (1e9) per image
+    "needed": ("needed", "{:.2f}"),  # the fewest of all subjects that compute the same function
+    "ceiling": ("of the ceiling", "{:.0%}"),  # share of the fastest matrix product that they reach
+    "speed": ("speed", "{:.3g}x"),  # relative to the yardstick
+    "memory": ("memory", "{:.3g}x"),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One way to do the work of a case."""
+
+    run: Run
+    dtype: torch.dtype = torch.float32
+    function: str = ""  # subjects of a case with the same one compute the same
+    counted: Run | None = None  # what to count the work of, if not `run`
+
+
+@dataclass(frozen=True)
+class Case:
+    """Subjects by name, built only when measured, and the name of the one that ratios are taken to."""
+
+    model: str
+    phase: str
+    images: int
+    yardstick: str
+    subjects: Callable[[], dict[str, Subject]]
+
+
+def step(
+    network: nn.Module,
+    x: Tensor,
+    route: str = "",
+    dtype: torch.dtype = torch.float32,
+    compiled: Any = None,
+) -> Run:
+    """Inference; forward and backward pass, under autocast to `dtype`, if the network is in training mode.
+
+    All layers are evaluated by `route`, or as they choose if it is empty. `compiled` is called in place of the network.
+    """
+    call = network if compiled is None else compiled
+
+    def infer() -> None:
+        with torch.inference_mode(), only(route) if route else nullcontext():
+            call(x)
+
+    def train() -> None:
+        network.zero_grad(set_to_none=True)
+        x.grad = None
+        with only(route) if route else nullcontext():
+            with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
+                output = call(x)
+            output.backward(torch.ones_like(output))
+
+    return train if network.training else infer
 
 
 def in_turns(runs: dict[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of each run in each round; a first round warms up and is not counted."""
-    synchronize = (
-        partial(torch.cuda.synchronize, device) if device.type == "cuda" else torch.cpu.synchronize
-    )
+    synchronize: Run = torch.cpu.synchronize
+    if device.type == "cuda":
+        synchronize = partial(torch.cuda.synchronize, device)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -53,9 +131,8 @@ def _peak_of_thread(run: Run) -> int:
     ) as profiled:
         run()
     # The profiler's tables only sum allocations; the peak follows from their order.
-    events = [
-        event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
-    ]
+    found = profiled.profiler.kineto_results.events()
+    events = [event for event in found if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(itertools.accumulate(changes), default=0)
 
@@ -63,26 +140,99 @@ def _peak_of_thread(run: Run) -> int:
 def matrix_products(dtype: torch.dtype, device: torch.device) -> tuple[float, list[Run]]:
     """GMACs of a square matrix product that keeps the device busy, and two ways to compute it: one is the fastest."""
     size = 2048 if device.type == "cpu" else 8192
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    image, kernel = a.view(16, 1, -1, size).permute(0, 3, 1, 2), b[:, :, None, None]
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    image = a.view(16, 1, -1, size).permute(0, 3, 1, 2)
+    kernel = b[:, :, None, None]
     return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
 
 
-def device_named(name: str, compile_mode: str) -> torch.device:
-    """A device that can be measured, and that torch.compile compiles for if there is a mode; else ValueError."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"--device: got {name!r}, expected an available one: {str(error).splitlines()[0]}"
-        ) from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device: got {name!r}, expected cpu or cuda, which can be measured")
-    try:
-        if compile_mode:
-            torch.compile(torch.neg, mode=compile_mode)(torch.ones(2, device=device))
-    except RuntimeError as error:
-        expected = f"a mode of torch.compile, and a compiler for it: {str(error).splitlines()[0]}"
-        raise ValueError(f"--compile: got {compile_mode!r}, expected {expected}") from error
-    return device
+def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
+    """Rows of all subjects of a case, after one round that is not counted."""
+    subjects = case.subjects()
+    runs = {name: subject.run for name, subject in subjects.items()}
+    dtypes = {subject.dtype for subject in subjects.values()}
+    products = {dtype: matrix_products(dtype, device) for dtype in dtypes}
+    for dtype, (_, both) in products.items():
+        runs |= {f"{dtype} {number}": run for number, run in enumerate(both)}
+    times = in_turns(runs, rounds, device)
+    # GMAC/s of the fastest matrix product, which takes turns with the subjects
+    ceilings = {
+        dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"])
+        for dtype, (gmacs, _) in products.items()
+    }
+    peaks = {name: peak_bytes(subject.run, device) for name, subject in subjects.items()}
+    work = {}
+    for name, subject in subjects.items():
+        work[name] = _gmacs(subject.counted or subject.run) / case.images
+    rows = []
+    for name, subject in subjects.items():
+        same = [
+            work[other]
+            for other in subjects
+            if subject.function and subjects[other].function == subject.function
+        ]
+        needed = min([work[name], *same])
+        seconds = statistics.median(times[name]) / case.images
+        pairs = zip(times[case.yardstick], times[name], strict=True)
+        rows.append(
+            {
+                "model": case.model,
+                "phase": case.phase,
+                "subject": name,
+                "yardstick": case.yardstick,
+                "images": case.images,
+                "milliseconds": 1e3 * seconds,
+                "mib": peaks[name] / case.images / 2**20,
+                "gmacs": work[name],
+                "needed": needed,
+                "ceiling": needed / seconds / ceilings[subject.dtype],
+                "speed": statistics.median(other / own for other, own in pairs),
+                "memory": peaks[name] / max(peaks[case.yardstick], 1),
+            }
+        )
+    return rows
+
+
+def _gmacs(run: Run) -> float:
+    with FlopCounterMode(display=False) as counted:
+        run()
+    return counted.get_total_flops() / 2e9
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as a Markdown table."""
+    lines = [["model", "phase", "subject", *(head for head, _ in COLUMNS.values())]]
+    lines.append(["---"] * 3 + ["--:"] * len(COLUMNS))
+    for row in rows:
+        numbers = [cell(row, key) for key in COLUMNS]
+        lines.append([row["model"], row["phase"], row["subject"], *numbers])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(row: Row, key: str) -> str:
+    """A number of a row as text."""
+    return COLUMNS[key][1].format(row[key])
+
+
+def run_cases(
+    cases: Iterable[Case], rounds: int, device: torch.device, command: str, path: Path | None
+) -> None:
+    """Measure cases, print tables, and add this run to a JSON file. Raises ValueError if it holds something else."""
+    found: Any = {"runs": []}
+    if path and path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+        raise ValueError(f"--json: got {path}, expected a new file or one of this command")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    load = round(os.getloadavg()[0], 2)
+    conditions = {"started": started, "load": load, "rounds": rounds, **environment(device)}
+    run: dict[str, Any] = {"command": command, "conditions": conditions, "rows": []}
+    print(json.dumps(conditions))
+    for case in cases:
+        rows = measure(case, rounds, device)
+        run["rows"] += rows
+        print(table(rows) + "\n", flush=True)
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, found | {"runs": [*found["runs"], run]})

@@ -1,11 +1,17 @@
-"""One thread per process, as the tests' tensors are small; and no browser tests where there is no browser."""
+"""One thread per process, as the tests' tensors are small; no browser tests where there is no browser; proofs."""
 
 import os
 import shutil
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=int, help="number of trials of each proof (tests/proofs)")
+    parser.addoption("--record", type=Path, help="folder for the outcomes of proofs: docs")
 
 
 def missing_programs() -> str:

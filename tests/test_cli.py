@@ -1,6 +1,5 @@
 import json
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -379,14 +378,6 @@ def test_converting_an_unknown_model_is_reported(tmp_path):
     )
     assert "did you mean resnet18_cifar?" in result.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_the_scripts_for_accelerate_are_the_same_commands(run, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(run[0])])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(ROOT / "scripts" / "evaluate.py"), run_name="__main__")
-    assert left.value.code in (0, None)
-    assert json.loads(capsys.readouterr().out)["test"]["n"] == 359
 
 
 def test_a_run_folder_has_its_card_and_passes_the_checks_of_publishing(run):

@@ -3,92 +3,44 @@
 import ast
 import csv
 import importlib
-import json
 import os
 import re
-import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
-from result_tables import result_tables
 
 from sa_zoo.cli import app
-from sa_zoo.folders.write import read_json
 
 ROOT = Path(__file__).parents[1]
-README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
-THEOREM = (ROOT / "docs" / "theorem.md").read_text(encoding="utf-8")
-# What a row of a table of theorem.md is about, and the rest of the row.
-ROWS = dict(
-    re.findall(
-        r"^\| ((?:Eq|Lemma|Theorem|Section|Appendix)[^|]*?) \|(.*)$",
-        THEOREM.replace(r"\|", ""),
-        re.MULTILINE,
-    )
-)
-NAMES = sorted(set(re.findall(r"`(sa_zoo\.[\w.]+)`", THEOREM)))
-TESTS = sorted(set(re.findall(r"`(tests/\w+\.py::\w+)`", THEOREM)))
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+ROWS = []  # of the tables of docs/theorem.md
+for table in ("equations", "lemmas"):
+    with (ROOT / "docs" / "tables" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+        ROWS += csv.DictReader(file)
+TEXT = (ROOT / "docs" / "theorem.md").read_text(encoding="utf-8") + str(ROWS)
+NAMES = sorted(set(re.findall(r"`(sa_zoo\.[\w.]+)`", TEXT)))
+TESTS = sorted(set(re.findall(r"`(tests/\w+\.py::\w+)`", TEXT)))
 
 
-@pytest.fixture(scope="module")
-def render():
-    return runpy.run_path(str(ROOT / "scripts" / "render_docs.py"))["render"]
-
-
-@pytest.mark.parametrize("path", [README, *DOCS], ids=lambda path: path.name)
-def test_rendering_again_changes_nothing(path, render):
-    text = path.read_text(encoding="utf-8")
-    assert render(text) == text
-
-
-def test_tables_of_results_are_those_of_the_metrics_and_measurements():
-    tables = result_tables()
-    assert set(tables) == set((ROOT / "results").iterdir())
-    for path, text in tables.items():
-        assert path.read_text(encoding="utf-8") == text, "python scripts/render_docs.py"
-    with (ROOT / "results" / "results-cifar10-jpeg75.csv").open(encoding="utf-8") as file:
-        rows = {row["model"]: row for row in csv.DictReader(file)}
-    metrics = read_json(ROOT / "model_cards" / "sa_learned_tiny_cifar" / "metrics.json")
-    seeds = (ROOT / "model_cards" / "sa_learned_tiny_cifar" / "results").glob("seed-*.json")
-    tests = [run["test"]["top1"] for run in (metrics, *map(read_json, seeds))]
-    row = rows["sa_learned_tiny_cifar"]
-    assert float(row["top1"]) == pytest.approx(100 * sum(tests) / 3, abs=1e-3)
-    assert (row["seeds"], row["param_count"], row["macs"]) == ("3", "0.81", "0.071")
-    assert float(row["top1"]) + float(row["top1_err"]) == pytest.approx(100)
-
-
-def test_a_wrong_number_would_be_rendered_away(render):
-    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    assert "12,086,844" in text
-    assert render(text.replace("12,086,844", "12,086,845")) == text
-
-
-def test_tables_of_benchmarks_have_a_column_or_a_part_per_machine(tmp_path, monkeypatch):
-    names = runpy.run_path(str(ROOT / "scripts" / "render_docs.py"))
-    monkeypatch.setitem(names["speed"].__globals__, "ROOT", tmp_path)
-    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
-    case = {"model": "sa_quadratic_cifar", "phase": "training, float32", "images": 7}
-    for number, title in enumerate(("one", "two"), start=2):
-        row = {**case, "subject": "as built", "speed": 1.5 * number, "memory": 1 / number}
-        other = {**case, "subject": "a route that has gone", "speed": 9.0, "memory": 9.0}
-        conditions = {"rounds": 3, "load": 0.5, "threads": number}
-        run = {"command": f"typed on {title}", "conditions": conditions, "rows": [other, row]}
-        machine = {"title": title, "notes": ["idle"], "runs": [run]}
-        (tmp_path / "docs" / "benchmarks" / f"{title}.json").write_text(json.dumps(machine))
-    head, _, *lines = names["speed"]().splitlines()
-    assert head == "| speed, memory | one | two |"
-    assert "| training step | 3x, 0.5x | 4.5x, 0.333x |" in lines
-    assert not any("9x" in line for line in lines)
-    page = names["benchmarks"]()
-    for number, title in enumerate(("one", "two"), start=2):
-        part = page[page.index(f"## {title}\n") :]
-        assert f"- `typed on {title}`: 3 rounds, load 0.5 before\n" in part
-        assert f"threads {number}" in part
-    assert page.count("| sa_quadratic_cifar | training, float32 | as built | 7 |") == 2
+def test_rendering_again_changes_nothing_and_a_wrong_number_is_rendered_away(tmp_path):
+    for name in ("scripts", "results", "docs", "model_cards"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    text = README.read_text(encoding="utf-8")
+    assert "785,728" in text
+    (tmp_path / "README.md").write_text(text.replace("785,728", "785,729"))
+    (tmp_path / "results" / "results-cifar10-jpeg75.csv").unlink()
+    render = [sys.executable, "scripts/render.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(render, cwd=tmp_path, env=environment, check=True)
+    for path in (README, *DOCS, *(ROOT / "results").iterdir()):
+        again = tmp_path / path.relative_to(ROOT)
+        assert again.read_text() == path.read_text(), f"{path.name}: python scripts/render.py"
 
 
 def test_links_lead_somewhere():
@@ -101,10 +53,6 @@ def test_links_lead_somewhere():
 
 def commands() -> list[str]:
     texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in (README, *DOCS)]
-    texts = [
-        re.sub(r"<!-- rendered: benchmarks -->.*<!-- end -->", "", text, flags=re.DOTALL)
-        for text in texts
-    ]
     found = [
         command
         for text in texts
@@ -146,15 +94,14 @@ def test_tests_in_the_walk_through_the_theorem_exist(name):
 
 
 def test_every_equation_and_lemma_has_its_function_and_its_test():
-    subjects = " ".join(ROWS)
-    assert all(re.search(rf"\bEq\. {number}\b", subjects) for number in range(1, 11))
-    assert all(
-        subject in subjects
-        for subject in ("Lemma 1", "Lemma 2", "Theorem 1", "Section 4.2", "Section 4.3")
-    )
-    for subject, row in ROWS.items():
-        assert any(f"`{name}`" in row for name in NAMES), subject
-        assert any(f"`{name}`" in row for name in TESTS), subject
+    subjects = " ".join(row["paper"] for row in ROWS)
+    named = [f"Eq. {number}" for number in range(1, 11)]
+    for subject in (*named, "Lemma 1", "Lemma 2", "Theorem 1", "Section 4.2", "Section 4.3"):
+        assert re.search(rf"\b{re.escape(subject)}\b", subjects), subject
+    for row in ROWS:
+        assert row["code"].startswith("`sa_zoo.") and row["test"].startswith("`tests/"), row[
+            "paper"
+        ]
 
 
 def test_the_three_functions_for_vision_transformers_run(tmp_path):

@@ -17,6 +17,8 @@ BUILT_FROM = (
     "sa_zoo",
     "configs",
     "model_cards",
+    "results",
+    "MANIFEST.in",
     "pyproject.toml",
     "setup.py",
     "README.md",

@@ -309,7 +309,8 @@ def launched(config: Config, out: Path, *arguments: str) -> str:
     table = out.with_suffix(".toml")
     table.write_text(dump_config(config))
     launch = [sys.executable, "-m", "accelerate.commands.launch", *arguments, "--num_machines=1"]
-    command = [*launch, "--dynamo_backend=no", "scripts/train.py", str(table), "--out", str(out)]
+    train = ["-m", "sa_zoo", "train", str(table), "--out", str(out)]
+    command = [*launch, "--dynamo_backend=no", *train]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),

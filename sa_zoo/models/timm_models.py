@@ -20,6 +20,8 @@ from .variants import VARIANTS, Variant
 
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
+# NAME or NAME.TAG of all trained models; an installation has the weights of some
+TRAINED = sorted(path.parent.name for path in WEIGHTS.glob("*/metrics.json"))
 HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; empty as long as there are none
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -68,25 +70,28 @@ def configurations(variant: Variant) -> DefaultCfg:
     cfg = RESNET_CFG
     if variant.terms:
         cfg = SANET_CFG | {"fixed_input_size": has_fixed_size(variant.terms)}
-    names = [f"{variant.name}.{tag}".rstrip(".") for tag in variant.trained]
-    cfgs: dict[str, Any] = {variant.name: cfg} | {name: cfg | _weights(name) for name in names}
+    cfgs: dict[str, Any] = {variant.name: cfg}
+    cfgs |= {name: cfg | _weights(name) for name in trained(variant)}
     return generate_default_cfgs(cfgs)[variant.name]
 
 
-def check_weights(name: str, trained: str, pretrained: bool, args: dict[str, Any]) -> None:
-    """Raise RuntimeError if the model `name` is to have weights that are missing: those of the variant `trained`."""
+def trained(variant: Variant) -> list[str]:
+    """Names of the weights of a variant."""
+    return [name for name in TRAINED if name.partition(".")[0] == variant.name]
+
+
+def check_weights(name: str, of: str, pretrained: bool, args: dict[str, Any]) -> None:
+    """Raise RuntimeError if the model `name` is to have weights that are missing: those of the variant `of`."""
     given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
-    variant = registered.get(trained)
+    variant = registered.get(of)
     if variant is None or not pretrained or given or is_model_pretrained(name):
         return
-    if variant.trained:
+    if trained(variant):
         folder = f"timm.create_model('local-dir:model_cards/{name}', pretrained=True)"
         reason = f"in a checkout, {folder} has its weights"
     else:
         alike = [
-            f"{row.name}.{row.trained[-1]}".rstrip(".")
-            for row in VARIANTS
-            if row.trained and row.terms == variant.terms
+            trained(row)[-1] for row in VARIANTS if trained(row) and row.terms == variant.terms
         ]
         others = " and ".join(alike) or "sa_quadratic_tiny_cifar.long"
         reason = f"it is not trained yet, but {others} is"

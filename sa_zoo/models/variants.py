@@ -3,8 +3,7 @@
 The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1; variants with Eq. 7, all of Eq. 8, another start or other
 terms in late blocks; tiny ones, which a laptop trains in about an hour; and the ResNets that they are compared with.
 
-timm's names and configurations, transformers' types of attention, the weights that an installation has and the rows of
-docs/models.md follow from it. setup.py reads it as text, so `trained` and `installed` have to be literals.
+timm's names and configurations, transformers' types of attention and the rows of docs/models.md follow from it.
 """
 
 from dataclasses import dataclass, field
@@ -24,16 +23,12 @@ class Variant:
         terms: groups of score terms that are added up; none for a ResNet.
         sentence: what it is.
         sizes: arguments other than the defaults of SANet, or of timm's ResNet.
-        trained: tags of its weights, NAME or NAME.TAG in model_cards/.
-        installed: whether an installation has these weights, too.
     """
 
     name: str
     terms: Groups
     sentence: str
     sizes: dict[str, Any] = field(default_factory=dict)
-    trained: tuple[str, ...] = ()
-    installed: bool = False
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
@@ -69,37 +64,37 @@ VARIANTS = (
             PYRAMID | {"embed_dim": (256, 480, 688), "num_heads": 5}),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
-            TINY, trained=("", "long"), installed=True),
+            TINY),
     Variant("sa_learned_tiny_cifar", ((Learned,),),
-            "SA-learned on 4x4 patches, 96 channels: for two CPU cores.", TINY, trained=("",)),
+            "SA-learned on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_content_tiny_cifar", ((Content,),),
-            "SA-learned + content on 4x4 patches, 96 channels: for two CPU cores.", TINY, trained=("",)),
+            "SA-learned + content on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_content_kernel_tiny_cifar", ((ContentKernel,),),
             "SA-learned + content that starts as 3x3 convolutions; 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_quadratic_gen_tiny_cifar", ((GeneralizedQuadratic,),),
             "SA-quadratic with a full covariance per head on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_quadratic_kernel_tiny_cifar", ((QuadraticKernel,), (Quadratic,)),
             "SA-quadratic that starts as 3x3 convolutions in three blocks; 4x4 patches, 96 channels: "
-            "for two CPU cores.", TINY, trained=("",)),
+            "for two CPU cores.", TINY),
     Variant("sa_eq8_tiny_cifar", ((Relative,),),
             "All four terms of Eq. 8 on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_absolute_tiny_cifar", ((Absolute,),),
             "Absolute positional encoding on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_mixed_tiny_cifar", ((Quadratic,), (Content,)),
             "Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels.",
-            TINY, trained=("",)),
+            TINY),
     Variant("sa_pyramid_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 56, 88 and 144 channels: for two CPU cores.",
-            PYRAMID | {"embed_dim": (56, 88, 144)}, trained=("",)),
+            PYRAMID | {"embed_dim": (56, 88, 144)}),
     Variant("sa_pyramid_h5_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 80, 120 and 174 channels: for two CPU cores.",
-            PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}, trained=("", "long"), installed=True),
+            PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
-            {"layers": (2, 2, 2, 2)}, trained=("",)),
+            {"layers": (2, 2, 2, 2)}),
     Variant("resnet_tiny_cifar", (),
             "A ResNet of about the size and cost of sa_quadratic_tiny_cifar: one block per stage, 40 to 192 channels.",
-            {"layers": (1, 1, 1, 1), "channels": (40, 56, 104, 192)}, trained=("",), installed=True),
+            {"layers": (1, 1, 1, 1), "channels": (40, 56, 104, 192)}),
 )
 # fmt: on
 

@@ -1,0 +1,457 @@
+"""python scripts/render.py
+
+Renders the tables of README.md and docs/ from data and by counting: whatever stands between `<!-- rendered: NAME -->`
+and `<!-- end -->`. Everything else in those files is written by hand. Also writes results/*.csv, in the form of timm's
+results folder. NAME is a function of this file, or docs/tables/NAME.csv, which is shown as it stands.
+
+Trained runs are the rows of results/runs.toml. docs/benchmarks/ has one file per machine, written by scripts/bench.py
+--json, with a "title" and "notes" added by hand. `pytest tests/proofs --record docs` writes docs/reliability/,
+docs/clients.json and docs/conversions.json; scripts/study.py writes docs/taps.json and docs/sizes.json.
+"""
+
+import csv
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import timm
+from runs import MODEL_CARDS, ROOT, Row, read_runs
+from safetensors.torch import load_file
+from timing import cell, table
+from timm.data import resolve_data_config
+
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.folders.cost import cost_of, training_macs
+from sa_zoo.folders.metrics import Metrics, Training
+from sa_zoo.models.network import attention_in
+from sa_zoo.models.variants import VARIANTS
+
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+# Rows of README's speed table: label, model, phase, subject.
+SPEED = (
+    ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
+    ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
+    ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
+    ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
+    ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
+    (
+        "one layer, 64x64 tokens",
+        "one layer of sa_quadratic_cifar, 64x64 tokens",
+        "inference, float32",
+        "as built",
+    ),
+)
+CNN = "resnet_tiny_cifar"  # that README's results are compared with
+AGAINST = ("training, bfloat16", "inference, bfloat16", "inference, float32")
+# Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
+PYRAMIDS = {"nine heads": "sa_pyramid_tiny_cifar", "five heads": "sa_pyramid_h5_tiny_cifar"}
+
+
+def markdown_table(head: list[str], rows: Iterable[Iterable[str]], text: int) -> str:
+    """A table whose first `text` columns are text, and whose others are numbers."""
+    rule = "|".join(["---"] * text + ["--:"] * (len(head) - text))
+    first, *others = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return "\n".join([first, f"|{rule}|", *others]) + "\n"
+
+
+def read(name: str) -> Any:
+    return json.loads((DOCS / name).read_text(encoding="utf-8"))
+
+
+def from_csv(name: str) -> str:
+    """A table as it stands in docs/tables/NAME.csv; columns are text up to the first one of numbers."""
+    with (DOCS / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        head, *rows = ([word.replace("|", "\\|") for word in line] for line in csv.reader(file))
+    columns = list(zip(*rows, strict=True))
+    numbers = [all(re.match(r"[-+]?\d[^a-z]*$|$", word) for word in column) for column in columns]
+    return markdown_table(head, rows, text=(*numbers, True).index(True))
+
+
+# Trained runs
+
+
+def accuracies(row: Row) -> list[float]:
+    """Top-1 of all runs on the test images, in percent."""
+    return list(row.top1) or [100 * run.test.top1 for run in row.results() if run.test]
+
+
+def finished(*tables: str) -> list[Row]:
+    """Rows of these tables that have results, best first."""
+    rows = [row for row in read_runs() if row.table in tables and accuracies(row)]
+    return sorted(rows, key=lambda row: (-mean(accuracies(row)), row.name))
+
+
+def top1(row: Row) -> str:
+    """Mean and standard deviation over runs, and their number."""
+    found = accuracies(row)
+    spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
+    return f"{mean(found):.2f} %{spread} ({len(found)})"
+
+
+def cells(row: Row, model_cards: str) -> list[str]:
+    """Name, parameters, epochs and work; the name links to the card, or else to the metrics of the first run."""
+    name = f"`{row.name if row.weights else row.model}`"
+    says = f", {row.says}" if row.says else ""
+    runs = row.results()
+    if not runs:
+        return [name + says, "", "", ""]
+    path = f"results/{row.recipe}-0.json" if row.recipe else "README.md"
+    link = f"[{name}]({model_cards}/{row.folder.name}/{path})"
+    train = runs[0].train or Training()
+    return [link + says, f"{runs[0].parameters:,}", str(train.epochs or ""), work(train)]
+
+
+def work(train: Training) -> str:
+    return f"{train.pflop:.3f}" if train.pflop else ""
+
+
+def results() -> str:
+    """Networks of equal size, with their speed relative to that of the CNN."""
+    head = ["model", "parameters", "epochs", "PFLOP", "top-1, test", *AGAINST]
+    rows = []
+    for row in sorted(finished("readme"), key=lambda row: row.name.endswith(".long")):
+        speeds = [speed_against_cnn(row, phase) for phase in AGAINST]
+        rows.append([*cells(row, "model_cards"), top1(row), *speeds])
+    return markdown_table(head, rows, text=1)
+
+
+def speed_against_cnn(row: Row, phase: str) -> str:
+    """On the first machine that measured it; empty if none did."""
+    if row.name == CNN:
+        return "1x"
+    for found in measured():
+        same = [found["model"], found["subject"], found["phase"]] == [row.model, row.speed, phase]
+        if same and found.get("yardstick") == CNN:
+            return cell(found, "speed")
+    return ""
+
+
+def all_results() -> str:
+    """All finished runs, best first."""
+    rows = []
+    for row in finished("readme", "all"):
+        name, parameters, *others = cells(row, "../model_cards")
+        runs = row.results()
+        held_out = [100 * run.validation.top1 for run in runs if run.validation]
+        accuracy = [f"{mean(held_out):.1f} %" if held_out else "", top1(row)]
+        macs = macs_of(row, runs)
+        rows.append([name, parameters, macs, *others, *accuracy, *minutes_and_machine(runs)])
+    head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "held out", "top-1, test"]
+    return markdown_table([*head, "minutes", "machine"], rows, text=1)
+
+
+def macs_of(row: Row, runs: list[Metrics]) -> str:
+    """Of the network that was trained; empty if it is not the one that the folder's name makes."""
+    filed = (row.folder / "config.json").is_file()
+    model = timm.create_model(f"local-dir:{row.folder}" if filed else row.model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if row.recipe == "taps" or not runs or runs[0].parameters != parameters:
+        return ""
+    return f"{training_macs(model, (3, 32, 32)) / 1e6:.1f} M"
+
+
+def minutes_and_machine(runs: list[Metrics]) -> tuple[str, str]:
+    """CPU minutes of the first run, or those of the clock, and where."""
+    if not runs or not runs[0].train:
+        return "", "converted" if runs else ""
+    train = runs[0].train
+    environment = runs[0].environment or {}
+    machine = str(environment.get("cpu", environment.get("device")))
+    if environment.get("threads", 1) != 1:
+        machine += f", {environment['threads']} threads"
+    seconds = train.cpu_seconds or train.seconds or 0
+    return f"{seconds / 60:.0f}", machine + ("" if train.cpu_seconds else ", by the clock")
+
+
+def scores() -> str:
+    """Networks that differ in the terms of their scores, trained for 8 epochs."""
+    rows = []
+    for row in finished("scores"):
+        train = row.results()[0].train or Training()
+        rows.append([f"`{row.model}`", row.says, work(train), top1(row)])
+    return markdown_table(["model", "scores", "PFLOP", "top-1, test"], rows, text=2)
+
+
+def starts() -> str:
+    """Vision transformers by start, on all images and on a tenth of them, with the difference to timm's."""
+    shares = {"all": "all images", "tenth": "a tenth of them"}
+    found: dict[str, list[str]] = {}
+    timms = {}
+    for row in read_runs():
+        if row.table == "starts" and accuracies(row):
+            start, _, share = row.recipe.rpartition("_")
+            timms.setdefault(share, row)
+            more = mean(accuracies(row)) - mean(accuracies(timms[share]))
+            gain = "" if start == "timm" else f"{more:+.2f}"
+            found.setdefault(row.says, [row.says]).extend([top1(row), gain])
+    head = ["start"]
+    for images in shares.values():
+        head += [images, "gain"]
+    return markdown_table(head, found.values(), text=1)
+
+
+# Models and conversions
+
+
+def models() -> str:
+    rows = []
+    for variant in VARIANTS:
+        cost = cost_of(timm.create_model(variant.name), (3, 32, 32))
+        gflops = [f"{2 * macs / 1e9:.2f}" for macs in (cost.linear_macs, cost.macs)]
+        rows.append([f"`{variant.name}`", variant.sentence, f"{cost.parameters:,}", *gflops])
+    counted = ["GFLOPs, as the paper counts", "GFLOPs, all products"]
+    return markdown_table(["timm name", "what it is", "parameters", *counted], rows, text=2)
+
+
+def conversions() -> str:
+    found = read("conversions.json")
+    rows = []
+    for row in found["rows"]:
+        counts = str(row["layers"]), f"{row['heads']:,}", str(row["left"])
+        rows.append([row["architecture"], *counts, f"{row['hard']:.1e}", f"{row['soft']:.1e}"])
+    head = ["architecture", "layers", "heads", "left as convolutions", "alpha 46", "alpha 20"]
+    return f"{facts(found['conditions'])}\n\n" + markdown_table(head, rows, text=1)
+
+
+def clients() -> str:
+    rows = []
+    for row in read("clients.json"):
+        result = row["result"].replace("|", "\\|")
+        rows.append([f"{row['client']} {row['version']}", row["done"], result])
+    return markdown_table(["client", "what was done", "result"], rows, text=3)
+
+
+def reliability() -> str:
+    """One row per proof."""
+    rows = []
+    for path in sorted((DOCS / "reliability").glob("*.json")):
+        proof = read(f"reliability/{path.name}")
+        link = f"[{path.stem}](reliability/{path.name})"
+        counts = [f"{proof['tried']:,}", f"{proof['lost']:,}", f"{proof['seconds'] / 60:.1f}"]
+        rows.append([link, proof["what"], *counts])
+    return markdown_table(["proof", "what is tried", "tried", "lost", "minutes"], rows, text=2)
+
+
+# Speed
+
+
+def machines() -> list[dict[str, Any]]:
+    """The benchmark results, by file name."""
+    return [read(f"benchmarks/{path.name}") for path in sorted((DOCS / "benchmarks").glob("*"))]
+
+
+def measured() -> Iterable[dict[str, Any]]:
+    """All rows of all machines."""
+    for machine in machines():
+        for run in machine["runs"]:
+            yield from run["rows"]
+
+
+def facts(conditions: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in conditions.items() if value != "")
+
+
+def benchmarks() -> str:
+    """Of each machine, its conditions, the commands, and one table of all cases."""
+    parts = []
+    for machine in machines():
+        runs = machine["runs"]
+        parts.append(f"## {machine['title']}\n")
+        parts += [f"- {note}" for note in machine.get("notes", [])]
+        for run in runs:
+            rounds, load = run["conditions"]["rounds"], run["conditions"]["load"]
+            parts.append(f"- `{run['command']}`: {rounds} rounds, load {load} before")
+        first = runs[0]["conditions"].items()
+        shared = [pair for pair in first if all(pair in r["conditions"].items() for r in runs)]
+        parts.append(f"- {facts(dict(shared))}\n")
+        parts.append(table([row for run in runs for row in run["rows"]]) + "\n")
+    return "\n".join(parts)
+
+
+def speed() -> str:
+    """Speed and memory of a few subjects on every machine, from the first of its rows of that kind."""
+    found = machines()
+    lines = []
+    for label, *kind in SPEED:
+        line = [label]
+        for machine in found:
+            rows = [row for run in machine["runs"] for row in run["rows"]]
+            same = [r for r in rows if [r["model"], r["phase"], r["subject"]] == kind]
+            line.append(f"{cell(same[0], 'speed')}, {cell(same[0], 'memory')}" if same else "")
+        lines.append(line)
+    return markdown_table(
+        ["speed, memory", *(machine["title"] for machine in found)], lines, text=1
+    )
+
+
+# Heads
+
+
+def taps() -> str:
+    """Accuracy of each run as attention and with every head on one pixel, and their means."""
+    rows = read("taps.json")
+    names = ("run", "untrained", "hardened", "control")
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        runs = sorted((row for row in rows if row["model"] == model), key=lambda row: row["seed"])
+        for row in runs:
+            numbers = [f"{100 * row['accuracy'][name]:.2f}" for name in names]
+            lines.append([f"`{model}`, seed {row['seed']}", *numbers])
+        if len(runs) > 1:
+            columns = [[100 * row["accuracy"][name] for row in runs] for name in names]
+            means = [f"{mean(column):.2f} ± {stdev(column):.2f}" for column in columns]
+            lines.append([f"`{model}`, mean of {len(runs)}", *means])
+    head = ["network", "as trained", "one pixel per head", "and trained on", "control, trained on"]
+    return markdown_table(head, lines, text=1)
+
+
+def pixels() -> str:
+    """The pixels that the layers of the first run of each network read, as (row, column) from the query."""
+    layers = []
+    for row in read("taps.json"):
+        if row["seed"] == 0:
+            for index, offsets in enumerate(row["taps"], start=1):
+                read_by = ", ".join(f"({down}, {across})" for down, across in sorted(offsets))
+                layers.append([f"`{row['model']}`", str(index), read_by])
+    return markdown_table(["network", "layer", "pixels read"], layers, text=3)
+
+
+def sizes() -> str:
+    """Accuracy by the size of the test images."""
+    rows = read("sizes.json")["rows"]
+    head = ["images"]
+    for name, found in rows[0]["accuracy"].items():
+        head += [f"`{name}`", *list(found)[1:]]
+    lines = []
+    for row in rows:
+        numbers = [number for found in row["accuracy"].values() for number in found.values()]
+        side = f"{row['size']}x{row['size']}"
+        lines.append([side, *(f"{100 * number:.2f} %" for number in numbers)])
+    return markdown_table(head, lines, text=1)
+
+
+def offsets() -> str:
+    """How far the heads of pyramids are from the query: mean of the coordinates of Delta that start at 1 or -1."""
+    columns: dict[str, list[str]] = {}
+    for heads, name in PYRAMIDS.items():
+        folder = MODEL_CARDS / name
+        recorded = load_file(folder / "heads.safetensors")
+        recipe = tomllib.loads((folder / "train.toml").read_text(encoding="utf-8"))
+        small = recipe["augment"]["small_epochs"]
+        for epoch in (small, small + 1, recipe["train"]["epochs"]):
+            column = columns.setdefault(f"{heads}, {epoch} epochs", [])
+            for path in attention_in(timm.create_model(name).blocks):
+                Delta = recorded[f"blocks.{path}.terms.0.Delta"].abs()  # (epochs + 1, N_h, 2)
+                column.append(f"{Delta[epoch][Delta[0] == 1].mean():.2f}")
+    layers = enumerate(zip(*columns.values(), strict=True), start=1)
+    return markdown_table(["layer", *columns], [[str(at), *row] for at, row in layers], text=1)
+
+
+RENDERED = {
+    function.__name__: function
+    for function in (
+        results,
+        all_results,
+        scores,
+        starts,
+        models,
+        conversions,
+        clients,
+        reliability,
+        benchmarks,
+        speed,
+        taps,
+        pixels,
+        sizes,
+        offsets,
+    )
+}
+
+
+def render(text: str) -> str:
+    """A document with its rendered parts made again."""
+
+    def rendered(match: re.Match[str]) -> str:
+        name = match[1]
+        made = RENDERED[name]() if name in RENDERED else from_csv(name)
+        return f"{name}{match[2]}{made}"
+
+    return BLOCK.sub(rendered, text)
+
+
+# results/*.csv
+
+
+def result_files() -> dict[Path, str]:
+    """Accuracy of the trained models by their own recipes, and speed on every machine."""
+    folder = ROOT / "results"
+    models = [row for row in finished("readme", "all") if not row.recipe and row.results()]
+    files = {folder / "results-cifar10-jpeg75.csv": as_csv(map(result, models))}
+    for path in sorted((DOCS / "benchmarks").glob("*.json")):
+        rows = [row for run in read(f"benchmarks/{path.name}")["runs"] for row in run["rows"]]
+        files[folder / f"benchmark-{path.stem}.csv"] = as_csv(map(measurement, rows))
+    return files
+
+
+def as_csv(rows: Iterable[dict[str, Any]]) -> str:
+    rows = list(rows)
+    text = StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def result(row: Row) -> dict[str, Any]:
+    filed = (row.folder / "config.json").is_file()
+    network = timm.create_model(f"local-dir:{row.folder}" if filed else row.model)
+    data = resolve_data_config(model=network)
+    runs = row.results()
+    tests = [run.test for run in runs if run.test]
+    first = 100 * mean(test.top1 for test in tests)
+    fifth = 100 * mean(test.top5 for test in tests)
+    return {
+        "model": row.name,
+        "top1": f"{first:.3f}",  # percent of the test images, mean over seeds
+        "top1_err": f"{100 - first:.3f}",
+        "top5": f"{fifth:.3f}",
+        "top5_err": f"{100 - fifth:.3f}",
+        "param_count": f"{(runs[0].parameters or 0) / 1e6:.2f}",  # millions
+        "img_size": data["input_size"][-1],
+        "crop_pct": data["crop_pct"],
+        "interpolation": data["interpolation"],
+        "macs": f"{cost_of(network, data['input_size']).macs / 1e9:.3f}",  # of an image, 1e9
+        "pflop": work(runs[0].train or Training()),  # of the training run
+        "seeds": len(tests),
+    }
+
+
+def measurement(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": row["model"],
+        "phase": row["phase"],
+        "subject": row["subject"],
+        "batch_size": row["images"],
+        "samples_per_sec": f"{1000 / row['milliseconds']:.2f}",
+        "step_time": f"{row['images'] * row['milliseconds']:.3f}",  # milliseconds
+        "gmacs": f"{row['gmacs']:.2f}",
+        "memory_mib": f"{row['mib']:.1f}",  # of an image, beyond the weights
+        "speed": f"{row['speed']:.3f}",  # relative to the yardstick of the case
+    }
+
+
+def main() -> None:
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in result_files().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Proofs: tests that break something on purpose, a few times in the suite, many times with --times.
+
+    pytest tests/proofs -k kill --times 100 --record docs
+
+tries 100 times and writes docs/reliability/kill.json, from which scripts/render.py renders docs/reliability.md.
+"""
+
+import json
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("torch", "timm", "transformers", "accelerate", "datasets", "safetensors", "numpy")
+
+
+class Proof:
+    """Counts the outcomes of trials."""
+
+    def __init__(self, times: int | None) -> None:
+        self.times = times  # None in the suite
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.lost = 0
+
+    def tried(self, kind: str, outcome: str, lost: object = None, times: int = 1) -> None:
+        """A trial, or several of a kind; `lost` is the promise that was broken, if any."""
+        if lost:
+            self.lost += 1
+            outcome = f"LOST: {lost}"
+        self.outcomes[kind, outcome] += times
+        print(kind, outcome, flush=True)
+
+
+@pytest.fixture
+def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
+    proof = Proof(request.config.getoption("times"))
+    started = time.perf_counter()
+    yield proof
+    folder = request.config.getoption("record")
+    if folder:
+        name = request.function.__name__.removeprefix("test_")
+        command = f"pytest tests/proofs -k {name} --times {proof.times} --record docs"
+        details = [[*kind, times] for kind, times in sorted(proof.outcomes.items())]
+        result = {
+            "what": " ".join(request.function.__doc__.split()),
+            "command": command,
+            "tried": proof.outcomes.total(),
+            "lost": proof.lost,
+            "details": [[kind, times, outcome] for kind, outcome, times in details],
+            "hardware": hardware(),
+            "versions": {package: version(package) for package in PACKAGES},
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        path = folder / "reliability" / f"{name}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+    assert not proof.lost, proof.outcomes
+
+
+def hardware() -> str:
+    """Processor, number of cores that this process may use, and memory of the machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cpu = names[0] if names else platform.machine()
+    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
