@@ -1,6 +1,5 @@
 """A model opened: checked and built once, and passed on to everything that a command does with it."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import check_name, checked
+from sa_zoo.folders.check import FILES, check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
 from sa_zoo.folders.write import check_sums, read_json
 
@@ -55,7 +54,7 @@ def open_model(source: str) -> Opened:
     """
     folder = folder_of(source)
     if folder:
-        check_sums(folder)
+        check_sums(folder, FILES)
         source = f"local-dir:{folder}"
     elif ":" not in source:
         check_name(source, "a model folder or a timm name")
@@ -77,7 +76,7 @@ def folder_of(source: str) -> Path | None:
     folder = Path(name)
     if folder.is_dir():
         return folder
-    if name == source and (":" in name or os.sep not in name):
+    if name == source and (":" in name or folder.name == name):
         return None
     raise FileNotFoundError(f"model: got {folder}, which is not there; expected a model folder")
 
