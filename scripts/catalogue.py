@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save
 
 from sa_zoo.folders.metrics import read_metrics, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
-from sa_zoo.folders.write import SUMS, check_sums, read_json, write_file, write_json
+from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
@@ -120,7 +120,6 @@ def _trained(model_cards: Path) -> list[Opened]:
 def _check(run: Path, entry: Path) -> None:
     """Raise ValueError unless the run is finished, and `entry` empty, new or the folder of its model in a catalogue."""
     architecture = open_folder(run).config["architecture"]
-    check_sums(run)
     if not read_metrics(run).test:
         raise ValueError(f"got {run} without a test result, expected the folder of a finished run")
     names = {path.name for path in entry.iterdir()} if entry.exists() else set()

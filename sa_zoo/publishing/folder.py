@@ -18,7 +18,7 @@ from safetensors import SafetensorError, deserialize
 from torch import nn
 
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import check_inside
+from sa_zoo.folders.write import check_inside, check_sums
 
 # Everything that is not here (optimizer state, logs, pickles) stays on this machine.
 PATTERNS = (
@@ -77,7 +77,8 @@ def published_files(content: bytes) -> dict[str, dict[str, str]]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The files to publish, sorted by path. Raises ValueError for a link that leads out of the folder."""
+    """The files to publish, sorted by path. Raises ValueError for a damaged one, or a link that leads elsewhere."""
+    check_sums(folder)
     paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
     names = [path.relative_to(folder).as_posix() for path in sorted(paths)]
     for name in names:

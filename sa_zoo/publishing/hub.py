@@ -10,7 +10,6 @@ from huggingface_hub.utils import validate_repo_id
 
 from sa_zoo.folders.check import checked
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import check_sums
 from sa_zoo.interchange.transformers_export import remote_code
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
@@ -112,7 +111,6 @@ def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
     Code that config.json promises and the folder does not have is this package's.
     """
     with checked(opened.source):  # what transformers builds is bounded, too
-        check_sums(opened.local_folder)
         manifest = read_manifest(opened.local_folder)
         if "train.toml" in manifest:
             recipe = without_paths(manifest["train.toml"].decode(), opened.metrics.data)
