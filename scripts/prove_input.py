@@ -21,7 +21,8 @@ from model_folders import make_run  # noqa: E402
 from reliability import record  # noqa: E402
 
 import sa_zoo  # noqa: E402, F401  registers the names
-from sa_zoo.interchange.transformers_export import export_for_transformers  # noqa: E402
+from sa_zoo.folders.opened import open_folder  # noqa: E402
+from sa_zoo.interchange.transformers_export import transformers_files  # noqa: E402
 
 SECONDS, GIGABYTES = 60, 12  # what a process may take
 BOUND = 1.0  # GiB that this package may take for a hostile folder, beyond what importing the libraries takes
@@ -67,7 +68,8 @@ def main() -> None:
             num_heads=3,
             hidden_dim=11,
         )
-        export_for_transformers(harmless)
+        opened = open_folder(harmless)
+        opened.with_files(transformers_files(opened))
         folders = []
         for loader in LOADERS:
             (Path(place) / loader).mkdir()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sa_zoo.folders.metrics import read_metrics, read_results
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import render_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
@@ -144,7 +144,8 @@ def test_large_weights_are_stored_in_half_the_space_and_both_libraries_compute_a
     assert torch.allclose(check_loads(open_folder(entry).network, entry), logits, atol=1e-5)
     assert logits.bfloat16().float().ne(logits).any()  # computed in float32
     config = (entry / "config.json").read_bytes()
-    export_for_transformers(open_folder(entry))
+    opened = open_folder(entry)
+    opened.with_files(transformers_files(opened))
     assert (entry / "config.json").read_bytes() == config
 
 

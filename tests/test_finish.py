@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sa_zoo.cli import app
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.hub import publish
 from sa_zoo.verbs.finish import finish_copy
 
@@ -43,7 +43,8 @@ def check_published(folder, capsys):
 @pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "resnet_tiny_cifar"])
 def test_the_best_checkpoint_of_transformers_trainer_becomes_complete(tmp_path, name, capsys):
     start = make_run(tmp_path / "start", name, **(SMALL if name.startswith("sa_") else {}))
-    export_for_transformers(open_folder(start))
+    opened = open_folder(start)
+    opened.with_files(transformers_files(opened))
     model = AutoModelForImageClassification.from_pretrained(start)
     examples = [{"pixel_values": image, "labels": i % 10} for i, image in enumerate(IMAGES)]
     accuracies = iter([0.5, 0.9, 0.1])

@@ -17,7 +17,7 @@ from model_folders import make_run
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing import remote
 from sa_zoo.publishing.card import published_card, write_card
 from sa_zoo.publishing.folder import PUBLISHED
@@ -166,20 +166,6 @@ def test_if_a_space_is_of_somebody_else_nothing_is_published(hub, explored, ther
     assert hub.count(COMMIT) == hub.count(TAG) == 0
 
 
-@pytest.mark.parametrize(
-    "step", ["GET /api/spaces/.*/tree", "POST /api/spaces/.*/commit", "GET /spaces/"]
-)
-def test_a_space_that_was_not_filled_is_finished_by_the_next_run(hub, explored, step):
-    hub.faults = [Fault("POST /api/repos/create", "lose"), Fault(step, 400)]
-    with pytest.raises(Refused):
-        publish(open_folder(explored), REPO, tag="v1", space=SPACE)
-    assert hub.repositories[REPO].tags == {}
-    publish(open_folder(explored), REPO, tag="v1", space=SPACE)
-    files = files_of(hub, f"spaces/{SPACE}")
-    assert files.keys() - {".gitattributes"} == SPACE_FILES, "without the Hub's example"
-    assert hub.repositories[REPO].tags
-
-
 def test_private_means_private_of_the_model_and_its_space(hub, explored):
     publish(open_folder(explored), REPO, private=True, space=SPACE)
     repositories = hub.repositories
@@ -245,23 +231,26 @@ def test_a_busy_hub_is_asked_again_when_it_says_unless_that_is_too_long(
 @pytest.mark.parametrize(
     "step",
     [
+        "GET /api/spaces/.*/tree",  # a Space with the Hub's example
+        "POST /api/spaces/.*/commit",
+        "GET /spaces/",
         "POST .*/preupload/",
-        "POST .*/batch",
         "PUT /lfs/",
-        "POST /api/models/.*/commit/",
-        "GET .*/resolve/",
-        "POST .*/tag/",
+        COMMIT,
+        f"GET /{REPO}/resolve/",
+        TAG,
     ],
 )
-def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub, run, step):
-    hub.faults = [Fault(step, 400)]
+def test_an_interruption_at_any_step_leaves_no_tag_and_the_next_run_finishes(hub, explored, step):
+    hub.faults = [Fault(CREATE, "lose"), Fault(step, 400)]
     with pytest.raises(OSError):
-        publish(open_folder(run), REPO, tag="v1")
+        publish(open_folder(explored), REPO, tag="v1", space=SPACE)
     assert hub.repositories[REPO].tags == {}
-    commit = publish(open_folder(run), REPO, tag="v1")
-    assert (
-        hub.repositories[REPO].tags == {"v1": commit} and len(hub.repositories[REPO].commits) == 2
-    )
+    commit = publish(open_folder(explored), REPO, tag="v1", space=SPACE)
+    repository = hub.repositories[REPO]
+    assert repository.tags == {"v1": commit} and len(repository.commits) == 2
+    files = files_of(hub, f"spaces/{SPACE}")
+    assert files.keys() - {".gitattributes"} == SPACE_FILES, "without the Hub's example"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "index.html"])
@@ -410,7 +399,8 @@ def test_names_that_no_hub_takes_are_refused(hub, run, repo_id, tag):
 
 def test_the_cards_code_runs_against_what_was_published(hub, tmp_path):
     run = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar")
-    export_for_transformers(open_folder(run))
+    opened = open_folder(run)
+    opened.with_files(transformers_files(opened))
     publish(open_folder(run), REPO)
     with_timm, with_transformers, without_package = re.findall(
         r"```python\n(.*?)```", published(hub)["README.md"].decode(), re.DOTALL

@@ -27,7 +27,7 @@ from transformers.dynamic_module_utils import get_relative_import_files, get_rel
 
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.models import configuration_sa
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,8 @@ def make_run(folder, name="sa_quadratic_tiny_cifar", side=32, **arguments):
     write_timm_files(
         folder, network, model_config={"label_names": list(LABELS)}, data_config=data_config
     )
-    export_for_transformers(open_folder(folder))
+    opened = open_folder(folder)
+    opened.with_files(transformers_files(opened))
     return network
 
 
@@ -175,12 +176,13 @@ def test_a_network_fine_tuned_to_other_labels_closes_as_well(run, tmp_path):
 def test_exporting_again_or_what_transformers_saved_changes_nothing_else(run, tmp_path):
     before = {path.name: path.read_bytes() for path in run[0].iterdir()}
     opened = open_folder(run[0])
-    assert export_for_transformers(opened) == opened
+    assert opened.with_files(transformers_files(opened)) == opened
     assert {path.name: path.read_bytes() for path in run[0].iterdir()} == before
     model = AutoModelForImageClassification.from_pretrained(run[0], hidden_dropout_prob=0.1)
     model.save_pretrained(tmp_path)
     saved = (tmp_path / "config.json").read_bytes()
-    export_for_transformers(open_folder(tmp_path))
+    opened = open_folder(tmp_path)
+    opened.with_files(transformers_files(opened))
     assert (tmp_path / "config.json").read_bytes() == saved
     processor = (tmp_path / "preprocessor_config.json").read_bytes()
     assert processor == before["preprocessor_config.json"]
@@ -213,23 +215,11 @@ def test_what_transformers_could_not_repeat_is_refused(run, tmp_path, key, value
     (tmp_path / "model.safetensors").write_bytes((run[0] / "model.safetensors").read_bytes())
     opened = open_folder(tmp_path)
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        export_for_transformers(opened)
+        transformers_files(opened)
     assert json.loads((tmp_path / "config.json").read_text()) == config
     assert len(list(tmp_path.iterdir())) == 2
 
 
-FROM_THE_HUB = """
-import sa_zoo, timm
-from transformers import AutoBackbone, AutoImageProcessor, AutoModelForImageClassification, pipeline
-out = {
-    "timm": timm.create_model("hf-hub:you/small-run", pretrained=True).eval()(x),
-    "transformers": AutoModelForImageClassification.from_pretrained("you/small-run")(x).logits,
-    "pixels": AutoImageProcessor.from_pretrained("you/small-run")(image, return_tensors="pt").pixel_values,
-}
-maps = AutoBackbone.from_pretrained("you/small-run", out_indices=[2, 5])(x).feature_maps
-out |= {"stage2": maps[0], "stage5": maps[1]}
-assert pipeline("image-classification", model="you/small-run")(image, top_k=7)
-"""
 # The classes' own code comes from the folder alone; whoever asks for the packages finds nothing.
 REMOTE_CODE = """
 import sys
@@ -263,10 +253,7 @@ save_file({{key: value.contiguous() for key, value in out.items()}}, results)
 """
 
 
-@pytest.mark.parametrize(
-    "code", [FROM_THE_HUB, REMOTE_CODE], ids=["from a Hub", "as remote code, without packages"]
-)
-def test_another_process_gets_the_same_numbers(run, tmp_path, code):
+def test_another_process_without_the_packages_gets_the_same_numbers(run, tmp_path):
     folder, network, images, logits = run
     server = HubServer()
     server.repositories["you/small-run"] = Repository(private=False)
@@ -283,9 +270,7 @@ def test_another_process_gets_the_same_numbers(run, tmp_path, code):
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_DISABLE_XET": "1",
     }
-    if code is FROM_THE_HUB:
-        environment["PYTHONPATH"] = str(ROOT)
-    program = AROUND.format(code="".join(f"    {line}\n" for line in code.splitlines()))
+    program = AROUND.format(code="".join(f"    {line}\n" for line in REMOTE_CODE.splitlines()))
     arguments = [folder, tmp_path / "inputs", tmp_path / "results", tmp_path / "saved"]
     command = [sys.executable, "-c", program, *map(str, arguments)]
     try:

@@ -1,5 +1,6 @@
 """A model opened: checked and built once, and passed on to everything that a command does with it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from sa_zoo.folders.check import FILES, check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
-from sa_zoo.folders.write import check_sums, read_json
+from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ class Opened:
         except SafetensorError as error:
             message = f"{self.folder / name}: got a truncated or damaged file: {error}"
             raise ValueError(message) from error
+
+    def with_files(self, files: Mapping[str, bytes]) -> "Opened":
+        """The same after these files, by name, were written into its folder."""
+        folder = self.local_folder
+        for name, content in files.items():
+            check_inside(folder, name)
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_file(folder / name, content)
+        return replace(self, config=read_json(folder / "config.json"))
 
     def moved(self, folder: Path) -> "Opened":
         """The same in another folder, to which it was moved."""

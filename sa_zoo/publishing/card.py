@@ -24,7 +24,7 @@ from sa_zoo.folders.metrics import (
     write_metrics,
 )
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import read_json, write_file
+from sa_zoo.folders.write import read_json
 from sa_zoo.publishing.folder import IMAGES, MODEL, without_paths
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -39,8 +39,13 @@ def render_card(opened: Opened, repo_id: str = "") -> str:
     return _render(_facts(opened), repo_id)
 
 
+def card_files(opened: Opened) -> dict[str, bytes]:
+    return {"README.md": render_card(opened).encode()}
+
+
 def write_card(opened: Opened) -> Path:
-    return write_file(opened.local_folder / "README.md", render_card(opened))
+    opened.with_files(card_files(opened))
+    return opened.local_folder / "README.md"
 
 
 def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
@@ -94,7 +99,7 @@ def name_baseline(folder: Path, baseline: Path) -> None:
         model=read_json(baseline / "config.json").get("architecture", baseline.name),
         fine_tuned=bool(settings.get("model", {}).get("init")),
         epochs=other.train.epochs if other.train else None,
-        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "loss"})),
+        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),
     )
     write_metrics(folder, mine.model_copy(update={"baseline": named}))
 

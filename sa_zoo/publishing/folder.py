@@ -111,10 +111,6 @@ def check_folder(opened: Opened, manifest: Manifest) -> None:
         )
     for name, content in manifest.items():
         check_content(name, content)
-    if "num_classes" in opened.config.get("model_args", {}):
-        raise ValueError(
-            "got num_classes in config.json's model_args, expected it outside: transformers refuses it"
-        )
     check_loads(opened.network, opened.local_folder)
 
 

@@ -55,8 +55,9 @@ def publish(
     if space:
         # comes first: the card leads to it
         repositories.insert(0, (online, space_files(manifest, repo_id, remote.url)))
+    named = f", tag {tag}" if tag else ""
     for repository, files in repositories:
-        print(f"{opened.folder} -> {repository.url}{' (private)' * private}{_tagged(tag)}")
+        print(f"{opened.folder} -> {repository.url}{' (private)' * private}{named}")
         for name, content in files.items():
             print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
     sent = {name.split("/")[0] for name in manifest}
@@ -88,10 +89,6 @@ def publish(
     if tag and not tagged:
         _tag(remote, tag, commit)
     return tagged or commit
-
-
-def _tagged(tag: str | None) -> str:
-    return f", tag {tag}" if tag else ""
 
 
 def _check_names(repo_id: str, tag: str | None) -> None:
