@@ -208,8 +208,9 @@ def test_a_card_is_published_with_the_name_of_its_repository_and_what_a_person_w
         ("## Limitations", "[More Information Needed]", r"got '\[More Information Needed\]'"),
         ("value: 0.8711", "value: 0.9711", "as model-index"),
         ("license: apache-2.0", "license: mit", "got 'mit' as license"),
-        (f"you/{NAME}", "them/another", "without them/model, expected usage code"),
-        ("sha256 `", "sha256 `0", r"expected the current sha256 of model\.safetensors"),
+        ('init = "', 'init = "/home/jane', r"without the recipe that is published"),
+        (f"you/{NAME}", "them/another", "without usage code for them/model"),
+        ("sha256 `", "sha256 `0", r"without the current sha256 of model\.safetensors"),
     ],
 )
 def test_a_card_that_says_something_else_than_the_folder_is_refused(run, old, new, words):

@@ -72,11 +72,12 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
             raise ValueError(f"{got}, expected {value!r}: {again}")
     expected = {
         facts["weights_sha256"]: "the current sha256 of model.safetensors",
-        repo_id: "usage code",
+        repo_id: f"usage code for {repo_id}",
+        facts["recipe"]: "the recipe that is published",
     }
     for part, what in expected.items():
         if part not in text:
-            raise ValueError(f"got a README.md without {part}, expected {what}: {again}")
+            raise ValueError(f"got a README.md without {what}: {again}")
     return text
 
 
@@ -149,7 +150,7 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "settings": settings,
         "init": init,
         "placeholders": {"data.name": IMAGES, "model.init": MODEL},
-        "top5": opened.config["num_classes"] > 5,
+        "top5": network.num_classes > 5,
         "margin": margin,
         "base_model": opened.metrics.base_model or _hub_id(init),
     }

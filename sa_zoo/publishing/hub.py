@@ -110,8 +110,10 @@ def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
     with checked(opened.source):  # what transformers builds is bounded, too
         manifest = read_manifest(opened.local_folder)
         if "train.toml" in manifest:
-            recipe = without_paths(manifest["train.toml"].decode(), opened.metrics.data)
-            manifest["train.toml"] = recipe.encode()
+            recipe = without_paths(manifest["train.toml"].decode(), opened.metrics.data).encode()
+            if recipe != manifest["train.toml"]:
+                print("train.toml is published without local paths; the one in the folder stays")
+            manifest["train.toml"] = recipe
         if "auto_map" in opened.config:
             manifest = remote_code() | manifest
         manifest["README.md"] = published_card(opened, repo_id, space_url).encode()
