@@ -256,7 +256,9 @@ def test_nothing_is_drawn_through_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
     result = CliRunner().invoke(app, ["card", str(run)])
-    assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
+    assert result.exit_code == 1 and "figures/learning_curve.png, a link to" in result.stderr, (
+        result.output
+    )
     assert not list((tmp_path / "outside").iterdir())
 
 
