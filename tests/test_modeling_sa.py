@@ -58,7 +58,6 @@ def images(side=14, batch=B):
 def test_both_faces_have_the_same_keys_logits_features_and_maps(attention_type):
     """At a size at which attention is evaluated by axes, where it can be; maps are explicit."""
     model = make(attention_type, image_size=34)
-    assert model.blocks[0].attn.by_axes == (attention_type in ("quadratic", "learned"))
     network, x = in_timm(model), images(34)
     assert list(model.state_dict()) == list(network.state_dict())
     with torch.no_grad():

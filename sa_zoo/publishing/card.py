@@ -172,7 +172,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         tags.append("self-attention")
     if metrics.test:
         scores = {"top-1": metrics.test.top1}
-        if facts["top5"]:
+        if facts["top5"] and metrics.test.top5 is not None:
             scores["top-5"] = metrics.test.top5
         more["metrics"] = ["accuracy"]
         more["model_name"] = facts["title"]
