@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from sa_zoo.folders.metrics import read_metrics, write_metrics
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
-from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import name_baseline, write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
@@ -62,7 +62,8 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
             write_file(new / name, content)
         if (entry / "results").is_dir():
             shutil.copytree(entry / "results", new / "results")
-        export_for_transformers(open_folder(new))
+        opened = open_folder(new)
+        opened.with_files(transformers_files(opened))
         if (new / "model.safetensors").stat().st_size > FLOAT32_BYTES:
             _store_in_bfloat16(new)
         test = evaluate_opened(open_folder(new), data, detail=True).test

@@ -167,6 +167,21 @@ def tree(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     return entries
 
 
+def commits(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
+    """Newest first; the first one is the Hub's own."""
+    titles = ["Publish" for _ in handler.repository(repo).commits]
+    return [
+        {
+            "id": "0" * 40,
+            "title": title,
+            "message": "",
+            "date": "2020-02-20T20:20:20.000Z",
+            "authors": [],
+        }
+        for title in [*titles[1:], "initial commit"]
+    ]
+
+
 def refs(handler: "Handler", body: bytes, repo: str) -> object:
     repository = handler.repository(repo)
     tags = [
@@ -214,6 +229,7 @@ ROUTES = [
     ("POST", f"/{REPO}/verify", lfs_verify),
     ("POST", f"{API}/commit/{REVISION}", commit),
     ("GET", f"{API}/tree/{REVISION}", tree),
+    ("GET", f"{API}/commits/{REVISION}", commits),
     ("GET", f"{API}/refs", refs),
     ("POST", f"{API}/tag/{REVISION}", tag),
     ("GET|HEAD", f"/{REPO}/resolve/{REVISION}/(?P<path>.+)", resolve),

@@ -128,18 +128,6 @@ def watch_ghostscript(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
 
 
-@pytest.mark.parametrize("attack", ["a PostScript program", "a decompression bomb", "48 bits"])
-def test_the_explorer_refuses_a_strange_picture(folder, tmp_path, monkeypatch, attack):
-    monkeypatch.chdir(tmp_path)
-    watch_ghostscript(tmp_path, monkeypatch)
-    (tmp_path / "a.png").write_bytes(IMAGES[attack][1])
-    result = CliRunner().invoke(app, ["explore", str(folder), "--image", "a.png"])
-    assert (
-        result.exit_code == 1 and "error: --image: got a.png, expected a picture: " in result.stderr
-    ), result.output
-    assert not (tmp_path / "executed").exists() and not (tmp_path / "explorer.html").exists()
-
-
 @pytest.mark.parametrize("attack", IMAGES)
 def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
     name, content, said = IMAGES[attack]
@@ -188,10 +176,10 @@ def test_a_label_out_of_range_is_reported(tmp_path):
     folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 5}, classes=3)
     path = next(folder.glob("*.parquet"))
     table = pyarrow.parquet.read_table(path)
-    wrong = pyarrow.array([0, 1, 2, 7, 1], table["label"].type)
+    wrong = pyarrow.array([0, 1, 2, 2**62, 1], table["label"].type)
     pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), wrong), path)
     with pytest.raises(
-        ValueError, match=r"got class 7 in .*, split train, expected a number from 0 to 2"
+        ValueError, match=r"got class \d+ in .*, split train, expected a number from 0 to 2"
     ):
         open_source(DataConfig(name=str(folder)))
 
@@ -250,18 +238,6 @@ def test_data_files_inside_of_the_data_folder_are_read_also_through_links(tmp_pa
         assert len(open_source(DataConfig(name=name)).labels["train"]) == 3
 
 
-def unsigned_labels(folder: Path) -> None:
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("uint64")})
-    folder.mkdir()
-    path = folder / "train.parquet"
-    datasets.Dataset.from_dict(
-        {"img": [Image.new("RGB", (8, 8))], "label": [0]}, features=features
-    ).to_parquet(path)
-    table = pyarrow.parquet.read_table(path)
-    large = pyarrow.array([2**63], pyarrow.uint64())
-    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), large), path)
-
-
 def metadata(*names: str) -> bytes:
     return "\n".join(json.dumps({"file_name": name, "label": 50}) for name in names).encode()
 
@@ -295,27 +271,10 @@ def test_other_files_in_a_folder_of_images_are_not_read(tmp_path, monkeypatch, n
         open_source(DataConfig(name="data"))
 
 
-@pytest.mark.parametrize(
-    ("write", "said"),
-    [
-        (unsigned_labels, "expected a number from 0 to 65535"),
-        (lambda folder: folder.mkdir() or (folder / "a.parquet").write_bytes(b"PAR1"), "Arrow"),
-    ],
-)
-def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path, write, said):
-    write(tmp_path / "data")
-    with pytest.raises(ValueError, match=rf"(?s)^data\.name: got .*{said}"):
-        open_source(DataConfig(name=str(tmp_path / "data")))
-
-
-def test_a_program_as_data_set_is_reported_and_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.py").write_text("open('executed', 'w')")
-    with pytest.raises(
-        FileNotFoundError, match=r"data\.name: got data\.py, expected a folder of im"
-    ):
-        open_source(DataConfig(name="data.py"))
-    assert not (tmp_path / "executed").exists()
+def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"(?s)^data\.name: got .*Arrow"):
+        open_source(DataConfig(name=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

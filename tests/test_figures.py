@@ -1,6 +1,8 @@
 """Figures: what they draw is what the files hold, and where it belongs."""
 
 import json
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.figures import draw_figures, figures_of, gaussian_layers
+from sa_zoo.analysis.figures import figure_files, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
 from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.run_figures import (
@@ -54,13 +56,13 @@ QUADRATIC = ["learning_curve", "head_positions", "head_paths", "head_maps", "hea
 
 
 def test_a_quadratic_run_gets_all_figures_and_the_same_bytes_each_time(run):
-    drawn = draw_figures(open_model(str(run)))
-    assert [path.stem for path in drawn] == [*QUADRATIC, "confusion_matrix", "reliability"]
-    for path in drawn:
-        assert imread(path)[..., :3].std() > 0.05, "not blank"
-        assert 300 <= imread(path).shape[1] <= 1200, "of a width that a card shows"
-    first = [path.read_bytes() for path in drawn]
-    assert [path.read_bytes() for path in draw_figures(open_model(str(run)))] == first
+    drawn = figure_files(open_model(str(run)))
+    assert [Path(name).stem for name in drawn] == [*QUADRATIC, "confusion_matrix", "reliability"]
+    for content in drawn.values():
+        pixels = imread(BytesIO(content))
+        assert pixels[..., :3].std() > 0.05, "not blank"
+        assert 300 <= pixels.shape[1] <= 1200, "of a width that a card shows"
+    assert figure_files(open_model(str(run))) == drawn
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_a_quadratic_run_gets_all_figures_and_the_same_bytes_each_time(run):
 def test_an_older_run_gets_the_figures_that_it_has_data_for(tmp_path, name, figures):
     sizes = SMALL if name.startswith("sa_") else {}
     folder = make_run(tmp_path / "run", name, **sizes)
-    assert [path.stem for path in draw_figures(open_model(str(folder)))] == [
+    assert [Path(name).stem for name in figure_files(open_model(str(folder)))] == [
         "learning_curve",
         *figures,
     ]
@@ -87,7 +89,7 @@ def test_a_content_run_gets_the_maps_that_it_recorded(tmp_path):
         {f"blocks.{i}.attn": np.random.rand(3, 8, 8) for i in range(2)},
         folder / "attention.safetensors",
     )
-    assert [path.stem for path in draw_figures(open_model(str(folder)))] == [
+    assert [Path(name).stem for name in figure_files(open_model(str(folder)))] == [
         "learning_curve",
         "head_maps",
     ]
@@ -254,7 +256,9 @@ def test_nothing_is_drawn_through_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
     result = CliRunner().invoke(app, ["card", str(run)])
-    assert result.exit_code == 1 and "figures, a link to" in result.stderr, result.output
+    assert result.exit_code == 1 and "figures/learning_curve.png, a link to" in result.stderr, (
+        result.output
+    )
     assert not list((tmp_path / "outside").iterdir())
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sa_zoo.cli import app
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.interchange.transformers_export import export_for_transformers
+from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.hub import publish
 from sa_zoo.verbs.finish import finish_copy
 
@@ -41,24 +41,42 @@ def check_published(folder, capsys):
 
 
 @pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "resnet_tiny_cifar"])
-def test_the_folder_of_transformers_trainer_becomes_complete(tmp_path, name, capsys):
+def test_the_best_checkpoint_of_transformers_trainer_becomes_complete(tmp_path, name, capsys):
     start = make_run(tmp_path / "start", name, **(SMALL if name.startswith("sa_") else {}))
-    export_for_transformers(open_folder(start))
+    opened = open_folder(start)
+    opened.with_files(transformers_files(opened))
     model = AutoModelForImageClassification.from_pretrained(start)
     examples = [{"pixel_values": image, "labels": i % 10} for i, image in enumerate(IMAGES)]
+    accuracies = iter([0.5, 0.9, 0.1])
     left = tmp_path / "left"
     arguments = TrainingArguments(
-        output_dir=str(left), max_steps=2, learning_rate=0.05, report_to=[], use_cpu=True
+        output_dir=str(left),
+        max_steps=3,
+        learning_rate=0.05,
+        report_to=[],
+        use_cpu=True,
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
     )
-    trainer = Trainer(model, arguments, train_dataset=examples)
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=examples,
+        eval_dataset=examples,
+        compute_metrics=lambda _: {"accuracy": next(accuracies)},
+    )
     trainer.train()
     trainer.save_model()
     assert (left / "training_args.bin").is_file()
     finish_copy(left, tmp_path / "out")
-    with torch.no_grad():
-        expected = model.eval()(IMAGES).logits
-    assert torch.allclose(logits_of(tmp_path / "out"), expected, rtol=0, atol=1e-5)
-    assert not torch.allclose(logits_of(start), expected, rtol=0, atol=1e-3), "it was trained"
+    logits = logits_of(tmp_path / "out")
+    assert torch.equal(logits, logits_of(left / "checkpoint-2")), "the best"
+    for other in (start, left / "checkpoint-1", left / "checkpoint-3"):
+        assert not torch.allclose(logits, logits_of(other), rtol=0, atol=1e-3)
     check_published(tmp_path / "out", capsys)
 
 
@@ -139,13 +157,7 @@ class Bomb:
     ("content", "said"),
     [
         ({"state_dict": Bomb()}, "expected a complete file that torch"),
-        (
-            {"args": Namespace(model=Bomb()), "state_dict": {}},
-            "expected a complete file that torch",
-        ),
-        ([1, 2], "got a list in .*, expected a dict"),
         ({"arch": "resnet_tiny_cifra", "state_dict": {}}, "did you mean resnet_tiny_cifar"),
-        ({"arch": "resnet_tiny_cifar"}, "expected one of resnet_tiny_cifar: KeyError"),
         ({"arch": "resnet_tiny_cifar", "state_dict": {"fc.weight": torch.ones(3, 5)}}, "Missing"),
         (
             {
@@ -164,7 +176,7 @@ class Bomb:
             "more than",
         ),
     ],
-    ids=["a program", "in arguments", "a list", "a typo", "no weights", "others", "path", "size"],
+    ids=["a program", "a typo", "others", "path", "size"],
 )
 def test_a_hostile_or_foreign_checkpoint_is_refused(tmp_path, content, said, capsys):
     path = tmp_path / "model_best.pth.tar"

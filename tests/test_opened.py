@@ -1,20 +1,17 @@
 """A model is opened once: checked, built and read once, whatever a command then does with it."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
-import safetensors
 import safetensors.torch
-import timm
 import torch
+from damage import flip
 from model_folders import make_run
-from tiny_runs import tiny_config
 
-from sa_zoo.folders import check, opened
+from sa_zoo.folders import opened
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_folder, open_model
-from sa_zoo.training.train import train
+from sa_zoo.folders.write import write_sums
 from sa_zoo.verbs.finish import finish, finish_folder
 
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
@@ -59,48 +56,25 @@ def test_weights_that_are_not_finite_are_refused_however_they_are_stored(run):
             open_folder(run)
 
 
-def test_finishing_a_run_builds_the_network_once_and_reads_its_weights_once(tmp_path, monkeypatch):
-    model = {"name": "sa_quadratic_tiny_cifar", "args": SMALL}
-    out = tmp_path / "run"
-    train(tiny_config(model=model, data={"image_size": 16}, train={"epochs": 1}), out)
-    built = []
-    read = Counter()
-    create = timm.create_model
+def test_only_the_files_that_make_the_network_have_to_be_whole_to_read_it(run):
+    names = ["explorer.html", "config.json", "model.safetensors"]
+    (run / "explorer.html").touch()
+    write_sums(run, names)
+    (run / "explorer.html").unlink()
+    assert open_folder(run).network
+    assert (finish_folder(run).local_folder / "explorer.html").is_file(), "made again"
+    for name in names[1:]:
+        write_sums(run, names)
+        flip(run / name)
+        with pytest.raises(ValueError, match=f"damaged folder: .*{name} does not match"):
+            open_folder(run)
+        flip(run / name)
 
-    class Watched:
-        """safe_open, with the tensors counted that are read from model.safetensors."""
 
-        def __init__(self, path, *arguments, **options):
-            self.path = Path(path)
-            self.file = safetensors.safe_open(path, *arguments, **options)
-
-        def __enter__(self):
-            self.file.__enter__()
-            return self
-
-        def __exit__(self, *error):
-            return self.file.__exit__(*error)
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def get_tensor(self, name):
-            if self.path.name == "model.safetensors":
-                read[name] += 1
-            return self.file.get_tensor(name)
-
-        def get_tensors(self):
-            found = self.file.get_tensors()
-            if self.path.name == "model.safetensors":
-                read.update(found.keys())
-            return found
-
-    monkeypatch.setattr(timm, "create_model", lambda *a, **k: built.append(a) or create(*a, **k))
-    monkeypatch.setattr(safetensors.torch, "safe_open", Watched)
-    monkeypatch.setattr(check, "safe_open", Watched)
-    found = finish_folder(out)
-    assert len(built) == 1
-    assert read == Counter(dict.fromkeys(found.network.state_dict(), 1))
-    assert (out / "figures" / "head_maps.png").is_file() and (out / "explorer.html").is_file()
-    monkeypatch.setattr(opened, "build_model", None)  # nothing is opened again
+def test_finishing_a_folder_opens_it_once_and_again_changes_nothing(run, monkeypatch):
+    found = finish_folder(run)
+    assert (run / "figures" / "head_maps.png").is_file() and (run / "explorer.html").is_file()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    monkeypatch.setattr(opened, "build_model", None)
     assert finish(found) == found
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before

@@ -48,6 +48,21 @@ def test_contents_and_names_are_on_the_disk_before_a_write_returns(tmp_path, mon
     assert synced == [False, True, False, True, True, True]
 
 
+def test_everything_is_written_where_a_folder_cannot_be_opened_or_replaced(tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def replace(old, new, real=os.replace):
+        return refuse(new) if Path(new).is_dir() else real(old, new)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "folder").mkdir()
+    with new_folder(tmp_path / "folder") as folder:
+        write_file(folder / "b.txt", "before")
+    assert write_file(tmp_path / "folder" / "b.txt", "after").read_text() == "after"
+
+
 def test_a_file_with_the_same_content_is_not_touched(tmp_path):
     path = write_file(tmp_path / "a.txt", "content")
     os.utime(path, ns=(1, 1))

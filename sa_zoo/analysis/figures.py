@@ -15,7 +15,7 @@ from sa_zoo.analysis.heads import layers_of, measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves, reliability
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import check_inside, json_object, write_file
+from sa_zoo.folders.write import json_object, write_file
 from sa_zoo.models.attention import Attention
 
 Figures = dict[str, Figure]  # by name
@@ -24,27 +24,27 @@ MOST_LAYERS = 12  # that a figure with one panel per layer shows
 MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a figure
 
 
-def draw_figures(opened: Opened) -> list[Path]:
-    """Draw what the folder of a model has data for into its figures/."""
-    folder = opened.local_folder / "figures"
-    figures = figures_of(opened)
-    return [save_figure(figure, folder / f"{name}.png") for name, figure in figures.items()]
+def figure_files(opened: Opened) -> dict[str, bytes]:
+    """figures/NAME.png for all that the folder of a model has data for."""
+    return {f"figures/{name}.png": png(figure) for name, figure in figures_of(opened).items()}
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as PNG, with the same bytes every time."""
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
+    return content.getvalue()
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, with the same bytes every time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
-    return write_file(path, content.getvalue())
+    return write_file(path, png(figure))
 
 
 def figures_of(opened: Opened) -> Figures:
-    """The figures of one run, by name. Raises ValueError if its `figures` is a link that leads out of the run."""
-    folder = opened.local_folder
-    check_inside(folder, "figures")
+    """The figures of one run, by name."""
     figures = {}
-    history = _history(folder)
+    history = _history(opened.local_folder)
     if history:
         figures["learning_curve"] = learning_curves(history)
     weights = opened.network.state_dict()

@@ -3,6 +3,7 @@
 Training, conversion and evaluation write it, cards are rendered from it. A key that was not measured is absent.
 """
 
+import math
 import platform
 import re
 import shutil
@@ -30,7 +31,8 @@ class Scores(Section):
     """Result on a split: top1 and top5 as fractions, loss (mean cross-entropy) in nats, n images."""
 
     top1: float = Field(ge=0, le=1)
-    top5: float = Field(ge=0, le=1)
+    top5: float | None = Field(None, ge=0, le=1)  # None for five classes or fewer
+    balanced: float | None = Field(None, ge=0, le=1)  # mean accuracy of the classes with images
     loss: float
     n: int = Field(ge=1)
     # on the test split of a run, and by `sa-zoo evaluate --detail`
@@ -39,6 +41,16 @@ class Scores(Section):
     # confidence, accuracy and (not in older files) number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
+
+    def __str__(self) -> str:
+        """The accuracy with its margin, to print."""
+        return f"{self.top1:.4f} ± {margin(self.top1, self.n):.4f} (n = {self.n})"
+
+
+def margin(accuracy: float, n: int) -> float:
+    """Half the width of the 95 % Wilson score interval of an accuracy on n images. It is not 0 for 0 % or 100 %."""
+    z = 1.96
+    return z / (n + z**2) * math.sqrt(accuracy * (1 - accuracy) * n + z**2 / 4)
 
 
 class Training(Section):
@@ -132,7 +144,7 @@ def write_test(folder: Path, measured: Metrics, **more: Any) -> Metrics:
     """Put a measurement on test images into the metrics.json of a folder; everything else in it stays."""
     old = read_metrics(folder)
     fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
-    fields["model"] = old.model or measured.model
+    fields["model"] = old.model or Path(measured.model or "").name  # not the place of the folder
     return write_metrics(folder, old.model_copy(update=fields | more))
 
 

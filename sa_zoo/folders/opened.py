@@ -1,6 +1,6 @@
 """A model opened: checked and built once, and passed on to everything that a command does with it."""
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import check_name, checked
+from sa_zoo.folders.check import FILES, check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
-from sa_zoo.folders.write import check_sums, read_json
+from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,15 @@ class Opened:
             message = f"{self.folder / name}: got a truncated or damaged file: {error}"
             raise ValueError(message) from error
 
+    def with_files(self, files: Mapping[str, bytes]) -> "Opened":
+        """The same after these files, by name, were written into its folder."""
+        folder = self.local_folder
+        for name, content in files.items():
+            check_inside(folder, name)
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_file(folder / name, content)
+        return replace(self, config=read_json(folder / "config.json"))
+
     def moved(self, folder: Path) -> "Opened":
         """The same in another folder, to which it was moved."""
         return replace(self, source=f"local-dir:{folder}", folder=folder)
@@ -55,7 +64,7 @@ def open_model(source: str) -> Opened:
     """
     folder = folder_of(source)
     if folder:
-        check_sums(folder)
+        check_sums(folder, FILES)
         source = f"local-dir:{folder}"
     elif ":" not in source:
         check_name(source, "a model folder or a timm name")
@@ -77,7 +86,7 @@ def folder_of(source: str) -> Path | None:
     folder = Path(name)
     if folder.is_dir():
         return folder
-    if name == source and (":" in name or os.sep not in name):
+    if name == source and (":" in name or folder.name == name):
         return None
     raise FileNotFoundError(f"model: got {folder}, which is not there; expected a model folder")
 

@@ -7,7 +7,7 @@ training or conversion left there. All its files are written here.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -80,6 +80,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield new
         _sync(new)
+        if folder.exists():
+            folder.rmdir()  # Windows cannot replace it
         new.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -88,7 +90,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _sync(folder: Path) -> None:
     """Write the entries of a folder to the disk: without it, a power failure may undo a rename."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows cannot open a folder
+        return
     try:
         os.fsync(descriptor)
     finally:
@@ -102,8 +107,8 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
     )
 
 
-def damage(folder: Path, *required: str) -> str:
-    """What is wrong with the files in the manifest of a folder, or with the manifest; empty if nothing.
+def damage(folder: Path, *required: str, among: Container[str] | None = None) -> str:
+    """What is wrong with the manifest of a folder, or with its files, or those `among` them; empty if nothing.
 
     The manifest has to name the files `required`, and may name files inside of the folder only.
     """
@@ -113,6 +118,8 @@ def damage(folder: Path, *required: str) -> str:
         if missing:
             return f"{folder / SUMS} lacks {', '.join(missing)}"
         for name, expected in sums.items():
+            if among and name not in among:
+                continue
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"{folder / SUMS} names {name}, which is not in the folder"
             if not (folder / name).is_file():  # a folder of somebody else may name a device
@@ -124,11 +131,11 @@ def damage(folder: Path, *required: str) -> str:
     return ""
 
 
-def check_sums(folder: Path) -> None:
-    """Raise ValueError if the folder has a manifest and a file in it is damaged."""
+def check_sums(folder: Path, among: Container[str] | None = None) -> None:
+    """Raise ValueError if the folder has a manifest and a file in it, or one `among` them, is damaged."""
     if not (folder / SUMS).exists():
         return
-    found = damage(folder)
+    found = damage(folder, among=among)
     if found:
         raise ValueError(
             f"got a damaged folder: {found}; if the file was changed on purpose, remove {SUMS}"

@@ -1,7 +1,6 @@
 """Lets transformers load a folder that timm loads, with this package or, as remote code, without it."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +12,6 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import read_json, write_file
 from sa_zoo.models.blocks import terms_of_block
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
@@ -21,30 +19,26 @@ from sa_zoo.models.network import SANet, attention_in, block_of
 from sa_zoo.models.variants import TERMS
 
 
-def export_for_transformers(opened: Opened) -> Opened:
-    """Add to a SANet's folder what transformers needs: keys in config.json, preprocessor_config.json and the code.
+def transformers_files(opened: Opened) -> dict[str, bytes]:
+    """preprocessor_config.json, the code, and config.json with the keys of transformers, for a SANet.
 
-    Folders of other models stay as they are: transformers loads them through its wrapper of timm. Returns the folder
-    with its new configuration. Raises ValueError for a network without pooling, a crop other than in the center, or a
-    wrong number of labels.
+    Other models need none: transformers loads them through its wrapper of timm. Raises ValueError for a network without
+    pooling, a crop other than in the center, or a wrong number of labels.
     """
-    folder = opened.local_folder
     network: Any = opened.network
-    if not isinstance(network, SANet):
-        return opened
-    kind = _kind(network)
+    kind = _kind(network) if isinstance(network, SANet) else ""
     if not kind:
-        return opened
+        return {}
     if opened.config.get("model_type") == SAConfig.model_type:
-        config = SAConfig.from_pretrained(folder)
+        config = SAConfig.from_pretrained(opened.local_folder)
     else:
         config = _config(network, kind, opened.config["pretrained_cfg"])
-    write_file(folder / "preprocessor_config.json", _image_processor(network).to_json_string())
-    for name, content in remote_code().items():
-        write_file(folder / name, content)
-    # comes last, as it refers to the other files
-    write_file(folder / "config.json", config.to_json_string())
-    return replace(opened, config=read_json(folder / "config.json"))
+    return {
+        "preprocessor_config.json": _image_processor(network).to_json_string().encode(),
+        **remote_code(),
+        # comes last, as it refers to the other files
+        "config.json": config.to_json_string().encode(),
+    }
 
 
 def remote_code() -> dict[str, bytes]:

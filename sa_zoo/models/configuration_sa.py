@@ -6,11 +6,17 @@ cannot contradict each other. This file is also published together with weights,
 
 from typing import Any
 
+from transformers.utils.versions import require_version
+
+require_version("transformers>=5.4")  # before what older versions do not have
+# ruff: noqa: E402
+
 from huggingface_hub.dataclasses import strict
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 # transformers before 5.10 copies only the remote code that this file itself imports.
+from .content import Content  # noqa: F401
 from .positions import pixels  # noqa: F401
 from .stages import Layout, layout_of
 from .terms import has_fixed_size

@@ -18,12 +18,14 @@ from sa_zoo.folders.metrics import (
     Baseline,
     Metrics,
     Scores,
+    margin,
     read_metrics,
     read_results,
     write_metrics,
 )
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import read_json, write_file
+from sa_zoo.folders.write import read_json
+from sa_zoo.publishing.folder import IMAGES, MODEL, without_paths
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PLACEHOLDERS = re.compile(
@@ -37,8 +39,13 @@ def render_card(opened: Opened, repo_id: str = "") -> str:
     return _render(_facts(opened), repo_id)
 
 
+def card_files(opened: Opened) -> dict[str, bytes]:
+    return {"README.md": render_card(opened).encode()}
+
+
 def write_card(opened: Opened) -> Path:
-    return write_file(opened.local_folder / "README.md", render_card(opened))
+    opened.with_files(card_files(opened))
+    return opened.local_folder / "README.md"
 
 
 def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
@@ -65,11 +72,12 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
             raise ValueError(f"{got}, expected {value!r}: {again}")
     expected = {
         facts["weights_sha256"]: "the current sha256 of model.safetensors",
-        repo_id: "usage code",
+        repo_id: f"usage code for {repo_id}",
+        facts["recipe"]: "the recipe that is published",
     }
     for part, what in expected.items():
         if part not in text:
-            raise ValueError(f"got a README.md without {part}, expected {what}: {again}")
+            raise ValueError(f"got a README.md without {what}: {again}")
     return text
 
 
@@ -92,7 +100,7 @@ def name_baseline(folder: Path, baseline: Path) -> None:
         model=read_json(baseline / "config.json").get("architecture", baseline.name),
         fine_tuned=bool(settings.get("model", {}).get("init")),
         epochs=other.train.epochs if other.train else None,
-        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "loss"})),
+        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),
     )
     write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
@@ -123,14 +131,11 @@ def _facts(opened: Opened) -> dict[str, Any]:
     entry = timm.models.model_entrypoint(name)
     cfg: dict[str, Any] = network.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
-    recipe = _text(folder / "train.toml")
+    recipe = without_paths(_text(folder / "train.toml"), opened.metrics.data)
     settings = tomllib.loads(recipe)
     init = settings.get("model", {}).get("init", "")
-    title = folder.resolve().name
-    if not title.startswith(f"{name}."):  # NAME.TAG
-        title = name
     return {
-        "title": title,
+        "title": re.sub(r"[^\w.-]+", "-", folder.resolve().name),
         "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
         "ours": ours,
         "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
@@ -144,6 +149,9 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "recipe": recipe.strip(),
         "settings": settings,
         "init": init,
+        "placeholders": {"data.name": IMAGES, "model.init": MODEL},
+        "top5": network.num_classes > 5,
+        "margin": margin,
         "base_model": opened.metrics.base_model or _hub_id(init),
     }
 
@@ -158,10 +166,14 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         dataset_type = data
         more["datasets"] = [data]
     tags = ["timm", "transformers", "image-classification"]
+    # the Hub's widget and transformers' pipelines give color images to every network
+    task = "image-classification" if facts["cfg"]["input_size"][0] == 3 else None
     if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
     if metrics.test:
-        scores = {"top-1": metrics.test.top1, "top-5": metrics.test.top5}
+        scores = {"top-1": metrics.test.top1}
+        if facts["top5"] and metrics.test.top5 is not None:
+            scores["top-5"] = metrics.test.top5
         more["metrics"] = ["accuracy"]
         more["model_name"] = facts["title"]
         more["eval_results"] = [
@@ -180,7 +192,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     return ModelCardData(
         license=facts["license"],
         library_name="timm",
-        pipeline_tag="image-classification",
+        pipeline_tag=task,
         tags=tags,
         base_model=facts["base_model"] or None,
         **more,

@@ -2,11 +2,14 @@
 
 import json
 import re
+import tomllib
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import timm
+import tomli_w
 import torch
 from huggingface_hub import get_token
 from huggingface_hub.utils.sha import git_hash
@@ -15,7 +18,7 @@ from safetensors import SafetensorError, deserialize
 from torch import nn
 
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import check_inside
+from sa_zoo.folders.write import check_inside, check_sums
 
 # Everything that is not here (optimizer state, logs, pickles) stays on this machine.
 PATTERNS = (
@@ -45,6 +48,10 @@ SECRET = re.compile(
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
+# In a published train.toml
+IMAGES = "path/to/images"
+MODEL = "path/to/model"
+
 # Path in the repository -> content. Files are read once, so that what is published is what was checked.
 Manifest = dict[str, bytes]
 PUBLISHED = "sa_zoo.json"  # in a repository: the files that this package published, so that it never touches others
@@ -70,12 +77,29 @@ def published_files(content: bytes) -> dict[str, dict[str, str]]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The files to publish, sorted by path. Raises ValueError for a link that leads out of the folder."""
+    """The files to publish, sorted by path. Raises ValueError for a damaged one, or a link that leads elsewhere."""
+    check_sums(folder)
     paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
     names = [path.relative_to(folder).as_posix() for path in sorted(paths)]
     for name in names:
         check_inside(folder, name)
     return {name: (folder / name).read_bytes() for name in names}
+
+
+def without_paths(recipe: str, data: str | None) -> str:
+    """A train.toml with IMAGES and MODEL in place of folders on this machine.
+
+    `data` is what the run calls its data in metrics.json: their name on the Hub, or the title or the last part of the
+    path of a folder.
+    """
+    settings = tomllib.loads(recipe)
+    name = settings.get("data", {}).get("name", data)
+    if name != data:
+        settings["data"]["name"] = IMAGES
+    init = settings.get("model", {}).get("init")
+    if init and not init.startswith("hf-hub:") and not timm.is_model(init):
+        settings["model"]["init"] = MODEL
+    return tomli_w.dumps(settings)
 
 
 def check_folder(opened: Opened, manifest: Manifest) -> None:
@@ -87,10 +111,6 @@ def check_folder(opened: Opened, manifest: Manifest) -> None:
         )
     for name, content in manifest.items():
         check_content(name, content)
-    if "num_classes" in opened.config.get("model_args", {}):
-        raise ValueError(
-            "got num_classes in config.json's model_args, expected it outside: transformers refuses it"
-        )
     check_loads(opened.network, opened.local_folder)
 
 

@@ -19,6 +19,7 @@ from sa_zoo.publishing.folder import (
     digests,
     read_manifest,
     with_list,
+    without_paths,
 )
 from sa_zoo.publishing.remote import Refused, Remote, Space
 from sa_zoo.publishing.space import space_files
@@ -47,62 +48,47 @@ def publish(
     _check_names(repo_id, tag)
     remote = Remote(repo_id, endpoint)
     online = Space(space, endpoint)
-    page: Manifest = {}
-    space_url = ""
     if space:
         _check_names(space, tag)
-        page = space_files(opened, repo_id, remote.url)
-        space_url = online.url
-    manifest = _checked(opened, repo_id, space_url)
-    print(f"{opened.folder} -> {remote.url}{' (private)' * private}{_tagged(tag)}")
-    _list(manifest)
+    manifest = _checked(opened, repo_id, online.url if space else "")
+    repositories: list[tuple[Remote, Manifest]] = [(remote, manifest)]
+    if space:
+        # comes first: the card leads to it
+        repositories.insert(0, (online, space_files(manifest, repo_id, remote.url)))
+    named = f", tag {tag}" if tag else ""
+    for repository, files in repositories:
+        print(f"{opened.folder} -> {repository.url}{' (private)' * private}{named}")
+        for name, content in files.items():
+            print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
     sent = {name.split("/")[0] for name in manifest}
     others = {path.name for path in opened.local_folder.iterdir()} - sent
     if others:
         print(f"  not published: {', '.join(sorted(others))}")
-    if page:
-        print(f"{opened.folder} -> {online.url}{' (private)' * private}")
-        _list(page)
     if dry_run:
         print("the local checks pass; nothing was sent")
         return None
     if is_offline_mode():
         raise ConnectionError(f"could not publish {remote.url}: HF_HUB_OFFLINE is set, unset it")
-    commit = _publish_model(remote, manifest, private, tag, merge)
-    if page:
-        at = _commit(online, page, merge, new_space=online.create(private))
-        with tempfile.TemporaryDirectory() as cache:
-            _download(online, at, page, cache)
-        print(f"published {online.url} at {at}")
-    return commit
-
-
-def _tagged(tag: str | None) -> str:
-    return f", tag {tag}" if tag else ""
-
-
-def _list(manifest: Manifest) -> None:
-    """Print what is published."""
-    for name, content in manifest.items():
-        print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
-
-
-def _publish_model(
-    remote: Remote, manifest: Manifest, private: bool, tag: str | None, merge: bool
-) -> str:
-    """Commit, check and tag; returns the commit."""
-    remote.create(private)
+    for repository, _ in repositories:
+        repository.create(private)
     tagged = remote.tags().get(tag or "")
     if tagged:
         _check_same(remote, tagged, manifest, str(tag))
-        print(f"{remote.url} already has this folder as {tag}, at {tagged}: nothing to do")
-        return tagged
-    commit = _commit(remote, manifest, merge)
-    _check_download(remote, commit, manifest)
-    if tag:
+        print(f"{remote.url} already has this folder as {tag}, at {tagged}")
+        repositories.remove((remote, manifest))
+    # all are looked at before the first is changed
+    found = [_found(repository, files, merge) for repository, files in repositories]
+    commit = tagged or ""
+    for (repository, files), (parent, others) in zip(repositories, found, strict=True):
+        commit = _commit(repository, files, parent, others)
+        with tempfile.TemporaryDirectory() as cache:
+            _download(repository, commit, files, cache)
+            if repository is remote:
+                _check_loads(remote, commit, cache)
+        print(f"published {repository.url} at {commit}")
+    if tag and not tagged:
         _tag(remote, tag, commit)
-    print(f"published {remote.url} at {commit}{_tagged(tag)}")
-    return commit
+    return tagged or commit
 
 
 def _check_names(repo_id: str, tag: str | None) -> None:
@@ -123,6 +109,11 @@ def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
     """
     with checked(opened.source):  # what transformers builds is bounded, too
         manifest = read_manifest(opened.local_folder)
+        if "train.toml" in manifest:
+            recipe = without_paths(manifest["train.toml"].decode(), opened.metrics.data).encode()
+            if recipe != manifest["train.toml"]:
+                print("train.toml is published without local paths; the one in the folder stays")
+            manifest["train.toml"] = recipe
         if "auto_map" in opened.config:
             manifest = remote_code() | manifest
         manifest["README.md"] = published_card(opened, repo_id, space_url).encode()
@@ -152,16 +143,13 @@ def _tag(remote: Remote, tag: str, commit: str) -> None:
         )
 
 
-def _commit(remote: Remote, manifest: Manifest, merge: bool, new_space: bool = False) -> str:
-    """Make main hold the manifest, if it does not yet, next to files that are not from here; return its commit.
+def _found(remote: Remote, manifest: Manifest, merge: bool) -> tuple[str, set[str]]:
+    """The commit of main, and its files that are not from here. Raises Refused if they are in the way of the manifest.
 
-    Raises Refused, before anything is sent, if such files are in the way and `merge` is off. A `new_space` has none:
-    the Hub fills it with an example, which is replaced.
+    With `merge`, they are not.
     """
     commit = remote.head()
     listed, others = remote.others(commit)
-    if new_space:
-        listed, others = True, set()
     same = sorted(others & manifest.keys())
     in_the_way = same if listed else sorted(others)
     if in_the_way and not merge:
@@ -171,6 +159,11 @@ def _commit(remote: Remote, manifest: Manifest, merge: bool, new_space: bool = F
             "choose a new --repo-id, or add --merge, which replaces "
             f"{', '.join(same) or 'none of its files'} and keeps all others"
         )
+    return commit, others
+
+
+def _commit(remote: Remote, manifest: Manifest, commit: str, others: set[str]) -> str:
+    """Make main, now at `commit`, hold the manifest and `others`, if it does not yet; return its commit."""
     if not remote.differences(commit, manifest, others):
         return commit
     commit = remote.commit(manifest, commit, others)
@@ -193,12 +186,9 @@ def _download(remote: Remote, commit: str, manifest: Manifest, cache: str) -> No
             )
 
 
-def _check_download(remote: Remote, commit: str, manifest: Manifest) -> None:
-    """Download a commit, and load it by both libraries."""
-    with tempfile.TemporaryDirectory() as cache:
-        _download(remote, commit, manifest, cache)
-        network = timm.create_model(
-            f"hf-hub:{remote.repo_id}@{commit}", pretrained=True, cache_dir=cache
-        )
-        where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
-        check_loads(network.eval(), remote.repo_id, **where)
+def _check_loads(remote: Remote, commit: str, cache: str) -> None:
+    """Load a commit that is in the cache by both libraries."""
+    source = f"hf-hub:{remote.repo_id}@{commit}"
+    network = timm.create_model(source, pretrained=True, cache_dir=cache)
+    where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
+    check_loads(network.eval(), remote.repo_id, **where)

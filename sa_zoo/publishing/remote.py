@@ -80,6 +80,7 @@ class Remote:
     kind = "model"
     folder = ""  # of such repositories on the Hub
     settings: ClassVar[dict[str, Any]] = {}  # of a new one
+    example: ClassVar[set[str]] = set()  # files that the Hub fills a new one with
 
     def __init__(self, repo_id: str, endpoint: str | None) -> None:
         self.api = HfApi(endpoint=endpoint, library_name="sa_zoo")
@@ -88,23 +89,18 @@ class Remote:
         self.url = f"{self.api.endpoint}/{self.folder}{repo_id}"
 
     @retried("create the repository")
-    def create(self, private: bool) -> bool:
-        """Create the repository, and return True, if it does not exist.
-
-        Raises PermissionError if it has to be private and is public.
-        """
+    def create(self, private: bool) -> None:
+        """Create the repository if it does not exist. Raises PermissionError if it has to be private and is public."""
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
         # exist_ok would hide why a Hub refuses one that exists
-        new = not self.api.repo_exists(**self.place)
-        if new:
+        if not self.api.repo_exists(**self.place):
             self.api.create_repo(**self.place, **self.settings, private=private)
         if private and not self.api.repo_info(**self.place).private:
             raise PermissionError(
                 f"{self.url} is already public, expected private: change that or choose a new name"
             )
-        return new
 
     @retried("read the repository")
     def head(self) -> str:
@@ -118,7 +114,10 @@ class Remote:
 
     @retried("read the files")
     def others(self, commit: str) -> tuple[bool, set[str]]:
-        """Whether a commit has the list of what this package published, and all files that are not as listed there."""
+        """Whether a commit has the list of what this package published, and all files that are not as listed there.
+
+        A repository that the Hub has created, and nobody has changed, is an empty list.
+        """
         tree = self._tree(commit)
         files: dict[str, dict[str, str]] = {}
         if PUBLISHED in tree:
@@ -127,6 +126,10 @@ class Remote:
                     **self.place, filename=PUBLISHED, revision=commit, cache_dir=cache
                 )
                 files = published_files(Path(path).read_bytes())
+        if not files and tree and tree.keys() <= self.example:
+            commits = self.api.list_repo_commits(**self.place, revision=commit)
+            if [each.title for each in commits] == ["initial commit"]:  # the Hub's own
+                return True, set()
         if not files:
             return False, set(tree)
         mine = {name for name in files.keys() & tree.keys() if tree[name] in files[name].values()}
@@ -187,6 +190,7 @@ class Space(Remote):
     kind = "space"
     folder = "spaces/"
     settings: ClassVar[dict[str, Any]] = {"space_sdk": "static"}
+    example: ClassVar[set[str]] = {"README.md", "index.html", "style.css"}
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:

@@ -2,8 +2,7 @@
 
 from huggingface_hub import SpaceCardData
 
-from sa_zoo.folders.opened import Opened
-from sa_zoo.publishing.folder import Manifest, check_content, with_list
+from sa_zoo.publishing.folder import Manifest, with_list
 
 README = """---
 {metadata}
@@ -14,15 +13,14 @@ Its two photographs come with scikit-learn (CC BY 2.0).
 """
 
 
-def space_files(opened: Opened, repo_id: str, url: str) -> Manifest:
-    """The files of the Space for a model that is published as `repo_id`, at `url`.
+def space_files(manifest: Manifest, repo_id: str, url: str) -> Manifest:
+    """The files of the Space for a model whose checked files are published as `repo_id`, at `url`.
 
-    Raises ValueError for a folder without an explorer, or with a page that must not be published.
+    Raises ValueError for a model without an explorer.
     """
-    page = opened.local_folder / "explorer.html"
-    if not page.is_file():
+    if "explorer.html" not in manifest:
         raise ValueError(
-            f"--space: got {opened.folder} without explorer.html, expected one: `sa-zoo card` writes it "
+            "--space: got a folder without explorer.html, expected one: `sa-zoo card` writes it "
             "for a network whose attention can be shown"
         )
     network = repo_id.partition("/")[2]
@@ -30,7 +28,4 @@ def space_files(opened: Opened, repo_id: str, url: str) -> Manifest:
         title=f"Attention of {network}", sdk="static", app_file="index.html", models=[repo_id]
     )
     readme = README.format(metadata=metadata.to_yaml(), repo_id=repo_id, url=url)
-    files = {"README.md": readme.encode(), "index.html": page.read_bytes()}
-    for name, content in files.items():
-        check_content(name, content)
-    return with_list(files)
+    return with_list({"README.md": readme.encode(), "index.html": manifest["explorer.html"]})

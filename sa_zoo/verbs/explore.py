@@ -25,16 +25,16 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0)
     return page_of(opened, opened.source, pictures or None)
 
 
-def write_explorer(opened: Opened) -> Path | None:
-    """Write explorer.html into the folder of a model; None without maps, or with too many maps for a page.
+def explorer_files(opened: Opened) -> dict[str, bytes]:
+    """explorer.html of a model; none without maps, or with too many maps for a page.
 
     It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
     """
-    folder = opened.local_folder
     try:
-        return page_of(opened, f"local-dir:{folder.resolve().name}").save(folder / "explorer.html")
+        page = page_of(opened, f"local-dir:{opened.local_folder.resolve().name}")
     except ValueError:
-        return None
+        return {}
+    return {"explorer.html": page.html.encode()}
 
 
 def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | None = None) -> Page:

@@ -1,16 +1,17 @@
 """From a trained network to the folder that is published: what transformers and people read is added."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from sa_zoo.analysis.figures import draw_figures
+from sa_zoo.analysis.figures import figure_files
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import Metrics, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.write import SUMS, new_folder, write_sums, write_timm_files
 from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
-from sa_zoo.interchange.transformers_export import export_for_transformers
-from sa_zoo.publishing.card import write_card
-from sa_zoo.verbs.explore import write_explorer
+from sa_zoo.interchange.transformers_export import transformers_files
+from sa_zoo.publishing.card import card_files
+from sa_zoo.verbs.explore import explorer_files
 
 CHANGING = {
     "README.md",
@@ -19,14 +20,21 @@ CHANGING = {
 }  # may be written again, so the manifest leaves them out
 
 
+# What a finished folder has besides the files of training or conversion. A card shows the files before it.
+PARTS: tuple[Callable[[Opened], dict[str, bytes]], ...] = (
+    transformers_files,  # preprocessor_config.json, *.py, config.json
+    figure_files,  # figures/*.png
+    explorer_files,  # explorer.html
+    card_files,  # README.md
+)
+
+
 def finish(opened: Opened) -> Opened:
-    """Add to a folder that timm loads what transformers needs, its figures, explorer and card, and a manifest."""
+    """Complete a folder that timm loads: transformers' files, figures, explorer, card, manifest."""
     folder = opened.local_folder
     with refusing(opened.source):
-        opened = export_for_transformers(opened)
-        draw_figures(opened)
-        write_explorer(opened)
-        write_card(opened)
+        for files_of in PARTS:
+            opened = opened.with_files(files_of(opened))
     for path in folder.rglob(".*.incomplete"):
         if path.is_file():  # of a process that was killed while it wrote
             path.unlink()
