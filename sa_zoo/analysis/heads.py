@@ -14,6 +14,7 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.positions import ONE_HOT, displacements_between
 
 IMAGES_AT_ONCE = 16
+LARGEST_SPREAD = 1e15  # of taps, whose infinite spread has no matrix
 # What the table also shows the mean of -> format.
 MEANS = {"share": "{:.1%}", "reach": "{:.2f}", "distance": "{:.2f}", "variation": "{:.0%}"}
 
@@ -105,7 +106,9 @@ def per_head(x: Tensor) -> Tensor:
 
 def spread_matrices(spread: Tensor) -> Tensor:
     """S, whose S S^T is the inverse covariance of a Gaussian head: (N_h,) or (N_h, 2, 2) -> (N_h, 2, 2)"""
-    return spread if spread.ndim == 3 else spread[:, None, None] * torch.eye(2)
+    if spread.ndim == 3:
+        return spread
+    return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(2)
 
 
 def displacements_of(grid: Pixel) -> Tensor:
