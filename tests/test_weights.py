@@ -112,7 +112,9 @@ def test_the_pipeline_classifies_with_a_committed_folder():
     assert {"airplane", "truck"} < labels
 
 
-@pytest.mark.parametrize("page", MODEL_CARDS.glob("*/explorer.html"), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize(
+    "page", [*MODEL_CARDS.glob("*/explorer.html")], ids=lambda p: p.parent.name
+)
 def test_committed_pages_are_those_of_the_weights(page):
     """But for the bytes of pictures and the last bits of numbers, which depend on the machine."""
     again = page_of(open_model(str(page.parent)), f"local-dir:{page.parent.name}").html
