@@ -401,11 +401,11 @@ def test_a_page_has_as_many_images_as_fit(monkeypatch):
     model, pictures = small_network("content"), images(9)
     whole = explore(model, pictures)
     assert len(data_of(whole)["images"]) == 9
-    monkeypatch.setattr(explorer, "LARGEST", len(whole.html) + 20_000)
+    monkeypatch.setattr(explorer, "PAGE_BYTES", len(whole.html) + 20_000)
     fewer = explore(model, pictures)
     assert 2 < len(data_of(fewer)["images"]) < 9
-    assert len(fewer.html) < explorer.LARGEST
-    monkeypatch.setattr(explorer, "LARGEST", 100_000)
+    assert len(fewer.html) < explorer.PAGE_BYTES
+    monkeypatch.setattr(explorer, "PAGE_BYTES", 100_000)
     with pytest.raises(ValueError, match="3 layers whose maps of one image take"):
         explore(model, pictures)
 

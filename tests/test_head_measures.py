@@ -12,7 +12,7 @@ from planted import KERNEL, convolutional_network, images, small_network
 from timm.utils import reparameterize_model
 
 import sa_zoo
-from sa_zoo.analysis.heads import layers_of, measure, table
+from sa_zoo.analysis.heads import heads_table, layers_of, measure
 
 H, W = 7, 5
 
@@ -107,7 +107,7 @@ def test_a_transformer_that_attends_everywhere_is_no_convolution():
 def test_the_table_has_a_line_per_head_and_a_mean_per_layer():
     layers = layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))
     share = torch.arange(9, dtype=torch.float64) / 8
-    lines = table([replace(measure(layer), share=share) for layer in layers], 3).splitlines()
+    lines = heads_table([replace(measure(layer), share=share) for layer in layers], 3).splitlines()
     assert len(lines) == 2 + 2 * (9 + 1)
     assert len({line.count("|") for line in lines}) == 1
     assert "| -1.00, +1.00 | tap | 1 | 25.0% |" in lines[2 + 2]
