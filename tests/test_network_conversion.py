@@ -111,18 +111,6 @@ def test_networks_of_timm_and_torchvision_are_converted(build):
         assert len(report.layers) == convolutions
 
 
-def test_content_terms_start_at_the_same_function():
-    network = timm.create_model("test_resnet").eval()
-    arguments = {"layers": "layer4.*", "alpha": 4.0, "example": torch.randn(1, 3, 35, 37)}
-    plain, _ = convert(network, **arguments)
-    content, report = convert(network, content=True, **arguments)
-    assert {type(layer) for layer in attentions(content).values()} == {ContentAttention}
-    assert all(name.startswith("layer4.") for name in attentions(content))
-    x = arguments["example"]
-    assert torch.allclose(content(x), plain(x), atol=1e-5)
-    assert all(row.measured <= row.bound for row in report.layers)
-
-
 def test_costly_content_terms_warn_before_they_are_evaluated(monkeypatch):
     network = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.Conv2d(2, 3, 3, padding=1))
     arguments = {"alpha": 4.0, "content": True, "example": torch.randn(1, 3, 37, 31)}
