@@ -69,7 +69,9 @@ class Browser:
         self.settle()
 
     def slide(self, name: str, value: float) -> None:
-        script = "Object.assign(arguments[0], {value: arguments[1]}).dispatchEvent(new Event('input'))"
+        script = (
+            "Object.assign(arguments[0], {value: arguments[1]}).dispatchEvent(new Event('input'))"
+        )
         self.run(script, self.find(f"#{name}"), value)
         self.settle()
 

@@ -115,6 +115,12 @@ def test_maps_in_the_page_are_those_of_the_model(name, browser, show):
             P = (P if layer.positional else P[1]).flatten(1)
             atol = 1e-5 if layer.positional else float(P.max()) / 255
             assert torch.allclose(maps_in_page(browser, index, query), P, atol=atol, rtol=0)
+        rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
+        down, across = layer.standing(query)
+        distance = torch.hypot(rows[:, None] - down, columns - across).flatten()
+        summary = "summaryOf(explorer.data.layers[arguments[0]], arguments[1], arguments[2])"
+        found = browser.run(summary, index, P[0].tolist(), query)["distance"]
+        assert found == pytest.approx(float(P[0] @ distance), rel=1e-4)
         kind = browser.run("explorer.data.layers[arguments[0]].kind", index)
         assert (kind == "stored") == (not layer.positional)
 
