@@ -130,8 +130,9 @@ def test_positions_are_kept_from_weight_decay():
     groups = create_optimizer_v2(network, "sgd", lr=0.1, weight_decay=0.5).param_groups
     kept = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
     names = {name: id(parameter) in kept for name, parameter in network.named_parameters()}
-    for ending in ("Delta", "alpha", "gate"):
-        assert {each for name, each in names.items() if name.endswith(ending)} == {True}
+    positions = {name for name in names if name.endswith(("Delta", "alpha", "gate"))}
+    assert positions == network.no_weight_decay()
+    assert all(names[name] for name in positions)
     for ending in ("W_val.weight", "W_qry", "W_key"):
         assert {each for name, each in names.items() if name.endswith(ending)} == {False}
 
