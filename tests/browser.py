@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ def chromium(downloads: Path) -> Iterator["Browser"]:
         options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-        driver.set_script_timeout(10)
         browser = Browser(driver, downloads)
         try:
             driver.get("about:blank")
@@ -50,28 +49,52 @@ def chromium(downloads: Path) -> Iterator["Browser"]:
 
 
 class Browser:
-    """What the tests do with a page."""
+    """A page, and what a person does with it."""
 
     def __init__(self, driver: webdriver.Chrome, downloads: Path) -> None:
-        self.driver, self.downloads = driver, downloads
+        self.driver = driver
+        self.downloads = downloads
 
     def open(self, path: Path, fragment: str = "") -> None:
         """Load a page, and wait until it has drawn its first view."""
         self.driver.get("about:blank")  # otherwise another fragment would not load the page again
-        self.driver.get(f"{path.as_uri()}{'#' if fragment else ''}{fragment}")
+        self.driver.get(f"{path.as_uri()}#{fragment}")
         self.wait("document.body.dataset.ready")
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def click(self, selector: str) -> None:
+        self.find(selector).click()
+        self.settle()
+
+    def slide(self, name: str, value: float) -> None:
+        script = (
+            "Object.assign(arguments[0], {value: arguments[1]}).dispatchEvent(new Event('input'))"
+        )
+        self.run(script, self.find(f"#{name}"), value)
+        self.settle()
+
+    def emulate(self, feature: str, value: str) -> None:
+        """A preference of the person's system."""
+        features = {"features": [{"name": feature, "value": value}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise; `arguments` is an array."""
         return self.driver.execute_script(f"return {script}", *arguments)
 
-    def wait(self, script: str) -> Any:
-        """Wait until a JavaScript expression is true, and return its value."""
-        end = time.monotonic() + 10
-        while not (value := self.run(script)):
-            assert time.monotonic() < end, f"waited 10 s for {script}: {self.complaints()}"
-            time.sleep(0.02)
-        return value
+    def state(self, *names: str) -> list[Any]:
+        """Parts of the state of the view."""
+        state = self.run("explorer.state()")
+        return [state[name] for name in names]
+
+    def text(self, name: str) -> str:
+        return self.run("document.getElementById(arguments[0]).textContent", name)
+
+    def wait(self, script: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        self._until(lambda: self.run(script), script)
 
     def settle(self) -> None:
         """Wait until what was asked for is drawn."""
@@ -79,23 +102,23 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Messages on the console, and requests for anything but the page itself, since the last call."""
-        events = [
-            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
-        ]
-        urls = [
-            event["params"]["request"]["url"]
-            for event in events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
-        requests = [
-            url for url in urls if not url.startswith(("file:", "data:", "blob:", "about:"))
-        ]
+        urls = []
+        for entry in self.driver.get_log("performance"):
+            event = json.loads(entry["message"])["message"]
+            if event["method"] == "Network.requestWillBeSent":
+                urls.append(event["params"]["request"]["url"])
+        own = ("file:", "data:", "blob:", "about:")
+        requests = [url for url in urls if not url.startswith(own)]
         return [entry["message"] for entry in self.driver.get_log("browser")] + requests
 
     def downloaded(self, name: str) -> bytes:
         """The content of a file that the page offered."""
-        path, end = self.downloads / name, time.monotonic() + 10
-        while not path.is_file():
-            assert time.monotonic() < end, f"{name} was not downloaded: {self.complaints()}"
-            time.sleep(0.02)
+        path = self.downloads / name
+        self._until(path.is_file, name)
         return path.read_bytes()
+
+    def _until(self, condition: Callable[[], Any], waited_for: str) -> None:
+        end = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end, f"waited 10 s for {waited_for}: {self.complaints()}"
+            time.sleep(0.02)

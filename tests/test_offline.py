@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hub_server import HubServer, Repository
 from model_folders import make_run
 from tiny_runs import image_folder
 
 ROOT = Path(__file__).parents[1]
-# In every Python process of a command, workers included: what asks for an address or a connection is written down.
+# In every Python process of a command, workers included: a request for an address or a connection is written down.
 WATCH = """
 import os, sys
 
@@ -26,7 +27,7 @@ sys.addaudithook(watch)
 COMMANDS = """
 import sys
 from pathlib import Path
-import sa_zoo
+import sa_zoo, sa_zoo.training.splits
 from sa_zoo.cli import app
 
 def sa_zoo_command(*arguments):
@@ -50,89 +51,69 @@ AutoModelForImageClassification.from_pretrained("digits").save_pretrained("saved
 """
 
 
-def without_network(*command: str) -> list[str]:
-    """The command in a network namespace of its own, where the system allows it."""
-    unshare = ["unshare", "--map-root-user", "--net"]
-    if (
-        shutil.which("unshare")
-        and subprocess.run([*unshare, "true"], capture_output=True).returncode == 0
-    ):
-        return [*unshare, *command]
-    return list(command)
-
-
 def watched(folder: Path, code: str, **variables: str) -> str:
-    """Run code in a folder without a network; what it asked of one."""
+    """Run code without a network, where the system allows it; the addresses that it asked for."""
     (folder / "watch").mkdir()
     (folder / "watch" / "sitecustomize.py").write_text(WATCH)
     log = folder / "watch" / "log"
+    log.touch()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {
-        "PYTHONPATH": f"{folder / 'watch'}:{ROOT}",
-        "WATCHED": str(log),
-        "HF_HOME": str(folder / "home"),
-    }
-    done = subprocess.run(
-        without_network(sys.executable, "-c", code),
-        env=environment | variables,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    environment |= {"PYTHONPATH": f"{folder / 'watch'}:{ROOT}", "HF_HOME": str(folder / "home")}
+    environment |= {"WATCHED": str(log)} | variables
+    command = [sys.executable, "-c", code]
+    unshare = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") and not subprocess.run([*unshare, "true"]).returncode:
+        command = [*unshare, *command]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return log.read_text() if log.exists() else ""
-
-
-def test_the_watch_sees_a_connection(tmp_path):
-    code = "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 9))\nexcept OSError:\n    pass"
-    assert "socket.connect" in watched(tmp_path, code)
+    return log.read_text()
 
 
 def test_nothing_but_publishing_uses_a_network(tmp_path):
     image_folder(tmp_path / "images", {"train/a": 7, "train/b": 5, "test/a": 2, "test/b": 3})
     make_run(tmp_path / "cnn", "resnet_tiny_cifar", channels=(3, 3, 5, 5))
-    code = COMMANDS.replace("import sa_zoo\n", "import sa_zoo, sa_zoo.training.splits\n")
-    assert watched(tmp_path, code) == ""
+    assert watched(tmp_path, COMMANDS) == ""
 
 
-def test_a_model_of_the_hub_loads_from_the_cache(tmp_path):
-    run = make_run(tmp_path / "test_vit", "test_vit", num_classes=7)
-    hub = HubServer()
-    repository = hub.repositories["you/tiny"] = Repository(private=False)
-    repository.commit(
-        {path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"}
-    )
-    code = "import sa_zoo.folders.opened as m; print(m.open_model('hf-hub:you/tiny').network.num_classes)"
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, cwd=tmp_path)
-    hub.shutdown()
-    hub.server_close()
-    assert hub.count("evil.bin") == 0 and not list((tmp_path / "home").rglob("evil.bin"))
-    assert str(hub.server_port) in watched(
-        tmp_path, code, HF_ENDPOINT=hub.url
-    )  # it asks, and does without
+@pytest.fixture
+def hub(tmp_path):
+    """A Hub with one model, and how a process reaches it."""
+    with HubServer() as server:
+        environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}
+        environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+        server.repositories["you/tiny"] = Repository(private=False)
+        yield server, {**os.environ, **environment}
+        server.shutdown()
 
 
-def test_what_was_checked_is_what_loads_when_its_repository_changes_in_between(tmp_path):
-    hub = HubServer()
-    repository = hub.repositories["you/tiny"] = Repository(private=False)
+def commit(server: HubServer, run: Path) -> str:
+    files = {path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"}
+    return server.repositories["you/tiny"].commit(files)
 
-    def commit(classes: int) -> str:
-        run = make_run(tmp_path / f"classes{classes}", "test_vit", num_classes=classes)
-        return repository.commit({path.name: path.read_bytes() for path in run.iterdir()})
 
-    first = commit(7)
-    code = "import timm, sa_zoo.folders.check\nwith sa_zoo.folders.check.checked('hf-hub:you/tiny') as source:"
-    code += "\n print(source, flush=True); input(); print(timm.create_model(source, pretrained=True).num_classes)"
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, text=True
-    ) as process:
+def test_a_model_of_the_hub_loads_from_the_cache(hub, tmp_path):
+    server, environment = hub
+    commit(server, make_run(tmp_path / "run", "test_vit"))
+    code = "import sa_zoo.folders.opened as m; m.open_model('hf-hub:you/tiny')"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert server.count("evil.bin") == 0
+    assert not list((tmp_path / "home").rglob("evil.bin"))
+    server.shutdown()
+    server.server_close()
+    asked = watched(tmp_path, code, HF_ENDPOINT=server.url)
+    assert str(server.server_port) in asked  # it does without
+
+
+def test_the_checked_revision_loads_though_the_hub_changes(hub, tmp_path):
+    server, environment = hub
+    first = commit(server, make_run(tmp_path / "first", "test_vit", num_classes=7))
+    code = """
+import timm, sa_zoo.folders.check
+with sa_zoo.folders.check.checked('hf-hub:you/tiny') as source:
+    print(source, flush=True); input(); print(timm.create_model(source, pretrained=True).num_classes)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as process:
         assert process.stdout.readline() == f"hf-hub:you/tiny@{first}\n"
-        commit(11)
+        commit(server, make_run(tmp_path / "second", "test_vit", num_classes=11))
         assert process.communicate("\n") == ("7\n", None)
-    hub.shutdown()
-    hub.server_close()

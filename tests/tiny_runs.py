@@ -54,12 +54,9 @@ def noise_images(
     n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: int = 0
 ) -> list[Image.Image]:
     """n images of width and height `size`, each pixel random."""
-    shape = (n, size[1], size[0]) + ((len(mode),) if len(mode) > 1 else ())
+    shape = (n, size[1], size[0], len(mode))
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    return [
-        Image.fromarray(each, mode="RGBA") if mode == "RGBA" else Image.fromarray(each)
-        for each in pixels
-    ]
+    return [Image.fromarray(each.squeeze(-1) if mode == "L" else each) for each in pixels]
 
 
 def parquet_folder(

@@ -7,7 +7,7 @@ import base64
 import copy
 import zlib
 from collections.abc import Mapping
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ PARAMETERS = {  # by kind of maps: maps.js has the formulas
     "generalized": ("Delta", "spread"),
     "learned": ("down", "across"),
 }
+LARGEST_ALPHA = 1e30  # of a head that reads one pixel
 FILTERS = 16  # of a CNN's kernel that the page shows
 PROBES = 7  # queries per axis that distances are averaged over
 
@@ -46,7 +47,9 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
     if layer.kind == "stored":
         page["stored"] = []  # the page's builder appends one item per image
     else:
-        own = layer.module.state_dict(prefix=f"{layer.name}.")
+        # Buffers that are not saved are the positions of taps.
+        named = chain(layer.module.named_parameters(), layer.module.named_buffers())
+        own = {f"{layer.name}.{name}": tensor for name, tensor in named}
         page["parameters"] = _parameters(layer.kind, own)
         path = {name: recorded[name] for name in own if name in recorded}
         if path:
@@ -67,8 +70,10 @@ def _parameters(kind: str, tensors: Tensors) -> Json:
     if kind == "learned":  # r_delta . v_h and r_delta . w_h by displacement
         own["down"] = own["v"] @ own["col"].transpose(-1, -2)
         own["across"] = own["w"] @ own["row"].transpose(-1, -2)
-    if kind == "quadratic" and "spread" in own:
+    if "spread" in own:
         own["alpha"] = 0.5 * own["spread"].float().square()
+    if kind == "quadratic":  # JavaScript multiplies it by 0, which an infinite one cannot be
+        own["alpha"] = own["alpha"].clamp(max=LARGEST_ALPHA)
     return {name: numbers(own[name]) for name in PARAMETERS[kind]}
 
 

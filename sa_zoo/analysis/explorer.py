@@ -31,14 +31,14 @@ _logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("explorer_page")
 SCRIPTS = ("maps", "kernels", "state", "drawing", "panels", "export", "page", "events")
-LARGEST = 10_000_000  # bytes of a page
-AROUND = 100_000  # of them, for everything but its data
-EPOCHS = 100  # of a training path, besides its start
+PAGE_BYTES = 10_000_000
+FRAME_BYTES = 100_000  # of them, for everything but its data
+PATH_EPOCHS = 100  # of a training path, besides its start
 SAMPLES = {  # photographs that come with scikit-learn, with their authors
     "china, danielbuechele, CC BY 2.0": "china.jpg",
     "flower, vultilion, CC BY 2.0": "flower.jpg",
 }
-MODES = {1: "L", 3: "RGB"}  # of Pillow, for channels of a model
+PILLOW_MODES = {1: "L", 3: "RGB"}  # by channels of a model
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def explore(
     layers = attention_layers(model, batch.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
     recorded = recorded or {}
-    epochs = spaced(min(map(len, recorded.values()), default=0), EPOCHS + 1)
+    epochs = spaced(min(map(len, recorded.values()), default=0), PATH_EPOCHS + 1)
     path = {name: rows[epochs] for name, rows in recorded.items()}
     data: Json = {
         "title": title or architecture or type(model).__name__,
@@ -109,10 +109,10 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
         images = {name: Image.fromarray(load_sample_image(file)) for name, file in SAMPLES.items()}
     if isinstance(images, Tensor) and images.ndim == 4 and len(images):
         return {f"image {number}": image for number, image in enumerate(images, start=1)}
-    if isinstance(images, Mapping):
-        kinds = {isinstance(picture, Image.Image) for picture in images.values()}
-        if kinds == {True}:
-            return _as_input(images, expected)
+    if isinstance(images, Mapping) and {
+        isinstance(each, Image.Image) for each in images.values()
+    } == {True}:
+        return _as_input(images, expected)
     got = type(images).__name__
     if isinstance(images, Tensor):
         got = f"a tensor {tuple(images.shape)}"
@@ -123,7 +123,7 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
 
 def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
     """Add to a page as many images as it has room for, with the maps that it cannot compute."""
-    room = LARGEST - AROUND - len(json.dumps(data))
+    room = PAGE_BYTES - FRAME_BYTES - len(json.dumps(data))
     pairs = zip(data["layers"], layers, strict=True)
     varying = [(page, layer) for page, layer in pairs if page["kind"] == "stored"]
     for number, (name, png) in enumerate(pictures.items()):
@@ -131,7 +131,7 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
         taken = len(json.dumps([name, png, maps]))
         if number == 0 and taken > room:
             got = f"{len(layers)} layers whose maps of one image take {taken:,} bytes"
-            raise ValueError(f"model: got {got}, expected less than {LARGEST:,}")
+            raise ValueError(f"model: got {got}, expected less than {PAGE_BYTES:,}")
         if taken > room:
             _logger.warning("the page has room for %d of the %d images", number, len(pictures))
             break
@@ -144,12 +144,15 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
 def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> dict[str, Tensor]:
     """Pictures resized, cropped and normalized for a model, (C, H, W)."""
     channels = expected["input_size"][0]
-    if channels not in MODES:
+    if channels not in PILLOW_MODES:
         raise ValueError(
             f"images: got pictures for a model of {channels} channels, expected a tensor of its input"
         )
     transform: Any = create_transform(**expected)
-    return {name: transform(picture.convert(MODES[channels])) for name, picture in pictures.items()}
+    return {
+        name: transform(picture.convert(PILLOW_MODES[channels]))
+        for name, picture in pictures.items()
+    }
 
 
 def _shown(image: Tensor, expected: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sa_zoo.analysis.heads import Heads, spread_matrices
 
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
-MOST = 0.5  # share of the heads whose contours fit into a figure
+ENCLOSED = 0.5  # share of the heads whose contours fit into a figure
 # Pixels, below which a contour is a point: the head is drawn as the pixel that it reads.
 POINT = 0.25
 WIDEST = 20  # pixels, up to which a figure grows for them
@@ -44,7 +44,7 @@ def head_positions(layers: Layers) -> Figure:
     contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
     center = max(float(layer["Delta"].abs().max()) for layer in layers)
     ends = torch.cat([each.abs().amax(dim=(1, 2, 3)) for each in contours])
-    widest = float(ends.quantile(MOST))
+    widest = float(ends.quantile(ENCLOSED))
     figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
     for axes, layer, curves in zip(panels, layers, contours, strict=True):
         for head, color in enumerate(head_colors(len(curves))):
@@ -90,8 +90,8 @@ def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for index, axes in enumerate(panels[:layers]):
         axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1))
-        axes.set(title=f"layer {index + 1}", aspect="equal")
-        axes.set(xlim=(-reach, reach), ylim=(reach, -reach))
+        title = f"layer {index + 1}"
+        axes.set(title=title, aspect="equal", xlim=(-reach, reach), ylim=(reach, -reach))
         axes.locator_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize="small")
@@ -156,7 +156,7 @@ def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
 
 def _depth(axes: Axes, layers: list[Tensor]) -> None:
     """A dot per head and the mean of each layer. layers: (N_h,) each"""
-    each, mean, *_ = color_sequences["petroff10"]
+    each, mean = head_colors(2)
     for at, values in enumerate(layers, start=1):
         axes.plot([at] * len(values), values, "o", color=each, alpha=0.6, markersize=5)
     means = [values.mean() for values in layers]

@@ -13,7 +13,8 @@ from sa_zoo.convolution.nearest import distance
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.positions import ONE_HOT, displacements_between
 
-IMAGES_AT_ONCE = 16
+MAPS_AT_ONCE = 16  # images
+LARGEST_SPREAD = 1e15  # of taps, whose infinite spread has no matrix
 # What the table also shows the mean of -> format.
 MEANS = {"share": "{:.1%}", "reach": "{:.2f}", "distance": "{:.2f}", "variation": "{:.0%}"}
 
@@ -40,7 +41,7 @@ def layers_of(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     For positional attention one image is enough. Raises ValueError for a network without attention among the pixels of
     one grid.
     """
-    layers: dict[str, LayerMaps] = {}
+    layers = {}
     means: dict[str, Any] = defaultdict(float)
     moved: dict[str, Any] = defaultdict(float)
     for layer, P in _maps(model, images):
@@ -61,7 +62,7 @@ def layers_of(model: nn.Module, images: Tensor) -> list[LayerMaps]:
 
 def _maps(model: nn.Module, images: Tensor) -> Iterator[tuple[LayerMaps, Tensor]]:
     """Each layer with its maps of a few images at a time, (B, N_h, T, T), float64."""
-    for some in images.split(IMAGES_AT_ONCE):
+    for some in images.split(MAPS_AT_ONCE):
         for layer in attention_layers(model, some):
             if layer.grid == layer.keys:
                 P = layer.maps.double()
@@ -105,7 +106,9 @@ def per_head(x: Tensor) -> Tensor:
 
 def spread_matrices(spread: Tensor) -> Tensor:
     """S, whose S S^T is the inverse covariance of a Gaussian head: (N_h,) or (N_h, 2, 2) -> (N_h, 2, 2)"""
-    return spread if spread.ndim == 3 else spread[:, None, None] * torch.eye(2)
+    if spread.ndim == 3:
+        return spread
+    return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(2)
 
 
 def displacements_of(grid: Pixel) -> Tensor:
@@ -122,19 +125,18 @@ def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:
     return mean.unflatten(1, grid)[:, rows, columns].mean(dim=(1, 2))
 
 
-def table(layers: Sequence[Heads], window: int) -> str:
+def heads_table(layers: Sequence[Heads], window: int) -> str:
     """A row per head as Markdown, and after those of a layer their mean."""
     names = ["layer", "head", "center", "alpha", "condition"]
     names += [f"inside {window} x {window}", "reach", "distance", "varies", "most like"]
     lines = [names, ["---"] * len(names)]
     for heads in layers:
         for head, center in enumerate(heads.center):
-            row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center)]
-            for values in (heads.alpha, heads.condition):
-                row.append("" if values is None else f"{values[head]:.3g}")
-            on_pixel = bool((center == center.round()).all())
-            if on_pixel and heads.alpha is not None and heads.alpha[head] >= ONE_HOT:
-                row[3] = "tap"
+            row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center), "", ""]
+            if heads.alpha is not None and heads.condition is not None:
+                row[3:] = [f"{heads.alpha[head]:.3g}", f"{heads.condition[head]:.3g}"]
+                if heads.alpha[head] >= ONE_HOT and torch.equal(center, center.round()):
+                    row[3] = "tap"
             twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
             lines.append([*row, *_means(heads, [head]), twin])
         lines.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])

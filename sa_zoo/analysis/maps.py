@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.utils.attention_extract import AttentionExtract
@@ -105,10 +106,8 @@ def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -
     layers: list[LayerMaps] = []
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if isinstance(module, Attention):
-            layers.append(_of_attention(names[module], module, inputs[0]))
-        elif isinstance(module, ConvolutionalAttention):
-            layers.append(_of_convolution(names[module], module, inputs[0]))
+        maps_of: Any = _of_attention if isinstance(module, Attention) else _of_convolution
+        layers.append(maps_of(names[module], module, inputs[0]))
 
     with ExitStack() as hooks:
         for module in names:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.figures import save_figure
 from sa_zoo.analysis.head_figures import accuracy_by_heads, head_depth
-from sa_zoo.analysis.heads import layers_of, measure, table
+from sa_zoo.analysis.heads import heads_table, layers_of, measure
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.convolution.nearest import NearestConvolution
 from sa_zoo.folders.opened import open_model
@@ -26,9 +26,9 @@ from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import evaluate, open_test_split
 from sa_zoo.vit.convolve import LocalHeads, local_heads, most_local, replace_heads
 
-IMAGES = 32  # test images that maps which depend on content are averaged over
+MEASURED_IMAGES = 32  # test images that maps which depend on content are averaged over
 STEPS = 8  # of the number of heads of a vision transformer that become convolutions
-ROUNDS = 7  # in which networks take turns when their speed is measured
+TURNS = 7  # in which networks take turns when their speed is measured
 
 
 class TestImages:
@@ -76,13 +76,13 @@ def study(
     if convolve or not positional:
         test = TestImages(network, DataConfig(name=data) if data else data_of(model))
         if not positional:
-            images = test.first(IMAGES)
+            images = test.first(MEASURED_IMAGES)
     layers = layers_of(network, images)
     if convolve:
         text = _convolutions(network, layers, test, _numbers("--convolve", convolve))
         return _written(out, "convolutions.md", text)
     measured = [measure(layer, window) for layer in layers]
-    text = table(measured, window)
+    text = heads_table(measured, window)
     left_out = ", ".join(layer.name for layer in every if layer.grid != layer.keys)
     if left_out:
         text += (
@@ -146,7 +146,7 @@ def _convolved_vit(
     """Accuracy, bounds and speed of a vision transformer with its most local heads as depthwise convolutions."""
     if most and below is not None:
         raise ValueError(f"--below: got {below} with --most {most}, expected one of the two")
-    images = test.first(IMAGES)
+    images = test.first(MEASURED_IMAGES)
     curves: dict[int, list[tuple[int, float]]] = {}
     parts = []
     for K in windows:
@@ -195,7 +195,7 @@ def _reached(local: list[LocalHeads], heads: list[list[int]]) -> tuple[float, st
 def speeds(networks: list[nn.Module], images: Tensor) -> list[float]:
     """Images per second of each network, the median of some rounds in which they take turns."""
     seconds: list[list[float]] = [[] for _ in networks]
-    for _ in range(ROUNDS):
+    for _ in range(TURNS):
         for times, network in zip(seconds, networks, strict=True):
             start = time.perf_counter()
             network.eval()(images)
