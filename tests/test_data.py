@@ -434,7 +434,7 @@ def test_a_data_set_without_training_images_can_be_tested_on(tmp_path):
     [
         (["train", "test"], {"train": 1, "test": 2}),
         (["data/train-0", "data/train-1", "data/validation-0"], {"train": 3, "test": 3}),
-        (["Train/0", "test/0", "val/0"], {"train": 1, "test": 2}),
+        (["Train/0", "test/0", "val/0"], {"train": 1, "validation": 3, "test": 2}),
         (["images", "more"], {"train": 3}),
         (["train", "extra"], {"train": 1}),
         (["a[1]/train*", "a[1]/test"], {"train": 1, "test": 2}),

@@ -8,7 +8,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import escape
 from io import BytesIO
 from pathlib import Path
@@ -52,12 +52,17 @@ class Images:
 
 @dataclass(frozen=True)
 class Source:
-    """Images and labels (N,) per split, and the names of the classes."""
+    """Images and labels (N,) per split, and the names of the classes.
+
+    "train" is always there, empty if there is none; "validation" and "test" only if the data have them.
+    """
 
     name: str
     images: Mapping[str, Any]  # Images, or another sequence of PIL images
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
+    origins: Mapping[str, str] = field(default_factory=dict)  # by split, such as "folder val/"
+    skipped: Mapping[str, int] = field(default_factory=dict)  # files by "KIND in PLACE"
 
 
 def open_source(config: DataConfig) -> Source:
@@ -182,9 +187,13 @@ def _check_inside(folder: Path, images: Any) -> None:
 def _train_and_test(found: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The training split, empty if there is none, and the test split, if there is one."""
     splits: dict[str, Any] = {}
-    for split in TEST_SPLITS:
+    if "test" in found:
+        splits["test"] = found["test"]
+    for split in ("validation", "valid", "val"):
         if split in found:
-            splits.setdefault("test", found[split])
+            splits.setdefault("validation", found[split])
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
     if "train" in found:
         splits["train"] = found["train"]
     elif splits:

@@ -131,7 +131,7 @@ def splits_of(
     names: Iterable[str] = SPLITS,
 ) -> Mapping[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
-    rows = _rows(source, validation)
+    rows = rows_of(source, validation)
     splits = {name: StreamedSplit(source, *rows[name], input_format) for name in names}
     if "test" in splits and not len(splits["test"]):
         expected = "a test split, or more images, of which a fifth become one"
@@ -142,7 +142,7 @@ def splits_of(
     return {name: split.kept(device) for name, split in splits.items()}
 
 
-def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
+def rows_of(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
     """Split -> (table of the source, rows of that table)."""
     train = np.arange(len(source.labels["train"]))
     if "test" in source.labels:
