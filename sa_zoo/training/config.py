@@ -33,6 +33,9 @@ DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.mode
     "vit",
 }
 
+# Keys that train.toml of a run has always had
+WRITTEN = {"name", "revision", "label_column", "image_size", "validation"}
+
 
 class Section(BaseModel):
     """Types are strict: TOML has its own, and a number in quotes is a mistake."""
@@ -63,6 +66,17 @@ class DataConfig(Section):
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: Pixels = 0  # of a side; 0: the model's own
     validation: Fraction = 0.1  # of the training images, which is held out
+    # what decides which images are held out: their bytes, per class; or their position, as in earlier versions, which
+    # took no notice of validation splits
+    hold_out: Literal["content", "position"] = "content"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, keys: Any) -> Any:
+        """A run writes all its keys; one without `hold_out` is older than content."""
+        if isinstance(keys, dict) and WRITTEN <= keys.keys():
+            return {"hold_out": "position", **keys}
+        return keys
 
 
 class AugmentConfig(Section):

@@ -1,10 +1,11 @@
 """A progress bar on a terminal, one line per epoch elsewhere; and stopping at Ctrl-C or SIGTERM."""
 
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,12 @@ from tqdm import tqdm
 
 class Interrupted(Exception):
     """The run was asked to stop, and has saved a checkpoint to resume from."""
+
+
+def shown(images: Sequence[Any], doing: str) -> Iterable[Any]:
+    """The images, with a progress bar on a terminal where they take more than a second."""
+    other = os.environ.get("LOCAL_RANK", "0") != "0"
+    return tqdm(images, doing, unit=" images", delay=1, leave=False, disable=other or None)
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time

@@ -7,7 +7,7 @@ Nothing else in it is read.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
 from io import BytesIO
@@ -16,6 +16,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.compute as pc
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -45,6 +46,19 @@ class Images:
         """The file of an image, if it has one to itself."""
         file = self._file(row)
         return file["path"] if file["bytes"] is None else ""
+
+    def content(self, row: int) -> bytes:
+        """An image as it is stored."""
+        file = self._file(row)
+        return Path(file["path"]).read_bytes() if file["bytes"] is None else file["bytes"]
+
+    def names_and_sizes(self) -> Iterator[tuple[str, int]]:
+        """The file name of each image, if it has one, and its size in bytes. Reads no image."""
+        column = self.table.data.column(self.column)
+        paths = pc.struct_field(column, "path").to_pylist()
+        sizes = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
+        for path, size in zip(paths, sizes, strict=True):
+            yield path or "", Path(path).stat().st_size if size is None else size
 
     def _file(self, row: int) -> Any:
         return self.table.data.column(self.column)[row].as_py()
@@ -90,7 +104,9 @@ def _digits() -> Any:
     """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
     pixels = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    return {"train": _table([Image.fromarray(x) for x in pixels], labels, list("0123456789"))}
+    # as PGM, whose bytes are the same with any version of Pillow
+    images = [{"bytes": b"P5 8 8 255\n" + x.tobytes(), "path": None} for x in pixels]
+    return {"train": _table(images, labels, list("0123456789"))}
 
 
 def _table(images: Sequence[Any], labels: Any, names: list[str]) -> datasets.Dataset:
