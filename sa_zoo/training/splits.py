@@ -15,7 +15,7 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sa_zoo.training.augment import HOLD_OUT, permutation
+from sa_zoo.training.augment import HOLD_OUT, counter_hash, permutation
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.progress import shown
