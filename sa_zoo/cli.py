@@ -31,6 +31,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            typer.echo("stopped by Ctrl-C, before there was anything to resume", err=True)
+            raise typer.Exit(130) from error
         except Exception as error:
             of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             of_a_script = ctx.invoked_subcommand == "run"
@@ -104,6 +107,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")
     ] = None,
+    data: Annotated[
+        str, typer.Option(help="Hub data set, folder or digits (default: the data of the recipe).")
+    ] = "",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")
     ] = None,
@@ -116,6 +122,8 @@ def train(
     from sa_zoo.verbs.fit import fit, summary
 
     changes = set_ or []
+    if data:
+        changes = [f"data.name={json.dumps(data)}", "data.hold_out=content", *changes]
     out = out or Path("runs") / run_name(config, changes)
     metrics = fit(load_config(config, changes), out, resume)
     if PartialState().is_main_process:
@@ -184,11 +192,14 @@ def finish(
     model: Annotated[
         str, typer.Option(help="timm name of a checkpoint that does not have it.")
     ] = "",
+    classes: Annotated[
+        str, typer.Option(help="Names of the classes: data set, or file with a line for each.")
+    ] = "",
 ) -> None:
     """Make a complete folder of what transformers' Trainer, timm's train.py or the paper's code left."""
     from sa_zoo.verbs.finish import finish_copy
 
-    finish_copy(source, out, model)
+    finish_copy(source, out, model, classes)
     measure = f"sa-zoo evaluate {out} --data NAME --json {out}/metrics.json && sa-zoo card {out}"
     typer.echo(f"the model is in {out}; to measure it: {measure}")
 

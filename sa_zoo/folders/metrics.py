@@ -3,6 +3,7 @@
 Training, conversion and evaluation write it, cards are rendered from it. A key that was not measured is absent.
 """
 
+import math
 import platform
 import re
 import shutil
@@ -30,15 +31,27 @@ class Scores(Section):
     """Result on a split: top1 and top5 as fractions, loss (mean cross-entropy) in nats, n images."""
 
     top1: float = Field(ge=0, le=1)
-    top5: float = Field(ge=0, le=1)
+    top5: float | None = Field(None, ge=0, le=1)  # None for five classes or fewer
+    balanced: float | None = Field(None, ge=0, le=1)  # mean accuracy of the classes with images
     loss: float
     n: int = Field(ge=1)
     # on the test split of a run, and by `sa-zoo evaluate --detail`
     per_class: list[float | None] | None = None
+    images_per_class: list[int] | None = None
     calibration_error: float | None = None
     # confidence, accuracy and (not in older files) number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
+
+    def __str__(self) -> str:
+        """The accuracy with its margin, to print."""
+        return f"{self.top1:.4f} ± {margin(self.top1, self.n):.4f} (n = {self.n})"
+
+
+def margin(accuracy: float, n: int) -> float:
+    """Half the width of the 95 % Wilson score interval of an accuracy on n images. It is not 0 for 0 % or 100 %."""
+    z = 1.96
+    return z / (n + z**2) * math.sqrt(accuracy * (1 - accuracy) * n + z**2 / 4)
 
 
 class Training(Section):
@@ -78,6 +91,7 @@ class Metrics(Section):
     parameters: int | None = None
     data: str | None = None
     data_revision: str | None = None
+    data_digest: str | None = None  # of what the model was trained on, see training/digest.py
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None

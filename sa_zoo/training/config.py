@@ -74,7 +74,7 @@ class DataConfig(Section):
     @classmethod
     def _of_earlier_versions(cls, keys: Any) -> Any:
         """A run writes all its keys; one without `hold_out` is older than content."""
-        if isinstance(keys, dict) and WRITTEN <= keys.keys():
+        if isinstance(keys, dict) and keys.keys() >= WRITTEN:
             return {"hold_out": "position", **keys}
         return keys
 

@@ -23,6 +23,7 @@ from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import open_accelerator, report_lost_process, with_launched_precision
+from sa_zoo.training.digest import digest_of
 from sa_zoo.training.evaluate import evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import (
@@ -73,10 +74,11 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     input_format = input_format_of(model, config.data.image_size)
     macs = _macs(model, config, input_format)
     check_output(model, input_format.input_size, classes)
-    splits = splits_of(source, config.data.validation, input_format, device)
+    data = config.data
+    splits = splits_of(source, data.validation, input_format, device, hold_out=data.hold_out)
     _initialize(model, config.model, splits["train"], input_format)
     augment = Augment(config.augment, seed, classes, input_format.normalize)
-    run = Run(config, out, accelerator, model, splits["train"], augment)
+    run = Run(config, out, accelerator, model, splits["train"], augment, digest_of(source))
     _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
         # a tag would name weights that timm offers, and these are others
@@ -190,6 +192,7 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         data=source.name,
         data_revision=config.data.revision or None,
+        data_digest=run.digest.sum(),
         **scores,
         train=Training(
             seconds=run.counters.seconds,

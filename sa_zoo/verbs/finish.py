@@ -1,6 +1,8 @@
 """From a trained network to the folder that is published: what transformers and people read is added."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 from sa_zoo.analysis.figures import draw_figures
 from sa_zoo.folders.check import refusing
@@ -10,7 +12,11 @@ from sa_zoo.folders.write import SUMS, new_folder, write_sums, write_timm_files
 from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
 from sa_zoo.interchange.transformers_export import export_for_transformers
 from sa_zoo.publishing.card import write_card
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.sources import open_source
 from sa_zoo.verbs.explore import write_explorer
+
+_logger = logging.getLogger(__name__)
 
 CHANGING = {
     "README.md",
@@ -41,27 +47,53 @@ def finish_folder(folder: Path) -> Opened:
     return finish(open_folder(folder))
 
 
-def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
+def finish_copy(source: Path, out: Path, model: str = "", classes: str = "") -> Opened:
     """Make a complete folder `out` of what another trainer left; returns it as opened.
 
     `source` is a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
-    trainer or of the paper's own code; `model` is the timm name of a checkpoint that does not have it. Raises
-    FileExistsError if `out` is not empty, FileNotFoundError or ValueError for a source that cannot be read.
+    trainer or of the paper's own code; `model` is the timm name of a checkpoint that does not have it, `classes` what
+    names its classes. Raises FileExistsError if `out` is not empty, FileNotFoundError or ValueError for a source that
+    cannot be read, and for other classes.
     """
+    names = _class_names(classes)
+    data = None
     with new_folder(out) as new:
         if source.is_file():
             network, data = network_from_checkpoint(source, model)
-            write_timm_files(new, network, data_config=data)
         else:
             if (source / PICKLED).is_file() and not (source / "model.safetensors").is_file():
                 write_safely(source, new)
                 source = new
             network = open_folder(source).network
-            write_timm_files(new, network)
+        cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
+        cfg["label_names"] = names or cfg.get("label_names")
+        _check_names(cfg["label_names"], network.num_classes)  # type: ignore[arg-type]
+        write_timm_files(new, network, data_config=data)
         metrics = Metrics(
-            model=network.pretrained_cfg["architecture"],  # type: ignore[index]
+            model=cfg["architecture"],
             parameters=sum(parameter.numel() for parameter in network.parameters()),
         )
         write_metrics(new, metrics)
         opened = finish_folder(new)
     return opened.moved(out)
+
+
+def _class_names(source: str) -> list[str]:
+    """The lines of a file, or the classes of a data set; in folders, these are in timm's natural order."""
+    if Path(source).is_file():
+        return Path(source).read_text(encoding="utf-8").splitlines()
+    return list(open_source(DataConfig(name=source)).classes) if source else []
+
+
+def _check_names(names: list[str] | None, classes: int) -> None:
+    """Warn of a network without names of its classes. Raises ValueError for another number of names."""
+    if not names:
+        _logger.warning(
+            "the names of the %d classes are unknown, so evaluation matches them by number, in timm's natural order "
+            "of folders; --classes FOLDER stores the names",
+            classes,
+        )
+    elif len(names) != classes:
+        raise ValueError(
+            f"--classes: got {len(names)} names, expected one for each of {classes} classes"
+        )
