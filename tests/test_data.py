@@ -391,10 +391,12 @@ def test_an_image_that_is_in_no_folder_of_a_class_is_refused(tmp_path, counts):
         open_source(DataConfig(name=str(image_folder(tmp_path / "images", counts))))
 
 
-def test_images_in_less_than_two_folders_are_reported(tmp_path):
-    image_folder(tmp_path / "unlabelled", {"train": 3})
-    with pytest.raises(FileNotFoundError, match=r"expected images .*: a folder per class, two at"):
-        open_source(DataConfig(name=str(tmp_path / "unlabelled")))
+@pytest.mark.parametrize(
+    "counts", [{"train": 3}, {"Training": 3, "test": 2}, {"train/a": 2, "train/b": 3, "test": 5}]
+)
+def test_splits_without_folders_of_classes_are_no_classes(tmp_path, counts):
+    with pytest.raises(ValueError, match=r"images directly in .*, expected folders of classes"):
+        open_source(DataConfig(name=str(image_folder(tmp_path / "unlabelled", counts))))
 
 
 def test_a_hidden_label_is_reported(tmp_path):
@@ -447,11 +449,6 @@ def test_parquet_files_belong_to_the_split_that_they_or_their_folders_name(tmp_p
         next(folder.iterdir()).rename(tmp_path / "all" / f"{name}.parquet")
     source = open_source(DataConfig(name=str(tmp_path / "all")))
     assert {split: len(labels) for split, labels in source.labels.items()} == sizes
-
-
-def test_a_data_set_without_a_known_split_is_reported():
-    with pytest.raises(ValueError, match=r"got you/images with splits a, b, expected train or te"):
-        sources._train_and_test({"a": None, "b": None}, "you/images")
 
 
 @pytest.mark.filterwarnings(

@@ -62,6 +62,10 @@ class ModelConfig(Section):
 class DataConfig(Section):
     name: Text = "uoft-cs/cifar10"  # Hub data set, folder, or "digits"
     revision: str = ""  # revision of a Hub data set; empty: the newest
+    config: str = ""  # configuration of a Hub data set, or a folder in the folder; empty: none
+    train_split: str = ""  # name of a split; empty: the usual one
+    validation_split: str = ""
+    test_split: str = ""  # empty: the usual one, or that of validation if there is no other
     title: str = ""  # what results call the data; empty: its name
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: Pixels = 0  # of a side; 0: the model's own

@@ -1,15 +1,10 @@
-"""Labeled images by name: a Hub data set, a folder, or the digits of scikit-learn. Opening one decodes no pixels.
-
-A folder holds parquet files, in folders or with names that begin with train or test, or images in [SPLIT/]CLASS/.
-Nothing else in it is read.
-"""
+"""Labeled images by name: a folder, a Hub data set, or the digits of scikit-learn. Opening one decodes no pixels."""
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from glob import escape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,14 +12,16 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.compute as pc
+from huggingface_hub import repo_exists
 from PIL import Image
 from sklearn.datasets import load_digits
+from timm.utils import natural_key
 
+from sa_zoo.folders.check import did_you_mean
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.pictures import EXTENSIONS, MODES, open_picture
+from sa_zoo.training.picture_folder import SPLIT_KEYWORDS, Found, table_of, tables_in
+from sa_zoo.training.pictures import MODES, open_picture
 
-TEST_SPLITS = ("test", "validation", "valid", "val")
-SPLIT = "|".join(("train", *TEST_SPLITS))
 MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
 
 
@@ -37,20 +34,23 @@ class Images:
     mode: str | None  # that the data set asks for
 
     def __getitem__(self, row: int) -> Image.Image:
-        file = self._file(row)
-        content = Path(file["path"]) if file["bytes"] is None else BytesIO(file["bytes"])
-        picture = open_picture(content)
+        picture = open_picture(self.file(row))
         return picture.convert(self.mode) if self.mode in MODES else picture
+
+    def file(self, row: int) -> Path | BytesIO:
+        """The file of an image, or its bytes."""
+        stored = self._stored(row)
+        return Path(stored["path"]) if stored["bytes"] is None else BytesIO(stored["bytes"])
 
     def path(self, row: int) -> str:
         """The file of an image, if it has one to itself."""
-        file = self._file(row)
-        return file["path"] if file["bytes"] is None else ""
+        stored = self._stored(row)
+        return stored["path"] if stored["bytes"] is None else ""
 
     def content(self, row: int) -> bytes:
         """An image as it is stored."""
-        file = self._file(row)
-        return Path(file["path"]).read_bytes() if file["bytes"] is None else file["bytes"]
+        file = self.file(row)
+        return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
     def names_and_sizes(self) -> Iterator[tuple[str, int]]:
         """The file name of each image, if it has one, and its size in bytes. Reads no image."""
@@ -58,10 +58,14 @@ class Images:
         paths = pc.struct_field(column, "path").to_pylist()
         sizes = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
         for path, size in zip(paths, sizes, strict=True):
-            yield path or "", Path(path).stat().st_size if size is None else size
+            if path and size is None:
+                size = Path(path).stat().st_size
+            yield path or "", size or 0
 
-    def _file(self, row: int) -> Any:
-        return self.table.data.column(self.column)[row].as_py()
+    def _stored(self, row: int) -> Any:
+        stored = self.table.data.column(self.column)[row].as_py()
+        # no image at all is an empty one, which cannot be read
+        return stored if stored and any(stored.values()) else {"bytes": b"", "path": None}
 
 
 @dataclass(frozen=True)
@@ -81,144 +85,140 @@ class Source:
 
 def open_source(config: DataConfig) -> Source:
     """The Source of a config. Raises FileNotFoundError if there is none, ValueError if it has no usable labels."""
-    folder = _folder(config.name)
-    found = _digits() if config.name == "digits" else _load(config, folder)
-    splits = _train_and_test(found, config.name)
-    features = splits["train"].features
+    folder = _folder(config)
+    asked = {split: getattr(config, f"{split}_split") for split in map(str, SPLIT_KEYWORDS)}
+    if folder:
+        found = tables_in(folder, filter(None, asked.values()))
+    else:
+        found = _digits() if config.name == "digits" else _from_hub(config)
+    chosen = _chosen(found, config.name, asked)
+    tables = {split: found.tables[name] for split, name in chosen.items()}
+    tables.setdefault("train", next(iter(tables.values())).select([]))
+    features = tables["train"].features
     image, label = _columns(features, config)
-    names = getattr(features[label], "names", None)
     images = {}
-    labels = {}
-    for split, table in splits.items():
+    for split, table in tables.items():
+        if not isinstance(features[image], datasets.Image):
+            table = table.cast_column(image, datasets.Image())
         if folder:
             _check_inside(folder, table.data.column(image))
-        images[split] = Images(table, image, features[image].mode)
-        labels[split] = _class_numbers(table[label][:], names, f"{config.name}, split {split}")
+        images[split] = Images(table, image, table.features[image].mode)
+    values = {split: table[label][:] for split, table in tables.items()}
+    texts = {value for each in values.values() for value in each if isinstance(value, str)}
+    # not class_encode_column, which sorts as text and looks at one split
+    names = getattr(features[label], "names", None) or sorted(sorted(texts - {""}), key=natural_key)
+    known = {name: number for number, name in enumerate(names)}
+    if not texts:
+        known = {number: number for number in range(len(names) or MOST_CLASSES)}
+    labels = {split: _numbers(each, known, split, chosen, config) for split, each in values.items()}
     if not names:
         names = map(str, range(1 + max(numbers.max(initial=0) for numbers in labels.values())))
-    title = folder.name if folder else config.name
-    return Source(config.title or title, images, labels, tuple(names))
+    origins = {split: found.origins[name] for split, name in chosen.items()}
+    unused = found.tables.keys() - chosen.values()
+    skipped = {f"split {name}": len(found.tables[name]) for name in unused}
+    title = config.title or (folder.name if folder else config.name)
+    return Source(title, images, labels, tuple(names), origins, {**found.skipped, **skipped})
 
 
-def _digits() -> Any:
+def _digits() -> Found:
     """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
     pixels = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     # as PGM, whose bytes are the same with any version of Pillow
     images = [{"bytes": b"P5 8 8 255\n" + x.tobytes(), "path": None} for x in pixels]
-    return {"train": _table(images, labels, list("0123456789"))}
+    table = table_of(images, labels)
+    return Found({"train": table}, {"train": "scikit-learn"}, {})
 
 
-def _table(images: Sequence[Any], labels: Any, names: list[str]) -> datasets.Dataset:
-    """Images or their files, and their classes by name or number."""
-    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=names))
-    return datasets.Dataset.from_dict({"image": images, "label": labels}, features)
-
-
-def _folder(name: str) -> Path | None:
-    """The folder of that name, without links and ".." in its path; None for a data set of the Hub."""
+def _folder(config: DataConfig) -> Path | None:
+    """The folder of a config, without links and ".." in its path; None for a data set of the Hub."""
+    name = config.name
     path = Path(os.path.expanduser(name))  # noqa: PTH111  Path raises for an unknown user
+    if config.config and path.is_dir():
+        name = f"{name}/{config.config}"
+        path /= config.config
     if path.is_dir():
         return path.resolve()
-    # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder, as is a name in one that exists
+    is_hub_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name)
+    if path.exists() or not is_hub_name or ("/" in name and path.parent.is_dir()):
         raise FileNotFoundError(
-            f"data.name: got {name}, expected a folder of images or of parquet files"
+            f"data.name: got {name}, expected a folder of images or of parquet files{_near(path)}"
         )
     return None
 
 
-def _load(config: DataConfig, folder: Path | None) -> Any:
+def _near(path: Path) -> str:
+    with suppress(OSError):
+        return did_you_mean(path.name, [other.name for other in path.parent.iterdir()])
+    return ""
+
+
+def _from_hub(config: DataConfig) -> Found:
     name = config.name
+    none_here = f"data.name: got {name}, and there is no such folder here{_near(Path(name))}"
+    is_there = True
+    with suppress(Exception):  # without a network, it may be cached
+        is_there = repo_exists(name, repo_type="dataset")
+    if not is_there:
+        raise FileNotFoundError(
+            f"{none_here}, nor a data set on the Hub, whose names are like uoft-cs/cifar10 (private ones need HF_TOKEN)"
+        )
     try:
-        if not folder:
-            return datasets.load_dataset(name, revision=config.revision or None)
-        places = os.walk(folder, followlinks=True)
-        files = sorted(f"{place}/{file}" for place, _, names in places for file in names)
-        parquet = [path for path in files if path.endswith(".parquet")]
-        if parquet:
-            return datasets.load_dataset("parquet", data_files=_by_split(folder, parquet))
-    except Exception as error:  # a file may lead to an error of any type
-        if folder or not isinstance(error, OSError):
-            cause = error.__cause__ or error
-            raise ValueError(
-                f"data.name: got {name}, expected images or parquet files that can be read: "
-                f"{type(cause).__name__}: {cause}"
-            ) from error
+        tables = datasets.load_dataset(
+            name, config.config or None, revision=config.revision or None
+        )
+    except OSError as error:
         raise FileNotFoundError(
-            f"data.name: {name} is not cached here and could not be downloaded from the Hub ({error}). With a network, "
-            f"run once to fill {datasets.config.HF_DATASETS_CACHE}. Without one, download the parquet files of "
-            f"https://huggingface.co/datasets/{name} elsewhere, put them into a folder here as train-*.parquet and "
-            f"test-*.parquet, for example data/{name.split('/')[-1]}, and set data.name to that folder"
+            f"{none_here}; as a data set of the Hub (OWNER/NAME), {name} is not cached here and could not be "
+            f"downloaded ({error}). With a network, run once to fill {datasets.config.HF_DATASETS_CACHE}. Without "
+            f"one, download the parquet files of https://huggingface.co/datasets/{name} elsewhere, put them into a "
+            f"folder here as train-*.parquet and test-*.parquet, for example data/{name.split('/')[-1]}, and set "
+            "data.name to that folder"
         ) from error
-    return _image_tables(folder, files)
-
-
-def _by_split(folder: Path, files: list[str]) -> dict[str, list[str]]:
-    """Files by the split that begins their name or that of a folder; if none does, all are to train on."""
-    named = defaultdict(list)
-    for path in files:
-        found = re.search(f"/({SPLIT})", path.removeprefix(str(folder)), re.IGNORECASE)
-        if found:
-            named[found[1].lower()].append(escape(path))  # `datasets` takes names for patterns
-    return named or {"train": list(map(escape, files))}
-
-
-def _image_tables(folder: Path, files: list[str]) -> dict[str, datasets.Dataset]:
-    """Tables of the images in [SPLIT/]CLASS/. Raises ValueError for an image that is in no folder of a class."""
-    rows = defaultdict(list)
-    for path in files:
-        if Path(path).suffix.lower() not in EXTENSIONS:
-            continue
-        found = re.fullmatch(
-            f"{re.escape(str(folder))}/(({SPLIT})/)?([^/]+)/[^/]+", path, re.IGNORECASE
-        )
-        if not found:
-            raise ValueError(
-                f"data.name: got {folder} with images in {Path(path).parent}, expected [SPLIT/]CLASS/IMAGE"
-            )
-        rows[(found[2] or "train").lower()].append((path, found[3]))
-    classes = sorted({label for split in rows.values() for _, label in split})
-    if len(classes) < 2:
-        raise FileNotFoundError(
-            f"data.name: got {folder}, expected images or parquet files in it: a folder per class, two at least"
-        )
-    tables = {}
-    for split, pairs in rows.items():
-        paths, labels = zip(*pairs, strict=True)
-        tables[split] = _table(paths, labels, classes)
-    return tables
+    except Exception as error:  # of any type
+        # `datasets` lists the configurations where one has to be chosen
+        key = "data.config" if "available" in str(error).lower() else "data.name"
+        cause = error.__cause__ or error
+        got = f"{config.config} for {name}" if config.config else name
+        raise ValueError(
+            f"{key}: got {got}, expected images that can be read: {type(cause).__name__}: {cause}"
+        ) from error
+    origins = {split: f"split {split} on the Hub" for split in tables}
+    return Found(tables, origins, {})
 
 
 def _check_inside(folder: Path, images: Any) -> None:
     """Raise ValueError if a column of images refers to a file that is not in the folder."""
     for chunk in images.chunks:
         for path in chunk.field("path").filter(chunk.field("bytes").is_null()).to_pylist():
-            if not path.startswith(f"{folder}/") or "/../" in path:
+            if path and not Path(os.path.normpath(path)).is_relative_to(folder):
                 raise ValueError(
                     f"data.name: got {folder}, which refers to {path}, expected images inside of it"
                 )
 
 
-def _train_and_test(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The training split, empty if there is none, and the test split, if there is one."""
-    splits: dict[str, Any] = {}
-    if "test" in found:
-        splits["test"] = found["test"]
-    for split in ("validation", "valid", "val"):
-        if split in found:
-            splits.setdefault("validation", found[split])
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
-    if "train" in found:
-        splits["train"] = found["train"]
-    elif splits:
-        splits["train"] = splits["test"].select([])
-    else:
+def _chosen(found: Found, name: str, asked: Mapping[str, str]) -> dict[str, str]:
+    """The name of each split among those found: as asked for, or a usual one."""
+    names = ", ".join(found.tables)
+    chosen = {split: given for split, given in asked.items() if given}
+    for split, given in chosen.items():
+        if given not in found.tables:
+            raise ValueError(f"data.{split}_split: got {given}, expected one of {names}")
+    for split, usual in SPLIT_KEYWORDS.items():
+        free = [each for each in found.tables if each not in chosen.values()]
+        for word in usual:
+            for each in free:
+                if each.lower() == word:
+                    chosen.setdefault(str(split), each)
+    if "test" not in chosen and "validation" in chosen and not asked["validation"]:
+        chosen["test"] = chosen.pop("validation")
+    if not chosen.keys() & {"train", "test"}:
         raise ValueError(
-            f"data.name: got {name} with splits {', '.join(found)}, expected train or test"
+            f"data.name: got {name} with splits {names}, expected train or test, or data.train_split and "
+            "data.test_split"
         )
-    return splits
+    return chosen
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
@@ -226,28 +226,45 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     names = ", ".join(features)
     got = f"data.name: got {config.name} with columns {names}"
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    # as pandas writes them
+    images = images or [name for name, feature in features.items() if _holds_bytes(feature)]
     if len(images) != 1:
         raise ValueError(f"{got}, expected one of images")
-    if config.label_column:
-        if config.label_column not in features:
-            raise ValueError(
-                f"data.label_column: got {config.label_column}, expected one of {names}"
-            )
-        return images[0], config.label_column
     labels = [name for name in features if isinstance(features[name], datasets.ClassLabel)]
-    if len(labels) != 1:
+    if config.label_column:
+        labels = [config.label_column]
+    elif len(labels) != 1:
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
     if not labels:
         raise ValueError(f"{got}, expected labels, or data.label_column")
-    return images[0], labels[0]
+    label = labels[0]
+    kind = features.get(label)
+    if not isinstance(kind, datasets.ClassLabel | datasets.Value):
+        got = f"data.label_column: got {label}" + (f" of {kind}" if kind else "")
+        raise ValueError(f"{got}, expected one of {names} with one class per image")
+    return images[0], label
 
 
-def _class_numbers(values: list[Any], names: list[str] | None, where: str) -> np.ndarray:
-    """Labels (N,). Raises ValueError for an image without a class or with one that is too large."""
-    bound = len(names) if names else MOST_CLASSES
-    for value in set(values):
-        if not isinstance(value, int) or not 0 <= value < bound:
-            raise ValueError(
-                f"data.name: got class {value} in {where}, expected a number from 0 to {bound - 1}"
-            )
-    return np.array(values, np.int64)
+def _holds_bytes(feature: Any) -> bool:
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    return getattr(feature, "dtype", "") in ("binary", "large_binary")
+
+
+def _numbers(
+    values: list[Any],
+    known: Mapping[Any, int],
+    split: str,
+    chosen: Mapping[str, str],
+    config: DataConfig,
+) -> np.ndarray:
+    """Labels (N,). Raises ValueError for images without a class or with one that is too large."""
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        expected = f"a number from 0 to {len(known) - 1}" if 0 in known else "text"
+        raise ValueError(
+            f"data.name: got class {unknown[0]} in {config.name}, split {chosen[split]}, expected {expected} "
+            f"({len(unknown)} of {len(values)} images; where labels are hidden, choose another split as "
+            f"data.{split}_split)"
+        )
+    return np.array([known[value] for value in values], np.int64)
