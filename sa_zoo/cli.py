@@ -102,6 +102,23 @@ def main(
 
 
 @app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="Folder, Hub data set or digits.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Replace a value: data.key=value.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Print what training would make of a data set, and name all images that cannot be read."""
+    from sa_zoo.training.report import refuse_unreadable
+    from sa_zoo.verbs.data import data_report
+
+    report = data_report(name, set_ or [])
+    typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
+    refuse_unreadable(report)
+
+
+@app.command()
 def train(
     config: Annotated[str, typer.Argument(help="Recipe: TOML file, or the name of one.")],
     out: Annotated[

@@ -179,6 +179,14 @@ def data_of(model: str) -> DataConfig:
     return load_config(recipe).data
 
 
+def data_config(name: str, overrides: Iterable[str]) -> DataConfig:
+    """The section `data` of a recipe that has only that name in it, with overrides as of `load_config`."""
+    table: dict[str, Any] = {"data": {"name": name}}
+    for override in overrides:
+        _set(table, override)
+    return parse_config({"model": {"name": "any"}, "train": {"epochs": 1}} | table).data
+
+
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
     """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
     table: dict[str, Any] = {"model": {}}

@@ -20,8 +20,9 @@ from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.digest import digest_of
 from sa_zoo.training.model import InputFormat, input_format_of
+from sa_zoo.training.report import check_data
 from sa_zoo.training.sources import Source, open_source
-from sa_zoo.training.splits import Split, splits_of
+from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
 
 _logger = logging.getLogger(__name__)
 
@@ -140,7 +141,9 @@ def open_test_split(
             source = replace(source, images=images, labels=labels)
     source, how = _with_classes_of(opened.network, source)
     input_format = input_format_of(opened.network, data.image_size)
-    split = splits_of(source, 0, input_format, accelerator.device, ["test"], rule)["test"]
+    streamed = streamed_splits(source, 0, input_format, ["test"], rule)
+    check_data(source, streamed)
+    split = kept_if_small(streamed, accelerator.device)["test"]
     counts = np.bincount(split.labels.cpu(), minlength=len(source.classes))
     missing = [name for name, count in zip(source.classes, counts, strict=True) if not count]
     text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"

@@ -139,10 +139,10 @@ def _check_classes(folder: Path, used: Used, words: Words) -> None:
     named = {name: _split_of(name, words) for name in classes if _split_of(name, words)}
     # one class of many may be called train
     are_splits = len(used) > 1 or len(set(named.values())) > 1 or len(classes) == len(named)
-    if "train" in used:
-        found, expected = classes, "each image in a split"
-    elif named and are_splits:
+    if named and are_splits:
         found, expected = set(named), "folders of classes in them"
+    elif "train" in used:
+        found, expected = classes, "each image in a split"
     else:
         return
     raise ValueError(

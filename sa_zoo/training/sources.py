@@ -157,13 +157,19 @@ def _near(path: Path) -> str:
 def _from_hub(config: DataConfig) -> Found:
     name = config.name
     none_here = f"data.name: got {name}, and there is no such folder here{_near(Path(name))}"
-    is_there = True
-    with suppress(Exception):  # without a network, it may be cached
-        is_there = repo_exists(name, repo_type="dataset")
-    if not is_there:
-        raise FileNotFoundError(
-            f"{none_here}, nor a data set on the Hub, whose names are like uoft-cs/cifar10 (private ones need HF_TOKEN)"
-        )
+    offline = datasets.config.HF_HUB_OFFLINE
+    try:
+        if not repo_exists(name, repo_type="dataset"):
+            raise FileNotFoundError(
+                f"{none_here}, nor a data set on the Hub, whose names are like uoft-cs/cifar10 (private ones need "
+                "HF_TOKEN)"
+            )
+    except FileNotFoundError:
+        raise
+    except (
+        Exception
+    ):  # there is no network: what is cached is taken at once, not after six attempts to connect
+        datasets.config.HF_HUB_OFFLINE = True
     try:
         tables = datasets.load_dataset(
             name, config.config or None, revision=config.revision or None
@@ -184,6 +190,8 @@ def _from_hub(config: DataConfig) -> Found:
         raise ValueError(
             f"{key}: got {got}, expected images that can be read: {type(cause).__name__}: {cause}"
         ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
     origins = {split: f"split {split} on the Hub" for split in tables}
     return Found(tables, origins, {})
 

@@ -137,13 +137,29 @@ def splits_of(
     hold_out: str = "content",
 ) -> Mapping[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
+    return kept_if_small(streamed_splits(source, validation, input_format, names, hold_out), device)
+
+
+def streamed_splits(
+    source: Source,
+    validation: float,
+    input_format: InputFormat,
+    names: Iterable[str] = SPLITS,
+    hold_out: str = "content",
+) -> Mapping[str, StreamedSplit]:
+    """The splits of these names, of which nothing is decoded yet."""
     rows = rows_of(source, validation, hold_out)
     splits = {name: StreamedSplit(source, *rows[name], input_format) for name in names}
     if "test" in splits and not len(splits["test"]):
         expected = "a test split, or more images, of which a fifth become one"
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
-    images = sum(map(len, splits.values()))
-    if images * math.prod(input_format.input_size) > KEPT_BYTES:
+    return splits
+
+
+def kept_if_small(splits: Mapping[str, StreamedSplit], device: torch.device) -> Mapping[str, Split]:
+    """The splits, decoded and kept on a device if they are small."""
+    values = sum(len(split) * math.prod(split.input_size) for split in splits.values())
+    if values > KEPT_BYTES:
         return splits
     return {name: split.kept(device) for name, split in splits.items()}
 

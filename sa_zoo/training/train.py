@@ -34,6 +34,7 @@ from sa_zoo.training.model import (
     input_format_of,
 )
 from sa_zoo.training.progress import interruption
+from sa_zoo.training.report import check_data
 from sa_zoo.training.run_folder import (
     IMAGES,
     is_finished,
@@ -41,7 +42,7 @@ from sa_zoo.training.run_folder import (
     remove_checkpoints,
 )
 from sa_zoo.training.sources import Source, open_source
-from sa_zoo.training.splits import Split, splits_of
+from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
 from sa_zoo.training.whitening import whiten_first_convolution
 from sa_zoo.vit.start import IMAGES as START_IMAGES
 from sa_zoo.vit.start import start_as_convolution
@@ -75,7 +76,9 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     macs = _macs(model, config, input_format)
     check_output(model, input_format.input_size, classes)
     data = config.data
-    splits = splits_of(source, data.validation, input_format, device, hold_out=data.hold_out)
+    streamed = streamed_splits(source, data.validation, input_format, hold_out=data.hold_out)
+    check_data(source, streamed, config.augment)
+    splits = kept_if_small(streamed, device)
     _initialize(model, config.model, splits["train"], input_format)
     augment = Augment(config.augment, seed, classes, input_format.normalize)
     run = Run(config, out, accelerator, model, splits["train"], augment, digest_of(source))
