@@ -51,7 +51,7 @@ def test_a_trained_model_has_its_weights_and_what_was_measured_with_them(catalog
         == hashlib.sha256(weights).hexdigest()
     )
     metrics = read_metrics(entry)
-    assert metrics.test.n == 359 and sum(map(sum, metrics.test.confusion_matrix)) == 359
+    assert metrics.test.n == 1797 == sum(map(sum, metrics.test.confusion_matrix))
     assert metrics.train == read_metrics(run).train and read_metrics(run).test.n == TEST["n"]
     assert {path.name for path in (entry / "figures").iterdir()} == {
         f"{name}.png"
@@ -115,7 +115,7 @@ def test_other_seeds_and_recipes_add_results_which_a_new_run_keeps(catalogue, tm
     add_result(run, entry, "short", 0)
     add_run(run, entry, DIGITS)
     results = read_results(entry)
-    assert [run.test.n for run in results[""]] == [359, TEST["n"]]
+    assert [run.test.n for run in results[""]] == [1797, TEST["n"]]
     assert [run.test.n for run in results["short"]] == [TEST["n"]]
     assert re.search(
         r"Trained with 2 seeds, .* top-1 on the test images 0\.\d+, 0\.8711\.",

@@ -54,7 +54,7 @@ def test_a_network_of_convolutions_keeps_its_accuracy_as_convolutions(tmp_path):
     assert [first[0], second[0], every[0]] == ["blocks.0.attn", "blocks.1.attn", "all"]
     assert [*first[1::2], *second[1::2], *every[1::2]] == [f"{accuracy:.2%}"] * 6
     assert all(float(bound) < 1e-5 for bound in [*first[2::2], *second[2::2]])
-    assert f"with attention: {accuracy:.2%} (digits, 359 images)" in output
+    assert f"with attention: {accuracy:.2%} (digits, 1797 images)" in output
     assert (tmp_path / "study" / "convolutions.md").read_text().strip() == output.strip()
 
 

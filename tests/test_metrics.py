@@ -4,8 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest
 
-from sa_zoo.folders.metrics import Metrics, Scores, Training, read_metrics, write_metrics
+from sa_zoo.folders.metrics import (
+    Metrics,
+    Scores,
+    Training,
+    margin,
+    read_metrics,
+    write_metrics,
+)
 
 ROOT = Path(__file__).parents[1]
 SCORES = Scores(top1=0.7, top5=0.9, loss=1.1, n=13)
@@ -35,6 +43,12 @@ def test_files_from_before_there_was_a_version_still_read_whole(folder):
     assert read_metrics(folder.parent).measured() == {"version": 1, **written}
 
 
+@pytest.mark.parametrize(("right", "n"), [(0, 5), (7, 13), (13, 13), (8711, 10007)])
+def test_the_margin_is_half_of_the_wilson_interval(right, n):
+    interval = binomtest(right, n).proportion_ci(0.95, method="wilson")
+    assert margin(right / n, n) == pytest.approx((interval.high - interval.low) / 2, rel=1e-4)
+
+
 def test_a_folder_without_metrics_has_measured_nothing(tmp_path):
     assert read_metrics(tmp_path) == Metrics()
 
@@ -43,7 +57,7 @@ def test_a_folder_without_metrics_has_measured_nothing(tmp_path):
     ("text", "said"),
     [
         ('{"version": 2}', r"expected version 1 of its schema, but version: got 2"),
-        ('{"test": {"top1": 0.5}}', r"test.top5: got .*; test.loss"),
+        ('{"test": {"top1": 0.5}}', r"test.loss: got .*; test.n"),
         (
             '{"test": {"top1": 1.7, "top5": 1, "loss": 1, "n": 1}}',
             r"test.top1: got 1.7: Input should be less than or equal",

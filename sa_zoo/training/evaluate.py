@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -138,17 +139,14 @@ def open_test_split(
             which = "all of them, as the model was not trained on them"
             images = {**source.images, "test": source.images["train"]}
             labels = {"train": np.empty(0, np.int64), "test": source.labels["train"]}
-            source = replace(source, images=images, labels=labels)
+            origins = {**source.origins, "test": source.origins.get("train", "train")}
+            source = replace(source, images=images, labels=labels, origins=origins)
     source, how = _with_classes_of(opened.network, source)
     input_format = input_format_of(opened.network, data.image_size)
     streamed = streamed_splits(source, 0, input_format, ["test"], rule)
     check_data(source, streamed)
     split = kept_if_small(streamed, accelerator.device)["test"]
-    counts = np.bincount(split.labels.cpu(), minlength=len(source.classes))
-    missing = [name for name, count in zip(source.classes, counts, strict=True) if not count]
     text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"
-    if missing:
-        text += f"; not counted, as they have no images: {_listed(missing)}"
     accelerator.print(text, file=sys.stderr)
     return source, split, input_format
 
@@ -158,10 +156,11 @@ def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
     digest = opened.metrics.data_digest
     same = digest and digest == digest_of(source).sum()
     rule = data.hold_out
-    if opened.folder and (opened.folder / "train.toml").is_file():
-        trained_on = data_of(str(opened.folder))
-        same = same or trained_on.name == data.name
-        rule = trained_on.hold_out
+    if opened.folder:
+        with suppress(ValueError):  # not a run folder
+            trained_on = data_of(str(opened.folder))
+            same = same or trained_on.name == data.name
+            rule = trained_on.hold_out
     return rule if same else ""
 
 
