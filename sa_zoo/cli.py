@@ -32,7 +32,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            typer.echo("stopped by Ctrl-C, before there was anything to resume", err=True)
+            typer.echo("stopped by Ctrl-C", err=True)
             raise typer.Exit(130) from error
         except Exception as error:
             of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
@@ -84,7 +84,7 @@ sa_zoo: self-attention that can express convolution, for timm and Hugging Face
   sa-zoo models                                         the trained models
   sa-zoo explore sa_quadratic_tiny_cifar.long           a page in which to look at one
   sa-zoo train quickstart                               train a network in a minute
-  sa-zoo train finetune_folder --set data.name=FOLDER   fine-tune on your images
+  sa-zoo train finetune_folder --data FOLDER            fine-tune on your images
   sa-zoo --help                                         all commands"""
 
 

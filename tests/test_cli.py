@@ -13,12 +13,13 @@ import pytest
 import torch
 from model_folders import make_run
 from safetensors.torch import save_file
-from tiny_runs import noise_images, parquet_folder, signalled_by, tiny_config
+from tiny_runs import image_folder, noise_images, parquet_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
 from sa_zoo.publishing.folder import read_manifest
 from sa_zoo.training.config import dump_config
+from sa_zoo.training.splits import StreamedSplit
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,6 +100,19 @@ def test_training_says_where_the_run_is_and_what_to_do_next(run):
     assert metrics["train"]["epochs"] == 1
     assert f"test_vit on digits: test accuracy {metrics['test']['top1']:.4f} ± 0.0" in said
     assert f"the run is in {out}; next: sa-zoo evaluate {out} --detail" in said
+
+
+def test_the_data_of_a_run_have_an_option_and_ctrl_c_while_they_are_decoded_a_word(
+    config, tmp_path, monkeypatch
+):
+    def interrupted(split: StreamedSplit, row: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StreamedSplit, "read", interrupted)
+    folder = image_folder(tmp_path / "my pictures", {"cat": 23, "owl": 17})
+    result = sa_zoo("train", config, "--data", folder, "--out", tmp_path / "run")
+    assert result.exit_code == 130 and "stopped by Ctrl-C" in result.stderr
+    assert "my pictures, 40 images" in result.stderr and not (tmp_path / "run").exists()
 
 
 def test_a_run_goes_to_the_folder_of_its_config_by_default(config, tmp_path, monkeypatch):

@@ -106,8 +106,10 @@ def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> M
     network = opened.network.to(accelerator.device)
     test = evaluate(network, split, input_format, accelerator, detail=detail)
     network.cpu()  # where those who open a model expect it
+    text = f"top-1 {test}, balanced {test.balanced:.4f}"
     if detail:
-        accelerator.print(class_table(test, source.classes), file=sys.stderr)
+        text += f"\n{class_table(test, source.classes)}"
+    accelerator.print(text, file=sys.stderr)
     model = str(opened.folder or opened.source)
     return Metrics(model=model, data=source.name, data_revision=data.revision or None, test=test)
 

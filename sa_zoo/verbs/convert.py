@@ -43,7 +43,7 @@ def summary(converted: Opened, report: Report) -> str:
     before = converted.metrics.baseline
     after = converted.metrics.test
     if before and after:
-        text += f"test accuracy {before.test.top1:.4f} before, {after.top1:.4f} after\n"
+        text += f"test accuracy {before.test} before, {after} after\n"
     return text.rstrip()
 
 

@@ -66,8 +66,7 @@ def finish_copy(source: Path, out: Path, model: str = "", classes: str = "") -> 
                 source = new
             network = open_folder(source).network
         cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
-        cfg["label_names"] = names or cfg.get("label_names")
-        _check_names(cfg["label_names"], network.num_classes)  # type: ignore[arg-type]
+        _name_classes(cfg, names, network.num_classes)  # type: ignore[arg-type]
         write_timm_files(new, network, data_config=data)
         metrics = Metrics(
             model=cfg["architecture"],
@@ -85,15 +84,15 @@ def _class_names(source: str) -> list[str]:
     return list(open_source(DataConfig(name=source)).classes) if source else []
 
 
-def _check_names(names: list[str] | None, classes: int) -> None:
-    """Warn of a network without names of its classes. Raises ValueError for another number of names."""
-    if not names:
+def _name_classes(cfg: dict[str, Any], names: list[str], classes: int) -> None:
+    """Put names into a pretrained_cfg; warns if it has none. Raises ValueError for another number of names."""
+    if names:
+        cfg["label_names"] = names
+        if len(names) != classes:
+            raise ValueError(f"--classes: got {len(names)} names, expected {classes}")
+    elif len(cfg.get("label_names") or ()) != classes:
         _logger.warning(
-            "the names of the %d classes are unknown, so evaluation matches them by number, in timm's natural order "
-            "of folders; --classes FOLDER stores the names",
+            "the model has no names for its %d classes, so evaluation matches them by number, in timm's natural "
+            "order of folders; --classes FOLDER stores them",
             classes,
-        )
-    elif len(names) != classes:
-        raise ValueError(
-            f"--classes: got {len(names)} names, expected one for each of {classes} classes"
         )
