@@ -134,21 +134,16 @@ def _by_class(folder: Path, pictures: Iterable[Path], words: Words) -> Used:
 
 
 def _check_classes(folder: Path, used: Used, words: Words) -> None:
-    """Raise ValueError if the folders of images in no split are not classes, but splits without classes, or extras."""
+    """Raise ValueError if images in no split are in folders of splits, or next to a training split."""
     classes = {path.parent.name for path in used[""]}
     named = {name: _split_of(name, words) for name in classes if _split_of(name, words)}
     # one class of many may be called train
-    are_splits = len(used) > 1 or len(set(named.values())) > 1 or len(classes) == len(named)
-    if named and are_splits:
-        found, expected = set(named), "folders of classes in them"
-    elif "train" in used:
-        found, expected = classes, "each image in a split"
-    else:
-        return
-    raise ValueError(
-        f"data.name: got {folder} with images directly in {', '.join(sorted(found))}, expected {expected}: "
-        "SPLIT/CLASS/IMAGE"
-    )
+    splits = len(set(named.values()))
+    if "train" in used or splits > 1 or (named and (len(used) > 1 or len(named) == len(classes))):
+        raise ValueError(
+            f"data.name: got {folder} with images directly in {', '.join(sorted(named or classes))}, expected a "
+            "split with folders of classes in it: SPLIT/CLASS/IMAGE"
+        )
 
 
 def _table_of_classes(paths: list[Path]) -> datasets.Dataset:

@@ -72,7 +72,7 @@ class Report(BaseModel):
         missing = [self.classes[number] for number in np.flatnonzero(counts == 0)]
         if not missing:
             return [line]
-        return [line, f"  no {split} images: {len(missing)} classes: {_listed(missing)}"]
+        return [line, f"  no {split} images: {_listed(missing)}"]
 
     def _sizes(self) -> str:
         order = sorted(

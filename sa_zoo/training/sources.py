@@ -91,33 +91,28 @@ def open_source(config: DataConfig) -> Source:
         found = tables_in(folder, filter(None, asked.values()))
     else:
         found = _digits() if config.name == "digits" else _from_hub(config)
-    chosen = _chosen(found, config.name, asked)
+    chosen = _chosen(found.tables, config.name, asked)
     tables = {split: found.tables[name] for split, name in chosen.items()}
     tables.setdefault("train", next(iter(tables.values())).select([]))
-    features = tables["train"].features
-    image, label = _columns(features, config)
+    image, label = _columns(tables["train"].features, config)
+    tables = _with_features(tables, image, label)
+    names = getattr(tables["train"].features[label], "names", None)
     images = {}
+    labels = {}
     for split, table in tables.items():
-        if not isinstance(features[image], datasets.Image):
-            table = table.cast_column(image, datasets.Image())
         if folder:
             _check_inside(folder, table.data.column(image))
         images[split] = Images(table, image, table.features[image].mode)
-    values = {split: table[label][:] for split, table in tables.items()}
-    texts = {value for each in values.values() for value in each if isinstance(value, str)}
-    # not class_encode_column, which sorts as text and looks at one split
-    names = getattr(features[label], "names", None) or sorted(sorted(texts - {""}), key=natural_key)
-    known = {name: number for number, name in enumerate(names)}
-    if not texts:
-        known = {number: number for number in range(len(names) or MOST_CLASSES)}
-    labels = {split: _numbers(each, known, split, chosen, config) for split, each in values.items()}
+        where = f"{config.name}, split {chosen.get(split, split)}"
+        labels[split] = _class_numbers(table[label][:], names, where, split)
     if not names:
         names = map(str, range(1 + max(numbers.max(initial=0) for numbers in labels.values())))
     origins = {split: found.origins[name] for split, name in chosen.items()}
-    unused = found.tables.keys() - chosen.values()
-    skipped = {f"split {name}": len(found.tables[name]) for name in unused}
+    skipped = dict(found.skipped)
+    for name in found.tables.keys() - chosen.values():
+        skipped[f"images of split {name}"] = len(found.tables[name])
     title = config.title or (folder.name if folder else config.name)
-    return Source(title, images, labels, tuple(names), origins, {**found.skipped, **skipped})
+    return Source(title, images, labels, tuple(names), origins, skipped)
 
 
 def _digits() -> Found:
@@ -157,41 +152,42 @@ def _near(path: Path) -> str:
 def _from_hub(config: DataConfig) -> Found:
     name = config.name
     none_here = f"data.name: got {name}, and there is no such folder here{_near(Path(name))}"
-    offline = datasets.config.HF_HUB_OFFLINE
+    is_there = True
+    offline: Exception | None = None
     try:
-        if not repo_exists(name, repo_type="dataset"):
-            raise FileNotFoundError(
-                f"{none_here}, nor a data set on the Hub, whose names are like uoft-cs/cifar10 (private ones need "
-                "HF_TOKEN)"
-            )
-    except FileNotFoundError:
-        raise
-    except (
-        Exception
-    ):  # there is no network: what is cached is taken at once, not after six attempts to connect
-        datasets.config.HF_HUB_OFFLINE = True
+        is_there = repo_exists(name, repo_type="dataset")
+    except Exception as error:  # of many types
+        offline = error
+    if not is_there:
+        raise FileNotFoundError(
+            f"{none_here}, nor a data set of the Hub, where names are OWNER/NAME as in uoft-cs/cifar10 (for private "
+            "ones set HF_TOKEN)"
+        )
+    before = datasets.config.HF_HUB_OFFLINE
     try:
+        # without a network, look into the cache at once, not after six attempts to connect
+        datasets.config.HF_HUB_OFFLINE = before or bool(offline)
         tables = datasets.load_dataset(
             name, config.config or None, revision=config.revision or None
         )
     except OSError as error:
         raise FileNotFoundError(
             f"{none_here}; as a data set of the Hub (OWNER/NAME), {name} is not cached here and could not be "
-            f"downloaded ({error}). With a network, run once to fill {datasets.config.HF_DATASETS_CACHE}. Without "
-            f"one, download the parquet files of https://huggingface.co/datasets/{name} elsewhere, put them into a "
-            f"folder here as train-*.parquet and test-*.parquet, for example data/{name.split('/')[-1]}, and set "
-            "data.name to that folder"
+            f"downloaded ({offline or error}). With a network, run once to fill {datasets.config.HF_DATASETS_CACHE}. "
+            f"Without one, download the parquet files of https://huggingface.co/datasets/{name} elsewhere, put them "
+            f"into a folder here as train-*.parquet and test-*.parquet, for example data/{name.split('/')[-1]}, and "
+            "set data.name to that folder"
         ) from error
     except Exception as error:  # of any type
-        # `datasets` lists the configurations where one has to be chosen
+        # `datasets` lists the configurations if one has to be chosen
         key = "data.config" if "available" in str(error).lower() else "data.name"
         cause = error.__cause__ or error
-        got = f"{config.config} for {name}" if config.config else name
         raise ValueError(
-            f"{key}: got {got}, expected images that can be read: {type(cause).__name__}: {cause}"
+            f"{key}: got {getattr(config, key[5:])!r} for {name}, expected a data set of images that can be read: "
+            f"{type(cause).__name__}: {cause}"
         ) from error
     finally:
-        datasets.config.HF_HUB_OFFLINE = offline
+        datasets.config.HF_HUB_OFFLINE = before
     origins = {split: f"split {split} on the Hub" for split in tables}
     return Found(tables, origins, {})
 
@@ -206,26 +202,22 @@ def _check_inside(folder: Path, images: Any) -> None:
                 )
 
 
-def _chosen(found: Found, name: str, asked: Mapping[str, str]) -> dict[str, str]:
+def _chosen(found: Mapping[str, Any], name: str, asked: Mapping[str, str]) -> dict[str, str]:
     """The name of each split among those found: as asked for, or a usual one."""
-    names = ", ".join(found.tables)
+    names = ", ".join(found)
     chosen = {split: given for split, given in asked.items() if given}
     for split, given in chosen.items():
-        if given not in found.tables:
+        if given not in found:
             raise ValueError(f"data.{split}_split: got {given}, expected one of {names}")
     for split, usual in SPLIT_KEYWORDS.items():
-        free = [each for each in found.tables if each not in chosen.values()]
-        for word in usual:
-            for each in free:
-                if each.lower() == word:
-                    chosen.setdefault(str(split), each)
+        free = [each for each in found if each not in chosen.values() and each.lower() in usual]
+        if free:
+            chosen.setdefault(str(split), min(free, key=lambda each: usual.index(each.lower())))
     if "test" not in chosen and "validation" in chosen and not asked["validation"]:
         chosen["test"] = chosen.pop("validation")
     if not chosen.keys() & {"train", "test"}:
-        raise ValueError(
-            f"data.name: got {name} with splits {names}, expected train or test, or data.train_split and "
-            "data.test_split"
-        )
+        expected = "train or test, or data.train_split and data.test_split"
+        raise ValueError(f"data.name: got {name} with splits {names}, expected {expected}")
     return chosen
 
 
@@ -234,8 +226,8 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     names = ", ".join(features)
     got = f"data.name: got {config.name} with columns {names}"
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    # as pandas writes them
-    images = images or [name for name, feature in features.items() if _holds_bytes(feature)]
+    # bytes, or a dict of them, as pandas writes them
+    images = images or [name for name, feature in features.items() if "binary" in str(feature)]
     if len(images) != 1:
         raise ValueError(f"{got}, expected one of images")
     labels = [name for name in features if isinstance(features[name], datasets.ClassLabel)]
@@ -245,34 +237,36 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
     if not labels:
         raise ValueError(f"{got}, expected labels, or data.label_column")
-    label = labels[0]
-    kind = features.get(label)
+    kind = features.get(labels[0])
     if not isinstance(kind, datasets.ClassLabel | datasets.Value):
-        got = f"data.label_column: got {label}" + (f" of {kind}" if kind else "")
-        raise ValueError(f"{got}, expected one of {names} with one class per image")
-    return images[0], label
+        expected = f"one of {names}, with one class per image"
+        got = f"{labels[0]} of {kind}" if kind else labels[0]
+        raise ValueError(f"data.label_column: got {got}, expected {expected}")
+    return images[0], labels[0]
 
 
-def _holds_bytes(feature: Any) -> bool:
-    if isinstance(feature, dict):
-        return "bytes" in feature
-    return getattr(feature, "dtype", "") in ("binary", "large_binary")
+def _with_features(tables: dict[str, Any], image: str, label: str) -> dict[str, Any]:
+    """Tables with images for bytes, and with class labels for text."""
+    features = tables["train"].features
+    if not isinstance(features[image], datasets.Image):
+        tables = {name: each.cast_column(image, datasets.Image()) for name, each in tables.items()}
+    if features[label].dtype in ("string", "large_string"):
+        # class_encode_column sorts 1, 10, 2, and knows one split only
+        texts = {text for each in tables.values() for text in each.unique(label) if text}
+        kind = datasets.ClassLabel(names=sorted(sorted(texts), key=natural_key))
+        tables = {name: each.cast_column(label, kind) for name, each in tables.items()}
+    return tables
 
 
-def _numbers(
-    values: list[Any],
-    known: Mapping[Any, int],
-    split: str,
-    chosen: Mapping[str, str],
-    config: DataConfig,
+def _class_numbers(
+    values: list[Any], names: list[str] | None, where: str, split: str
 ) -> np.ndarray:
     """Labels (N,). Raises ValueError for images without a class or with one that is too large."""
-    unknown = [value for value in values if value not in known]
-    if unknown:
-        expected = f"a number from 0 to {len(known) - 1}" if 0 in known else "text"
+    bound = len(names) if names else MOST_CLASSES
+    wrong = [value for value in values if not isinstance(value, int) or not 0 <= value < bound]
+    if wrong:
         raise ValueError(
-            f"data.name: got class {unknown[0]} in {config.name}, split {chosen[split]}, expected {expected} "
-            f"({len(unknown)} of {len(values)} images; where labels are hidden, choose another split as "
-            f"data.{split}_split)"
+            f"data.name: got class {wrong[0]} in {where}, expected a number from 0 to {bound - 1} ({len(wrong)} of "
+            f"{len(values)} images; where labels are hidden, choose another split as data.{split}_split)"
         )
-    return np.array([known[value] for value in values], np.int64)
+    return np.array(values, np.int64)
