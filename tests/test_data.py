@@ -399,8 +399,9 @@ def test_splits_without_folders_of_classes_are_no_classes(tmp_path, counts):
 
 
 def test_splits_are_chosen_by_name_where_labels_are_hidden(tmp_path):
-    folder = parquet_folder(tmp_path / "hidden", {"train": noise_images(7), "val": noise_images(5)})
-    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"]))
+    images = {"train": noise_images(7), "val": noise_images(5)}
+    folder = parquet_folder(tmp_path / "hidden", images, classes=2)
+    features = datasets.Features(img=datasets.Image(), label=datasets.ClassLabel(num_classes=2))
     rows = datasets.Dataset.from_dict({"img": noise_images(2), "label": [1, -1]}, features)
     rows.to_parquet(folder / "test.parquet")
     data = {"name": str(folder)}
