@@ -222,7 +222,7 @@ def test_a_digest_is_that_of_the_data_wherever_they_are(tmp_path):
     (tmp_path / "E" / "train" / "cat" / "0.png").rename(tmp_path / "E" / "test" / "owl" / "7.png")
     (tmp_path / "E" / "test" / "owl").rename(tmp_path / "E" / "test" / "emu")
     changed = digest_of(open_source(DataConfig(name=str(tmp_path / "E"))))
-    said = "classes added: emu; 3 images in test, not 2; 7 images in train, not 8"
+    said = "emu, a new class; 3 images in test, not 2; 7 images in train, not 8"
     assert changed.changes_since(before) == said
 
 

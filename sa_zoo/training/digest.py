@@ -22,13 +22,10 @@ class Digest(BaseModel):
     def changes_since(self, before: "Digest") -> str:
         """What is different, in words."""
         now, then = set(self.classes), set(before.classes)
-        found = []
-        if now - then:
-            found.append(f"classes added: {', '.join(sorted(now - then))}")
-        if then - now:
-            found.append(f"classes removed: {', '.join(sorted(then - now))}")
+        found = [f"{name}, a new class" for name in sorted(now - then)]
+        found += [f"no class {name}" for name in sorted(then - now)]
         for split in sorted(self.images | before.images):
-            had, has = before.images.get(split, 0), self.images.get(split, 0)
+            had, has = before.images.get(split), self.images.get(split)
             if had != has:
                 found.append(f"{has} images in {split}, not {had}")
         if not found and self.sorted == before.sorted:

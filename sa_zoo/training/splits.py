@@ -1,7 +1,6 @@
 """Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
 
 import gc
-import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -20,8 +19,6 @@ from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.progress import shown
 from sa_zoo.training.sources import Source
-
-_logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -169,34 +166,34 @@ def rows_of(
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Split -> (table of the source, rows of that table). Splits that the source lacks are held out of "train"."""
     rows = {name: (name, np.arange(len(labels))) for name, labels in source.labels.items()}
-    if hold_out == "position" and rows.pop("validation", None):
-        message = "data.hold_out: got position, which ignores the validation images of %s"
-        _logger.warning(message, source.name)
+    if hold_out == "position":
+        rows.pop("validation", None)
     shares = {"test": TEST_SHARE, "validation": validation}
     held_out = {name: share for name, share in shares.items() if name not in rows}
     train = rows["train"][1]
     contents = np.empty(0)
     if hold_out == "content" and any(held_out.values()):
         images = source.images["train"]
-        contents = np.array([_hash(images.content(row)) for row in shown(train, "reading")])
+        stored = (images.content(row) for row in shown(train, "reading"))
+        hashes = [
+            int.from_bytes(blake2b(each, digest_size=8).digest(), "little") for each in stored
+        ]
+        contents = np.array(hashes, np.uint64)
         train = np.argsort(contents, kind="stable")  # so that names change nothing at all
     for name, share in held_out.items():
         if len(contents):
             draws = counter_hash(HOLD_OUT, SPLITS.index(name), contents[train]) / 2.0**64
-            held = _held_by_content(draws, source.labels["train"][train], share)
+            held = _held_out(draws, source.labels["train"][train], share)
         else:
-            held = _held_by_position(len(train), share)
+            first = permutation(len(train), HOLD_OUT)[: round(share * len(train))]
+            held = np.isin(np.arange(len(train)), first)
         rows[name] = "train", train[held]
         train = train[~held]
     rows["train"] = "train", train
     return rows
 
 
-def _hash(content: bytes) -> np.uint64:
-    return np.frombuffer(blake2b(content, digest_size=8).digest(), np.uint64)[0]
-
-
-def _held_by_content(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
+def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
     """Whether each image is held out: its draw, from 0 to 1, is below the share, whatever other images there are.
 
     Only where that is less than half or more than one and a half of the share of a class, which happens in small ones,
@@ -211,11 +208,4 @@ def _held_by_content(draws: np.ndarray, labels: np.ndarray, share: float) -> np.
         most = min(max(least, int(1.5 * expected)), len(members) - 1)
         count = max(least, int(np.searchsorted(draws[members], share)))
         held[members[: min(count, most)]] = True
-    return held
-
-
-def _held_by_position(images: int, share: float) -> np.ndarray:
-    """Whether each image is held out: as many as the share says, drawn by their number."""
-    held = np.zeros(images, bool)
-    held[permutation(images, HOLD_OUT)[: round(share * images)]] = True
     return held
