@@ -25,7 +25,7 @@ class Digest(BaseModel):
         found = [f"{name}, a new class" for name in sorted(now - then)]
         found += [f"no class {name}" for name in sorted(then - now)]
         for split in sorted(self.images | before.images):
-            had, has = before.images.get(split), self.images.get(split)
+            had, has = before.images.get(split, 0), self.images.get(split, 0)
             if had != has:
                 found.append(f"{has} images in {split}, not {had}")
         if not found and self.sorted == before.sorted:
@@ -48,4 +48,4 @@ def digest_of(source: Source) -> Digest:
 
 
 def _sum(lines: list[str]) -> str:
-    return sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+    return sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()

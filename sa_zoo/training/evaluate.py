@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
     if opened.folder:
         with suppress(ValueError):  # not a run folder
             trained_on = data_of(str(opened.folder))
-            same = same or trained_on.name == data.name
+            same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
             rule = trained_on.hold_out
     return rule if same else ""
 

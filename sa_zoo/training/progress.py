@@ -1,5 +1,6 @@
 """A progress bar on a terminal, one line per epoch elsewhere; and stopping at Ctrl-C or SIGTERM."""
 
+import os
 import signal
 import sys
 import threading
@@ -17,7 +18,8 @@ class Interrupted(Exception):
 
 def shown(images: Sequence[Any], doing: str) -> Iterable[Any]:
     """The images, with a progress bar on a terminal where they take more than a second."""
-    return tqdm(images, doing, unit=" images", delay=1, leave=False, disable=None)
+    other = os.environ.get("LOCAL_RANK", "0") != "0"
+    return tqdm(images, doing, unit=" images", delay=1, leave=False, disable=other or None)
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
