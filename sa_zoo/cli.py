@@ -32,7 +32,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            typer.echo("stopped by Ctrl-C", err=True)
+            typer.echo(f"stopped by Ctrl-C {error}".rstrip(), err=True)
             raise typer.Exit(130) from error
         except Exception as error:
             of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")

@@ -25,6 +25,7 @@ def folder(tmp_path):
     cut = folder / "test" / "owl" / "0.png"
     cut.write_bytes(cut.read_bytes()[:150])
     (folder / "train" / "owl" / "3.heic").write_bytes(b"no image")
+    (folder / "train" / "lynx").mkdir()
     return folder
 
 
@@ -39,7 +40,7 @@ def test_the_report_names_counts_origins_and_faults(folder):
         "folder train",
         "folder test",
     )
-    assert report["skipped"] == {".heic in train/owl": 1}
+    assert report["skipped"] == {".heic in train/owl": 1, "empty folder in train": 1}
     assert report["sizes"] == {"8x8": 18}
     assert report["same"] == [f"{folder}/test/cat/1.png = {folder}/train/cat/4.png"]
     assert sorted(line.split(":")[0] for line in report["unreadable"]) == sorted(broken)
@@ -66,3 +67,13 @@ def test_a_run_names_all_broken_images_before_its_first_step(folder, tmp_path, c
         train(tiny_config(data={"name": str(folder)}), tmp_path / "run")
     assert "resized and cropped to 8x8" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_says_what_it_interrupted(folder, monkeypatch):
+    def interrupt(images, doing, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sa_zoo.training.progress.tqdm", interrupt)
+    done = CliRunner().invoke(app, ["data", str(folder), "--set", "data.validation=0.0"])
+    assert done.exit_code == 130
+    assert "stopped by Ctrl-C while checking train 15 images" in done.stderr

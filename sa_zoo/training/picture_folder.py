@@ -72,20 +72,27 @@ def tables_in(folder: Path, asked: Iterable[str]) -> Found:
 
 def _files_in(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The files that people put there, and a count of the others."""
-    places = os.walk(folder, followlinks=True)
-    found = sorted(Path(place, name).as_posix() for place, _, names in places for name in names)
+    found = []
     files = []
     skipped: Counter[str] = Counter()
-    for path in map(Path, found):
-        if any(part.lower().startswith(JUNK) for part in path.relative_to(folder).parts):
+    for place, folders, names in os.walk(folder, followlinks=True):
+        found += [Path(place, name).as_posix() for name in names]
+        if not folders and not names and not _is_junk(folder, Path(place)):
+            skipped[f"empty folder in {_place(folder, Path(place))}"] += 1
+    for path in map(Path, sorted(found)):
+        if _is_junk(folder, path):
             skipped[f"hidden or system file in {_place(folder, path)}"] += 1
         else:
             files.append(path)
     return files, skipped
 
 
+def _is_junk(folder: Path, path: Path) -> bool:
+    return any(part.lower().startswith(JUNK) for part in path.relative_to(folder).parts)
+
+
 def _place(folder: Path, path: Path) -> str:
-    return path.parent.relative_to(folder).as_posix()
+    return path.relative_to(folder).parent.as_posix()
 
 
 def _split_of(name: str, words: Words) -> str:

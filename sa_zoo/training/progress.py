@@ -11,15 +11,29 @@ from typing import Any
 
 from tqdm import tqdm
 
+MANY = 2_000  # images, which take some time
+
 
 class Interrupted(Exception):
     """The run was asked to stop, and has saved a checkpoint to resume from."""
 
 
-def shown(images: Sequence[Any], doing: str) -> Iterable[Any]:
-    """The images, with a progress bar on a terminal where they take more than a second."""
-    other = os.environ.get("LOCAL_RANK", "0") != "0"
-    return tqdm(images, doing, unit=" images", delay=1, leave=False, disable=other or None)
+@contextmanager
+def shown(images: Sequence[Any], doing: str) -> Iterator[Iterable[Any]]:
+    """The images, with a progress bar on a terminal where they take more than a second, elsewhere a line if many.
+
+    What Ctrl-C interrupts is the message of its KeyboardInterrupt.
+    """
+    hidden = os.environ.get("LOCAL_RANK", "0") != "0"
+    if len(images) > MANY and not hidden and not sys.stderr.isatty():
+        print(f"{doing} {len(images)} images", file=sys.stderr, flush=True)
+    try:
+        with tqdm(
+            images, doing, unit=" images", delay=1, leave=False, disable=hidden or None
+        ) as bar:
+            yield bar
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"while {doing} {len(images)} images") from error
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time

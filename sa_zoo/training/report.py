@@ -13,11 +13,10 @@ from pydantic import BaseModel
 
 from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.pictures import size_of_picture
-from sa_zoo.training.progress import shown
+from sa_zoo.training.progress import MANY, shown
 from sa_zoo.training.sources import Images, Source
 from sa_zoo.training.splits import StreamedSplit
 
-FEW = 2_000  # images, which are all decoded before a run; of more, only the headers are read
 SIZE = "%dx%d"  # width, height
 LISTED = 3  # items of a long list
 HEIC = {".heic", ".heif", ".hif"}
@@ -95,7 +94,7 @@ class Report(BaseModel):
             where = f" in {_listed(places[kind])}" if places[kind] != [""] else ""
             hint = " (pip install pillow-heif to read them)" if kind in HEIC else ""
             parts.append(f"{count} {kind}{where}{hint}")
-        return "; ".join(parts)
+        return _listed(parts)
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -106,9 +105,9 @@ def _listed(items: Sequence[str]) -> str:
 def report_of(
     source: Source, rows: Rows, decode: bool | None = None, input_text: str = ""
 ) -> Report:
-    """Look at every image: `decode` them all, or read headers only (default: decode if they are few)."""
+    """Look at every image: `decode` them all, or read headers only (default: decode unless they are many)."""
     if decode is None:
-        decode = sum(len(own) for _, own in rows.values()) <= FEW
+        decode = sum(len(own) for _, own in rows.values()) <= MANY
     report = Report(
         name=source.name,
         classes=list(source.classes),
@@ -123,9 +122,9 @@ def report_of(
         counts = np.bincount(source.labels[table][own], minlength=len(source.classes))
         report.images[split] = counts.tolist()
         images = source.images[table]
-        with ThreadPool() as pool:
+        with ThreadPool() as pool, shown(own.tolist(), f"checking {split}") as progress:
             looks = pool.imap(partial(_look, images, decode), own.tolist())
-            for row in shown(own.tolist(), f"checking {split}"):
+            for row in progress:
                 size, digest, error = next(looks)
                 name = images.path(row) or f"image {row} of the {table} split"
                 if error:

@@ -95,11 +95,12 @@ def open_source(config: DataConfig) -> Source:
     tables = {split: found.tables[name] for split, name in chosen.items()}
     tables.setdefault("train", next(iter(tables.values())).select([]))
     image, label = _columns(tables["train"].features, config)
-    tables = _with_features(tables, image, label)
-    names = getattr(tables["train"].features[label], "names", None)
+    names = _class_names(tables, label)
     images = {}
     labels = {}
     for split, table in tables.items():
+        if not isinstance(table.features[image], datasets.Image):
+            table = table.cast_column(image, datasets.Image())
         if folder:
             _check_inside(folder, table.data.column(image))
         images[split] = Images(table, image, table.features[image].mode)
@@ -245,17 +246,14 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     return images[0], labels[0]
 
 
-def _with_features(tables: dict[str, Any], image: str, label: str) -> dict[str, Any]:
-    """Tables with images for bytes, and with class labels for text."""
-    features = tables["train"].features
-    if not isinstance(features[image], datasets.Image):
-        tables = {name: each.cast_column(image, datasets.Image()) for name, each in tables.items()}
-    if features[label].dtype in ("string", "large_string"):
-        # class_encode_column sorts 1, 10, 2, and knows one split only
-        texts = {text for each in tables.values() for text in each.unique(label) if text}
-        kind = datasets.ClassLabel(names=sorted(sorted(texts), key=natural_key))
-        tables = {name: each.cast_column(label, kind) for name, each in tables.items()}
-    return tables
+def _class_names(tables: Mapping[str, Any], label: str) -> list[str] | None:
+    """The names that the data have, or the texts of all splits; none for numbers."""
+    feature = tables["train"].features[label]
+    if not feature.dtype.endswith("string"):
+        return getattr(feature, "names", None)
+    # class_encode_column would sort 1, 10, 2, and look at one split only
+    texts = {text for table in tables.values() for text in table.unique(label) if text}
+    return sorted(sorted(texts), key=natural_key)
 
 
 def _class_numbers(
@@ -263,6 +261,8 @@ def _class_numbers(
 ) -> np.ndarray:
     """Labels (N,). Raises ValueError for images without a class or with one that is too large."""
     bound = len(names) if names else MOST_CLASSES
+    numbers = {name: number for number, name in enumerate(names or ())}
+    values = [numbers.get(value, value) for value in values]
     wrong = [value for value in values if not isinstance(value, int) or not 0 <= value < bound]
     if wrong:
         raise ValueError(

@@ -113,8 +113,9 @@ class StreamedSplit(Split):
     def kept(self, device: torch.device) -> Split:
         """The same split, decoded now and kept on a device."""
         images = torch.empty((len(self), *self.input_size), dtype=torch.uint8)
-        for position, row in enumerate(shown(self.rows.tolist(), "decoding")):
-            images[position] = self.read(row)
+        with shown(self.rows.tolist(), "decoding") as rows:
+            for position, row in enumerate(rows):
+                images[position] = self.read(row)
         return Split(images.to(device), self.labels.numpy())
 
 
@@ -174,11 +175,11 @@ def rows_of(
     contents = np.empty(0)
     if hold_out == "content" and any(held_out.values()):
         images = source.images["train"]
-        stored = (images.content(row) for row in shown(train, "reading"))
-        hashes = [
-            int.from_bytes(blake2b(each, digest_size=8).digest(), "little") for each in stored
-        ]
-        contents = np.array(hashes, np.uint64)
+        with shown(train, "reading") as rows_to_read:
+            digests = [blake2b(images.content(row), digest_size=8) for row in rows_to_read]
+        contents = np.array(
+            [int.from_bytes(each.digest(), "little") for each in digests], np.uint64
+        )
         train = np.argsort(contents, kind="stable")  # so that names change nothing at all
     for name, share in held_out.items():
         if len(contents):
