@@ -20,6 +20,7 @@ from sa_zoo.training.pictures import EXTENSIONS
 METADATA = ("metadata.csv", "metadata.jsonl")  # for the "imagefolder" builder of `datasets`
 # how names begin that systems give: macOS, Jupyter, Python, Windows, Synology, Office
 JUNK = (".", "__macosx", "__pycache__", "thumbs.db", "desktop.ini", "$recycle", "@eadir", "~$")
+SPLIT_WORDS = {str(split): words for split, words in SPLIT_KEYWORDS.items()}
 Words = Mapping[str, Sequence[str]]  # by which a split is known
 Used = dict[str, list[Path]]  # files by split
 
@@ -44,7 +45,7 @@ def tables_in(folder: Path, asked: Iterable[str]) -> Found:
 
     Raises FileNotFoundError if there are no images, ValueError if they cannot be read or have no classes.
     """
-    words = {name: [name] for name in asked} | SPLIT_KEYWORDS
+    words = {name: [name] for name in asked} | SPLIT_WORDS
     files, skipped = _files_in(folder)
     parquet = [path for path in files if path.suffix == ".parquet"]
     pictures = [path for path in files if path.suffix.lower() in EXTENSIONS]
@@ -100,7 +101,7 @@ def _split_of(name: str, words: Words) -> str:
     for split, known in words.items():
         pattern = f"({'|'.join(map(re.escape, known))})(set)?(?![a-z])"
         if re.match(pattern, name, re.IGNORECASE):
-            return str(split)
+            return split
     return ""
 
 

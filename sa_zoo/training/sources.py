@@ -19,7 +19,7 @@ from timm.utils import natural_key
 
 from sa_zoo.folders.check import did_you_mean
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.picture_folder import SPLIT_KEYWORDS, Found, table_of, tables_in
+from sa_zoo.training.picture_folder import SPLIT_WORDS, Found, table_of, tables_in
 from sa_zoo.training.pictures import MODES, open_picture
 
 MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
@@ -86,7 +86,7 @@ class Source:
 def open_source(config: DataConfig) -> Source:
     """The Source of a config. Raises FileNotFoundError if there is none, ValueError if it has no usable labels."""
     folder = _folder(config)
-    asked = {split: getattr(config, f"{split}_split") for split in map(str, SPLIT_KEYWORDS)}
+    asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
     if folder:
         found = tables_in(folder, filter(None, asked.values()))
     else:
@@ -189,8 +189,8 @@ def _from_hub(config: DataConfig) -> Found:
         ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = before
-    origins = {split: f"split {split} on the Hub" for split in tables}
-    return Found(tables, origins, {})
+    by_name = {str(split): table for split, table in tables.items()}
+    return Found(by_name, {split: f"split {split} on the Hub" for split in by_name}, {})
 
 
 def _check_inside(folder: Path, images: Any) -> None:
@@ -210,10 +210,10 @@ def _chosen(found: Mapping[str, Any], name: str, asked: Mapping[str, str]) -> di
     for split, given in chosen.items():
         if given not in found:
             raise ValueError(f"data.{split}_split: got {given}, expected one of {names}")
-    for split, usual in SPLIT_KEYWORDS.items():
+    for split, usual in SPLIT_WORDS.items():
         free = [each for each in found if each not in chosen.values() and each.lower() in usual]
         if free:
-            chosen.setdefault(str(split), min(free, key=lambda each: usual.index(each.lower())))
+            chosen.setdefault(split, min(free, key=lambda each: usual.index(each.lower())))
     if "test" not in chosen and "validation" in chosen and not asked["validation"]:
         chosen["test"] = chosen.pop("validation")
     if not chosen.keys() & {"train", "test"}:

@@ -175,7 +175,7 @@ def rows_of(
     contents = np.empty(0)
     if hold_out == "content" and any(held_out.values()):
         images = source.images["train"]
-        with shown(train, "reading") as rows_to_read:
+        with shown(train.tolist(), "reading") as rows_to_read:
             digests = [blake2b(images.content(row), digest_size=8) for row in rows_to_read]
         contents = np.array(
             [int.from_bytes(each.digest(), "little") for each in digests], np.uint64
