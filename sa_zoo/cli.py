@@ -31,6 +31,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            typer.echo(f"stopped by Ctrl-C {error}".rstrip(), err=True)
+            raise typer.Exit(130) from error
         except Exception as error:
             of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             of_a_script = ctx.invoked_subcommand == "run"
@@ -81,7 +84,7 @@ sa_zoo: self-attention that can express convolution, for timm and Hugging Face
   sa-zoo models                                         the trained models
   sa-zoo explore sa_quadratic_tiny_cifar.long           a page in which to look at one
   sa-zoo train quickstart                               train a network in a minute
-  sa-zoo train finetune_folder --set data.name=FOLDER   fine-tune on your images
+  sa-zoo train finetune_folder --data FOLDER            fine-tune on your images
   sa-zoo --help                                         all commands"""
 
 
@@ -99,11 +102,31 @@ def main(
 
 
 @app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="Folder, Hub data set or digits.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Replace a value: data.key=value.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Print what training would make of a data set, and name all images that cannot be read."""
+    from sa_zoo.training.report import refuse_unreadable
+    from sa_zoo.verbs.data import data_report
+
+    report = data_report(name, set_ or [])
+    typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
+    refuse_unreadable(report)
+
+
+@app.command()
 def train(
     config: Annotated[str, typer.Argument(help="Recipe: TOML file, or the name of one.")],
     out: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")
     ] = None,
+    data: Annotated[
+        str, typer.Option(help="Hub data set, folder or digits (default: the data of the recipe).")
+    ] = "",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")
     ] = None,
@@ -116,6 +139,8 @@ def train(
     from sa_zoo.verbs.fit import fit, summary
 
     changes = set_ or []
+    if data:
+        changes = [f"data.name={json.dumps(data)}", "data.hold_out=content", *changes]
     out = out or Path("runs") / run_name(config, changes)
     metrics = fit(load_config(config, changes), out, resume)
     if PartialState().is_main_process:
@@ -184,11 +209,14 @@ def finish(
     model: Annotated[
         str, typer.Option(help="timm name of a checkpoint that does not have it.")
     ] = "",
+    classes: Annotated[
+        str, typer.Option(help="Names of the classes: data set, or file with a line for each.")
+    ] = "",
 ) -> None:
     """Make a complete folder of what transformers' Trainer, timm's train.py or the paper's code left."""
     from sa_zoo.verbs.finish import finish_copy
 
-    finish_copy(source, out, model)
+    finish_copy(source, out, model, classes)
     measure = f"sa-zoo evaluate {out} --data NAME --json {out}/metrics.json && sa-zoo card {out}"
     typer.echo(f"the model is in {out}; to measure it: {measure}")
 

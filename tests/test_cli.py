@@ -12,12 +12,13 @@ import pytest
 import torch
 from model_folders import make_run
 from safetensors.torch import save_file
-from tiny_runs import noise_images, parquet_folder, signalled_by, tiny_config
+from tiny_runs import image_folder, noise_images, parquet_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
 from sa_zoo.publishing.folder import read_manifest
 from sa_zoo.training.config import dump_config, run_name
+from sa_zoo.training.splits import StreamedSplit
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,6 +71,19 @@ assert not {"torch", "timm", "transformers"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", code, "train", "--help"], cwd=ROOT, check=True)
 
 
+def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(
+    config, tmp_path, monkeypatch
+):
+    def interrupted(split: StreamedSplit, row: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StreamedSplit, "read", interrupted)
+    folder = image_folder(tmp_path / "my pictures", {"cat": 23, "owl": 17})
+    result = sa_zoo("train", config, "--data", folder, "--out", tmp_path / "run")
+    assert result.exit_code == 130 and "stopped by Ctrl-C" in result.stderr
+    assert "my pictures, 40 images" in result.stderr and not (tmp_path / "run").exists()
+
+
 def test_the_trained_models_are_listed_with_their_results():
     rows = [line.split() for line in sa_zoo("models").stdout.splitlines()]
     listed = {row[0]: row[1:3] for row in rows if len(row) > 3}
@@ -85,7 +99,7 @@ def test_the_trained_models_are_listed_with_their_results():
 def test_training_leaves_a_complete_folder_and_says_what_is_next(trained):
     run, printed = trained
     top1 = read(run / "metrics.json")["test"]["top1"]
-    assert f"test_vit on digits: test accuracy {top1:.4f} (n = 359)" in printed
+    assert f"test_vit on digits: test accuracy {top1:.4f} ± 0.0" in printed
     assert "next: sa-zoo evaluate runs/tiny --detail" in printed
     assert (run / "figures" / "learning_curve.png").is_file()
     card = (run / "README.md").read_bytes()
@@ -160,7 +174,7 @@ def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     result = sa_zoo("evaluate", run, "--json", "no/such/result.json")
     assert result.exit_code == 1
     assert "no/such/result.json" in result.stderr
-    assert json.loads(result.stdout)["test"]["n"] == 359
+    assert json.loads(result.stdout)["test"]["n"] == 354
 
 
 def test_evaluating_into_the_metrics_changes_the_test_result_only(run, tmp_path):

@@ -1,21 +1,30 @@
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
-from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
-from tiny_runs import TINY_VIT, noise_images, parquet_folder, tiny_config
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    log_loss,
+    top_k_accuracy_score,
+)
+from tiny_runs import TINY_VIT, image_folder, tiny_config
 from torch import nn
 
-from sa_zoo.folders.metrics import Scores
-from sa_zoo.folders.opened import open_model
+from sa_zoo.folders.metrics import Metrics, Scores
+from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.training.config import DataConfig
+from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import evaluate, evaluate_opened
+from sa_zoo.training.digest import digest_of
+from sa_zoo.training.evaluate import class_table, evaluate, open_test_split
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
-from sa_zoo.training.splits import Split
+from sa_zoo.training.sources import Images, open_source
+from sa_zoo.training.splits import Split, rows_of
 
 FORMAT = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
 
@@ -77,7 +86,8 @@ def test_accuracy_and_loss_are_those_of_scikit_learn(answers):
     assert found.top1 == accuracy_score(labels, logits.argmax(1))
     assert found.top5 == top_k_accuracy_score(labels, p, k=5)
     assert found.loss == pytest.approx(log_loss(labels, p), rel=1e-6)
-    assert set(found.model_dump(exclude_none=True)) == {"top1", "top5", "loss", "n"}
+    assert set(found.model_dump(exclude_none=True)) == {"top1", "top5", "balanced", "loss", "n"}
+    assert found.balanced == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
 
 
 @pytest.mark.parametrize("batch", [1, 100, 101, 997])
@@ -87,9 +97,9 @@ def test_the_batch_size_changes_nothing(answers, batch):
     )
 
 
-def test_with_three_classes_the_five_likeliest_are_all(answers):
+def test_with_five_classes_the_five_likeliest_are_no_result(answers):
     logits, labels = answers
-    assert scored(logits[:, :3], labels % 3).top5 == 1.0
+    assert scored(logits[:, :5], labels % 5).top5 is None
 
 
 def test_a_model_that_answers_nothing_is_not_right():
@@ -130,7 +140,10 @@ def test_a_confusion_matrix_of_many_classes_is_left_out():
 def test_classes_that_never_occur_keep_their_place_in_the_detail():
     labels = np.array([0, 2, 2])
     found = scored(np.eye(4)[[0, 2, 0]] * 5, labels, detail=True)
-    assert found.per_class == [1.0, None, 0.5, None]
+    assert found.per_class == [1.0, None, 0.5, None] and found.images_per_class == [1, 0, 2, 0]
+    assert found.balanced == 0.75
+    table = class_table(found, ["ant", "bee", "cat", "dog"]).splitlines()
+    assert [line.split()[:3] for line in table] == [["ant", "1", "1.0000"], ["cat", "2", "0.5000"]]
     assert np.array(found.confusion_matrix).shape == (4, 4)
 
 
@@ -145,11 +158,72 @@ def test_the_model_keeps_its_mode(answers):
         assert all(module.training is training for module in model.modules())
 
 
-def test_a_run_folder_is_evaluated_on_its_data(run_folder):
-    found = evaluate_opened(open_model(str(run_folder)), DataConfig(name="digits"))
-    assert found.data == "digits"
-    assert found.test.n == 359
-    assert 0.0 <= found.test.top1 < 0.5
+def opened(names: list[str], folder: Path | None = None, digest: str | None = None) -> Opened:
+    """A network with classes of these names."""
+    network = timm.create_model("test_vit", num_classes=3, **TINY_VIT)
+    network.pretrained_cfg["label_names"] = names
+    return Opened("test_vit", folder, network, {}, Metrics(data_digest=digest))
+
+
+def test_classes_are_matched_by_name(tmp_path, capsys, caplog):
+    """Whatever their order, and where some are missing."""
+    folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
+    model = opened(["owl", "dog", "cat"])
+    source, split, _ = open_test_split(model, DataConfig(name=str(folder)), open_accelerator())
+    assert source.classes == ("owl", "dog", "cat")
+    assert torch.bincount(split.labels, minlength=3).tolist() == [5, 0, 2]
+    said = capsys.readouterr().err
+    assert "classes matched by name" in said and "no test images: 1 classes: dog" in said
+    image_folder(folder, {"test/zebra": 1})
+    with pytest.raises(ValueError, match=r"the classes zebra in D, which the model does not know"):
+        open_test_split(model, DataConfig(name=str(folder)), open_accelerator())
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("names", [None, ["0", "1", "2"]])
+def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
+    folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
+    with pytest.raises(ValueError, match="data: got 2 classes, expected 3 as the model has"):
+        open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())
+    image_folder(folder, {"test/zebra": 1})
+    _, split, _ = open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())
+    assert torch.bincount(split.labels).tolist() == [2, 5, 1]
+    assert "classes are matched by number: the model's 0 is cat in D" in caplog.text
+
+
+@pytest.mark.parametrize("known", ["", "digest", "config"])
+def test_all_images_of_an_unsplit_folder_count_unless_the_model_was_trained_on_it(tmp_path, known):
+    folder = image_folder(tmp_path / "D", {"cat": 13, "dog": 11, "owl": 7})
+    data = DataConfig(name=str(folder))
+    source = open_source(data)
+    digest = digest_of(source).sum() if known == "digest" else "of other data"
+    if known == "config":
+        config = tiny_config(data={"name": str(folder), "hold_out": "position"})
+        (tmp_path / "train.toml").write_text(dump_config(config))
+    model = opened(["cat", "dog", "owl"], tmp_path, digest)
+    count = len(open_test_split(model, data, open_accelerator())[1])
+    by_content = len(rows_of(source, 0.0)["test"][1])
+    assert count == {"": 31, "digest": by_content, "config": 6}[known]
+
+
+def test_a_digest_is_that_of_the_data_wherever_they_are(tmp_path):
+    folder = image_folder(tmp_path / "D", {"train/cat": 5, "train/owl": 3, "test/owl": 2})
+    before = digest_of(open_source(DataConfig(name=str(folder))))
+    moved = open_source(DataConfig(name=str(folder.rename(tmp_path / "E"))))
+    assert digest_of(moved) == before
+    rows = np.arange(8)[::-1]
+    images = Images(moved.images["train"].table.select(rows).flatten_indices(), "image", None)
+    reversed_ = replace(
+        moved,
+        images={**moved.images, "train": images},
+        labels={**moved.labels, "train": moved.labels["train"][rows]},
+    )
+    assert digest_of(reversed_).changes_since(before) == "the same images in another order"
+    (tmp_path / "E" / "train" / "cat" / "0.png").rename(tmp_path / "E" / "test" / "owl" / "7.png")
+    (tmp_path / "E" / "test" / "owl").rename(tmp_path / "E" / "test" / "emu")
+    changed = digest_of(open_source(DataConfig(name=str(tmp_path / "E"))))
+    said = "emu, a new class; 3 images in test, not 2; 7 images in train, not 8"
+    assert changed.changes_since(before) == said
 
 
 def test_a_run_folder_loads_bit_equal_through_timm(run_folder):
@@ -168,21 +242,6 @@ def test_the_config_of_a_run_folder_is_one_that_transformers_takes_too(run_folde
     assert config["num_classes"] == 10
     assert config["pretrained_cfg"]["input_size"] == [3, 8, 8]
     assert config["model_args"]["patch_size"] == TINY_VIT["patch_size"]
-
-
-def test_other_names_of_classes_are_said(run_folder, tmp_path, caplog):
-    evaluate_opened(open_model(str(run_folder)), DataConfig(name="digits"))
-    assert not caplog.text
-    images = {split: noise_images(10) for split in ("train", "test")}
-    folder = parquet_folder(tmp_path / "ten", images, classes=10)
-    evaluate_opened(open_model(str(run_folder)), DataConfig(name=str(folder)))
-    assert "classes are matched by number: the model's 0 is label 0 in ten" in caplog.text
-
-
-def test_another_number_of_classes_is_reported(run_folder, tmp_path):
-    folder = parquet_folder(tmp_path / "three", {"train": noise_images(5), "test": noise_images(5)})
-    with pytest.raises(ValueError, match="data: got 3 classes, expected 10"):
-        evaluate_opened(open_model(str(run_folder)), DataConfig(name=str(folder)))
 
 
 @pytest.mark.parametrize(

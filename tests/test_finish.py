@@ -10,6 +10,7 @@ import torch
 from model_folders import make_run
 from timm.models import save_for_hf
 from timm.utils import CheckpointSaver, ModelEmaV3
+from tiny_runs import image_folder
 from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
@@ -110,10 +111,16 @@ ARGS = Namespace(
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_a_checkpoint_of_timms_trainer_becomes_a_complete_folder(tmp_path, ema, capsys):
+def test_a_checkpoint_of_timms_trainer_becomes_a_complete_folder(tmp_path, ema, capsys, caplog):
     path, network = timm_checkpoint(tmp_path, ARGS, ema)
-    result = CliRunner().invoke(app, ["finish", str(path), "--out", str(tmp_path / "out")])
+    command = ["finish", str(path), "--out", str(tmp_path / "out")]
+    if ema:
+        names = [str(number) for number in range(5, 12)]
+        command += ["--classes", str(image_folder(tmp_path / "data", dict.fromkeys(names, 1)))]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
+    assert open_folder(tmp_path / "out").config.get("label_names") == (names if ema else None)
+    assert ("the model has no names for its 7 classes" in caplog.text) != ema
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
     config = open_folder(tmp_path / "out").config
@@ -130,6 +137,10 @@ def test_a_checkpoint_without_arguments_needs_the_name_of_its_model(tmp_path):
     path = tmp_path / "model_best.pth.tar"
     with pytest.raises(ValueError, match=r"got cifarresnet, expected the timm name .*as --model"):
         finish_copy(path, tmp_path / "out")
+    names = tmp_path / "names.txt"
+    names.write_text("ant\nbee\n")
+    with pytest.raises(ValueError, match="--classes: got 2 names, expected 7"):
+        finish_copy(path, tmp_path / "out", "resnet_tiny_cifar", str(names))
     finish_copy(path, tmp_path / "out", "resnet_tiny_cifar")
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))

@@ -55,7 +55,7 @@ def test_convolutions_keep_their_accuracy_as_convolutions(folder, tmp_path):
     assert [row[0] for row in rows] == ["blocks.0.attn", "blocks.1.attn", "all"]
     assert all(row[1::2] == [accuracy] * 2 for row in rows)
     assert all(float(bound) < 1e-5 for row in rows[:2] for bound in row[2::2])
-    assert f"with attention: {accuracy} (digits, 359 images)" in output
+    assert f"with attention: {accuracy} (digits, 1797 images)" in output
     assert (tmp_path / "convolutions.md").read_text().strip() == output.strip()
 
 

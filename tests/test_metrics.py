@@ -3,8 +3,22 @@
 import json
 
 import pytest
+from scipy.stats import binomtest
 
-from sa_zoo.folders.metrics import Metrics, Scores, Training, read_metrics, write_metrics
+from sa_zoo.folders.metrics import (
+    Metrics,
+    Scores,
+    Training,
+    margin,
+    read_metrics,
+    write_metrics,
+)
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 5), (7, 13), (13, 13), (8711, 10007)])
+def test_the_margin_is_half_of_the_wilson_interval(right, n):
+    interval = binomtest(right, n).proportion_ci(0.95, method="wilson")
+    assert margin(right / n, n) == pytest.approx((interval.high - interval.low) / 2, rel=1e-4)
 
 
 def test_metrics_read_back_equal_and_hold_only_measurements(tmp_path):
@@ -22,7 +36,7 @@ def test_metrics_read_back_equal_and_hold_only_measurements(tmp_path):
     ("text", "said"),
     [
         ('{"version": 2}', "expected version 1 of its schema, but version: got 2"),
-        ('{"test": {"top1": 0.5}}', "test.top5: got .*; test.loss"),
+        ('{"test": {"top1": 0.5}}', r"test.loss: got .*; test.n"),
         ('{"test": {"top1": 1.7, "top5": 1, "loss": 1, "n": 1}}', "test.top1: got 1.7"),
         ('{"accuracy": 0.5}', "accuracy: got 0.5"),
         ("[]", "metrics.json: got a list, expected a JSON object"),

@@ -185,4 +185,4 @@ def test_heads_studies_every_stage(run):
     assert result.exit_code == 0, result.output
     rows = [line.split("|")[1].strip() for line in result.output.splitlines() if "|" in line]
     assert rows[2:] == [*(f"blocks.{i}.attn" for i in range(6)), "all"]
-    assert read_metrics(run).test.n == 359
+    assert read_metrics(run).test.n == 354

@@ -37,6 +37,7 @@ class Scores(Section):
     n: int = Field(ge=1)
     # on the test split of a run, and by `sa-zoo evaluate --detail`
     per_class: list[float | None] | None = None
+    images_per_class: list[int] | None = None
     calibration_error: float | None = None
     # confidence, accuracy and (not in older files) number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
@@ -90,6 +91,7 @@ class Metrics(Section):
     parameters: int | None = None
     data: str | None = None
     data_revision: str | None = None
+    data_digest: str | None = None  # of what the model was trained on, see training/digest.py
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None

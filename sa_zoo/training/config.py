@@ -33,6 +33,9 @@ DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.mode
     "vit",
 }
 
+# Keys that train.toml of a run has always had
+WRITTEN = {"name", "revision", "label_column", "image_size", "validation"}
+
 
 class Section(BaseModel):
     """Types are strict: TOML has its own, and a number in quotes is a mistake."""
@@ -59,10 +62,25 @@ class ModelConfig(Section):
 class DataConfig(Section):
     name: Text = "uoft-cs/cifar10"  # Hub data set, folder, or "digits"
     revision: str = ""  # revision of a Hub data set; empty: the newest
+    config: str = ""  # configuration of a Hub data set, or a folder in the folder; empty: none
+    train_split: str = ""  # name of a split; empty: the usual one
+    validation_split: str = ""
+    test_split: str = ""  # empty: the usual one, or that of validation if there is no other
     title: str = ""  # what results call the data; empty: its name
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: Pixels = 0  # of a side; 0: the model's own
     validation: Fraction = 0.1  # of the training images, which is held out
+    # what decides which images are held out: their bytes, per class; or their position, as in earlier versions, which
+    # took no notice of validation splits
+    hold_out: Literal["content", "position"] = "content"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, keys: Any) -> Any:
+        """A run writes all its keys; one without `hold_out` is older than content."""
+        if isinstance(keys, dict) and keys.keys() >= WRITTEN:
+            return {"hold_out": "position", **keys}
+        return keys
 
 
 class AugmentConfig(Section):
@@ -157,6 +175,14 @@ def data_of(model: str) -> DataConfig:
             f"--data: got nothing, expected a data set, as {model} is not a run folder"
         )
     return load_config(recipe).data
+
+
+def data_config(name: str, overrides: Iterable[str]) -> DataConfig:
+    """The section `data` of a recipe that has only that name in it, with overrides as of `load_config`."""
+    table: dict[str, Any] = {"data": {"name": name}}
+    for override in overrides:
+        _set(table, override)
+    return parse_config({"model": {"name": "any"}, "train": {"epochs": 1}} | table).data
 
 
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:

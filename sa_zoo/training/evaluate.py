@@ -1,6 +1,11 @@
 """One function computes every accuracy that is reported."""
 
 import logging
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +16,15 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
-from sa_zoo.folders.metrics import Metrics, Scores
+from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
-from sa_zoo.training.config import DataConfig
+from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.digest import digest_of
 from sa_zoo.training.model import InputFormat, input_format_of
-from sa_zoo.training.sources import open_source
-from sa_zoo.training.splits import Split, splits_of
+from sa_zoo.training.report import check_data
+from sa_zoo.training.sources import Source, open_source
+from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
 
 _logger = logging.getLogger(__name__)
 
@@ -54,12 +61,21 @@ def evaluate(
     )
     assert len(true) == len(split), "some images do not count exactly once"
     correct = predicted == true[:, None]  # (n, 5)
+    classes = logits.shape[1]
+    images = np.bincount(true, minlength=classes)
+    accuracy = np.bincount(true[correct[:, 0]], minlength=classes) / np.maximum(images, 1)
+    more = {}
+    if detail:
+        more = _detail(predicted[:, 0], probability, true, classes)
+        more["images_per_class"] = images.tolist()
+        more["per_class"] = np.where(images, accuracy, None).tolist()
     return Scores(
         top1=float(correct[:, 0].mean()),
-        top5=float(correct.any(1).mean()),
+        top5=float(correct.any(1).mean()) if classes > 5 else None,
+        balanced=float(accuracy[images > 0].mean()),
         loss=float(loss.mean(dtype=np.float64)),
         n=len(true),
-        **(_detail(predicted[:, 0], probability, true, logits.shape[1]) if detail else {}),
+        **more,
     )
 
 
@@ -74,9 +90,6 @@ def _detail(
     counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
     weights = counts[counts > 0] / len(labels)
     return {
-        "per_class": [
-            float(row[true] / row.sum()) if row.any() else None for true, row in enumerate(matrix)
-        ],
         "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
         "calibration_curve": {
             "confidence": mean_confidence.tolist(),
@@ -88,34 +101,97 @@ def _detail(
 
 
 def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> Metrics:
-    """Evaluate a model on the test split, in full precision. Raises ValueError if the numbers of classes differ."""
+    """Evaluate a model in full precision; raises as `open_test_split` does. `detail` prints a table of the classes."""
     accelerator = open_accelerator()
-    name, split, input_format = open_test_split(opened.network, data, accelerator)
+    source, split, input_format = open_test_split(opened, data, accelerator)
     network = opened.network.to(accelerator.device)
     test = evaluate(network, split, input_format, accelerator, detail=detail)
     network.cpu()  # where those who open a model expect it
+    text = f"top-1 {test}, balanced {test.balanced:.4f}"
+    if detail:
+        text += f"\n{class_table(test, source.classes)}"
+    accelerator.print(text, file=sys.stderr)
     model = str(opened.folder or opened.source)
-    return Metrics(model=model, data=name, data_revision=data.revision or None, test=test)
+    return Metrics(model=model, data=source.name, data_revision=data.revision or None, test=test)
+
+
+def class_table(scores: Scores, classes: Sequence[str]) -> str:
+    """A line per class that has images: its name, their number, and the accuracy on them."""
+    assert scores.images_per_class and scores.per_class
+    width = max(map(len, classes))
+    rows = zip(classes, scores.images_per_class, scores.per_class, strict=True)
+    lines = [
+        f"{name:{width}} {n:6} {right:.4f} ± {margin(right, n):.4f}" for name, n, right in rows if n
+    ]
+    return "\n".join(lines)
 
 
 def open_test_split(
-    network: nn.Module, data: DataConfig, accelerator: Accelerator
-) -> tuple[str, Split, InputFormat]:
-    """Name and test split of a data set, and the input format of the network that it is decoded for.
+    opened: Opened, data: DataConfig, accelerator: Accelerator
+) -> tuple[Source, Split, InputFormat]:
+    """A data set with the classes of a model, the images to evaluate the model on, and the format that it takes.
 
-    Raises ValueError if model and data differ in their number of classes.
+    The images are those of the test split. Of data without one, they are the images that were held out if the model was
+    trained on these data, and otherwise all images. Raises ValueError if the classes do not fit.
     """
     source = open_source(data)
-    if network.num_classes != len(source.classes):
-        raise ValueError(
-            f"data: got {len(source.classes)} classes, expected {network.num_classes} as the model has"
-        )
-    named = getattr(network, "pretrained_cfg", {}).get("label_names") or source.classes
-    for mine, given in zip(named, source.classes, strict=False):
-        if mine != given:
+    which, rule = "its test split", data.hold_out
+    if "test" not in source.labels:
+        which, rule = "held out from training", _rule_of_its_run(opened, data, source)
+        if not rule:
+            which = "all of them, as the model was not trained on them"
+            images = {**source.images, "test": source.images["train"]}
+            labels = {"train": np.empty(0, np.int64), "test": source.labels["train"]}
+            origins = {**source.origins, "test": source.origins.get("train", "train")}
+            source = replace(source, images=images, labels=labels, origins=origins)
+    source, how = _with_classes_of(opened.network, source)
+    input_format = input_format_of(opened.network, data.image_size)
+    streamed = streamed_splits(source, 0, input_format, ["test"], rule)
+    check_data(source, streamed)
+    split = kept_if_small(streamed, accelerator.device)["test"]
+    text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"
+    accelerator.print(text, file=sys.stderr)
+    return source, split, input_format
+
+
+def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
+    """How images were held out if the model was trained on these data; empty if it was not."""
+    digest = opened.metrics.data_digest
+    same = digest and digest == digest_of(source).sum()
+    rule = data.hold_out
+    if opened.folder:
+        with suppress(ValueError):  # not a run folder
+            trained_on = data_of(str(opened.folder))
+            same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
+            rule = trained_on.hold_out
+    return rule if same else ""
+
+
+def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
+    """The source with the classes of a model, matched by name, or by number if one of the two has only numbers."""
+    given = source.classes
+    numbers = tuple(map(str, range(network.num_classes)))
+    names = tuple(getattr(network, "pretrained_cfg", {}).get("label_names") or ())
+    unknown = [name for name in given if name not in names]
+    if names and not unknown:
+        order = np.array([names.index(name) for name in given])
+        labels = {split: order[own] for split, own in source.labels.items()}
+        return replace(source, labels=labels, classes=names), "by name"
+    if names not in ((), numbers) and given != numbers[: len(given)]:
+        got = f"{_listed(unknown)} in {source.name}, which the model does not know"
+        raise ValueError(f"data: got the classes {got}, expected some of {_listed(names)}")
+    if len(given) != len(numbers):
+        expected = f"{len(numbers)} as the model has"
+        raise ValueError(f"data: got {len(given)} classes, expected {expected}")
+    for mine, other in zip(names or numbers, given, strict=False):
+        if mine != other:
             message = "data: classes are matched by number: the model's %s is %s in %s"
-            _logger.warning(message, mine, given, source.name)
+            _logger.warning(message, mine, other, source.name)
             break
-    input_format = input_format_of(network, data.image_size)
-    splits = splits_of(source, 0, input_format, accelerator.device, ["test"])
-    return source.name, splits["test"], input_format
+    return source, "by number"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first ten of the names, and how many others there are."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more

@@ -19,6 +19,8 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
+from sa_zoo.training.digest import Digest
+from sa_zoo.training.model import frozen_norms
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
 from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_heads, write_history
@@ -38,6 +40,7 @@ class Run:
     model: nn.Module
     split: Split
     augment: Augment
+    digest: Digest
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -91,6 +94,8 @@ class Run:
         counters = self.counters
         read_every = 1 if self.accelerator.device.type == "cpu" else READ_EVERY
         self.prepared.train()
+        for norm in frozen_norms(self.model, self.config.model.freeze):
+            norm.eval()
         start = time.perf_counter()
         batches = self._remaining_batches()
         while counters.step < self.steps:
@@ -221,8 +226,15 @@ class Run:
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> None:
-        """Return to the last checkpoint, if there is one."""
+        """Return to the last checkpoint, if there is one. Raises ValueError if it is that of a run on other data."""
         self.counters = load_checkpoint(self.folder, self.modules, self.optimizer)
+        before = self.counters.data
+        if before and before != self.digest:
+            changes = self.digest.changes_since(before)
+            raise ValueError(
+                f"data: got {changes}, expected those that the run in {self.out} began with, or a new --out"
+            )
+        self.counters.data = self.digest
         if self.counters.scaler and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(self.counters.scaler)
 

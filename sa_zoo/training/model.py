@@ -98,6 +98,17 @@ def _freeze(model: nn.Module, pattern: str) -> None:
         parameters[name].requires_grad_(False)
 
 
+def frozen_norms(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Modules with running statistics whose parameters, or statistics where they have none, match model.freeze."""
+    found = []
+    for path, module in model.named_modules():
+        if pattern and hasattr(module, "running_mean"):
+            names = [name for name, _ in module.named_parameters(path)] or [f"{path}.running_mean"]
+            if all(re.search(pattern, name) for name in names):
+                found.append(module)
+    return found
+
+
 @torch.no_grad()
 def check_output(model: nn.Module, input_size: tuple[int, int, int], classes: int) -> None:
     """Raise ValueError unless one image (C, H, W) gives the logits of all classes, (1, classes)."""

@@ -1,19 +1,42 @@
 """Opens image files, which may come from anybody: data sets and the explorer open every one here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from PIL import Image, ImageOps
 
+with suppress(ImportError):
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+
 # Of what Pillow knows: not PostScript, which is a program, nor formats whose bit depth Pillow does not report.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-EXTENSIONS = {name for name, kind in Image.registered_extensions().items() if kind in FORMATS}
+WANTED = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", "AVIF", "HEIF")
+EXTENSIONS = {name for name, kind in Image.registered_extensions().items() if kind in WANTED}
+FORMATS = tuple(kind for kind in WANTED if kind in Image.OPEN)  # AVIF and HEIF are optional
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 
 
 def open_picture(file: Path | BinaryIO) -> Image.Image:
     """The first frame of an image file, upright as its EXIF data say. Raises ValueError for any that cannot be used."""
+    with _opened(file) as image:
+        upright = ImageOps.exif_transpose(image)
+        # converted to other modes, such a palette makes Pillow warn
+        has_transparent_colors = isinstance(upright.info.get("transparency"), bytes)
+        return upright.convert("RGBA") if has_transparent_colors else upright
+
+
+def size_of_picture(file: Path | BinaryIO) -> tuple[int, int]:
+    """Width and height by the header of an image file. Raises ValueError for any that cannot be used."""
+    with _opened(file) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
     try:
         with Image.open(file, formats=FORMATS) as image:
             if image.mode not in MODES:
@@ -23,7 +46,7 @@ def open_picture(file: Path | BinaryIO) -> Image.Image:
                 raise ValueError(
                     f"got {image.mode} of more than 8 bits per channel, expected 8: convert the images"
                 )
-            return ImageOps.exif_transpose(image)
+            yield image
     except Exception as error:  # Pillow raises many types for files that are not images
         raise ValueError(str(error) or type(error).__name__) from error
 

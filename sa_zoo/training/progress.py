@@ -1,18 +1,39 @@
 """A progress bar on a terminal, one line per epoch elsewhere; and stopping at Ctrl-C or SIGTERM."""
 
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
+MANY = 2_000  # images, which take some time
+
 
 class Interrupted(Exception):
     """The run was asked to stop, and has saved a checkpoint to resume from."""
+
+
+@contextmanager
+def shown(images: Sequence[Any], doing: str) -> Iterator[Iterable[Any]]:
+    """The images, with a progress bar on a terminal where they take more than a second, elsewhere a line if many.
+
+    What Ctrl-C interrupts is the message of its KeyboardInterrupt.
+    """
+    hidden = os.environ.get("LOCAL_RANK", "0") != "0"
+    if len(images) > MANY and not hidden and not sys.stderr.isatty():
+        print(f"{doing} {len(images)} images", file=sys.stderr, flush=True)
+    try:
+        with tqdm(
+            images, doing, unit=" images", delay=1, leave=False, disable=hidden or None
+        ) as bar:
+            yield bar
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"while {doing} {len(images)} images") from error
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sa_zoo.training.augment import HOLD_OUT, permutation
+from sa_zoo.training.augment import HOLD_OUT, counter_hash, permutation
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
+from sa_zoo.training.progress import shown
 from sa_zoo.training.sources import Source
 
 SPLITS = ("train", "validation", "test")
@@ -111,8 +113,9 @@ class StreamedSplit(Split):
     def kept(self, device: torch.device) -> Split:
         """The same split, decoded now and kept on a device."""
         images = torch.empty((len(self), *self.input_size), dtype=torch.uint8)
-        for position, row in enumerate(self.rows.tolist()):
-            images[position] = self.read(row)
+        with shown(self.rows.tolist(), "decoding") as rows:
+            for position, row in enumerate(rows):
+                images[position] = self.read(row)
         return Split(images.to(device), self.labels.numpy())
 
 
@@ -129,32 +132,81 @@ def splits_of(
     input_format: InputFormat,
     device: torch.device,
     names: Iterable[str] = SPLITS,
+    hold_out: str = "content",
 ) -> Mapping[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
-    rows = _rows(source, validation)
+    return kept_if_small(streamed_splits(source, validation, input_format, names, hold_out), device)
+
+
+def streamed_splits(
+    source: Source,
+    validation: float,
+    input_format: InputFormat,
+    names: Iterable[str] = SPLITS,
+    hold_out: str = "content",
+) -> Mapping[str, StreamedSplit]:
+    """The splits of these names, of which nothing is decoded yet."""
+    rows = rows_of(source, validation, hold_out)
     splits = {name: StreamedSplit(source, *rows[name], input_format) for name in names}
     if "test" in splits and not len(splits["test"]):
         expected = "a test split, or more images, of which a fifth become one"
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
-    images = sum(map(len, splits.values()))
-    if images * math.prod(input_format.input_size) > KEPT_BYTES:
+    return splits
+
+
+def kept_if_small(splits: Mapping[str, StreamedSplit], device: torch.device) -> Mapping[str, Split]:
+    """The splits, decoded and kept on a device if they are small."""
+    values = sum(len(split) * math.prod(split.input_size) for split in splits.values())
+    if values > KEPT_BYTES:
         return splits
     return {name: split.kept(device) for name, split in splits.items()}
 
 
-def _rows(source: Source, validation: float) -> dict[str, tuple[str, np.ndarray]]:
-    """Split -> (table of the source, rows of that table)."""
-    train = np.arange(len(source.labels["train"]))
-    if "test" in source.labels:
-        test = "test", np.arange(len(source.labels["test"]))
-    else:
-        train, held_out = _hold_out(train, TEST_SHARE)
-        test = "train", held_out
-    train, held_out = _hold_out(train, validation)
-    return {"train": ("train", train), "validation": ("train", held_out), "test": test}
+def rows_of(
+    source: Source, validation: float, hold_out: str = "content"
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Split -> (table of the source, rows of that table). Splits that the source lacks are held out of "train"."""
+    rows = {name: (name, np.arange(len(labels))) for name, labels in source.labels.items()}
+    if hold_out == "position":
+        rows.pop("validation", None)
+    shares = {"test": TEST_SHARE, "validation": validation}
+    held_out = {name: share for name, share in shares.items() if name not in rows}
+    train = rows["train"][1]
+    contents = np.empty(0)
+    if hold_out == "content" and any(held_out.values()):
+        images = source.images["train"]
+        with shown(train.tolist(), "reading") as rows_to_read:
+            digests = [blake2b(images.content(row), digest_size=8) for row in rows_to_read]
+        contents = np.array(
+            [int.from_bytes(each.digest(), "little") for each in digests], np.uint64
+        )
+        train = np.argsort(contents, kind="stable")  # so that names change nothing at all
+    for name, share in held_out.items():
+        if len(contents):
+            draws = counter_hash(HOLD_OUT, SPLITS.index(name), contents[train]) / 2.0**64
+            held = _held_out(draws, source.labels["train"][train], share)
+        else:
+            first = permutation(len(train), HOLD_OUT)[: round(share * len(train))]
+            held = np.isin(np.arange(len(train)), first)
+        rows[name] = "train", train[held]
+        train = train[~held]
+    rows["train"] = "train", train
+    return rows
 
 
-def _hold_out(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    order = permutation(len(rows), HOLD_OUT)
-    held = round(share * len(rows))
-    return np.sort(rows[order[held:]]), np.sort(rows[order[:held]])
+def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
+    """Whether each image is held out: its draw, from 0 to 1, is below the share, whatever other images there are.
+
+    Only where that is less than half or more than one and a half of the share of a class, which happens in small ones,
+    its lowest draws fill up or limit it: every class of several images has some held out, and keeps some.
+    """
+    held = np.zeros(len(draws), bool)
+    order = np.lexsort((draws, labels))
+    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    for members in np.split(order, starts):
+        expected = share * len(members)
+        least = math.ceil(expected / 2)
+        most = min(max(least, int(1.5 * expected)), len(members) - 1)
+        count = max(least, int(np.searchsorted(draws[members], share)))
+        held[members[: min(count, most)]] = True
+    return held

@@ -23,6 +23,7 @@ from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import open_accelerator, report_lost_process, with_launched_precision
+from sa_zoo.training.digest import digest_of
 from sa_zoo.training.evaluate import evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import (
@@ -33,6 +34,7 @@ from sa_zoo.training.model import (
     input_format_of,
 )
 from sa_zoo.training.progress import interruption
+from sa_zoo.training.report import check_data
 from sa_zoo.training.run_folder import (
     IMAGES,
     is_finished,
@@ -40,7 +42,7 @@ from sa_zoo.training.run_folder import (
     remove_checkpoints,
 )
 from sa_zoo.training.sources import Source, open_source
-from sa_zoo.training.splits import Split, splits_of
+from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
 from sa_zoo.training.whitening import whiten_first_convolution
 from sa_zoo.vit.start import IMAGES as START_IMAGES
 from sa_zoo.vit.start import start_as_convolution
@@ -73,10 +75,13 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     input_format = input_format_of(model, config.data.image_size)
     macs = _macs(model, config, input_format)
     check_output(model, input_format.input_size, classes)
-    splits = splits_of(source, config.data.validation, input_format, device)
+    data = config.data
+    streamed = streamed_splits(source, data.validation, input_format, hold_out=data.hold_out)
+    check_data(source, streamed, config.augment)
+    splits = kept_if_small(streamed, device)
     _initialize(model, config.model, splits["train"], input_format)
     augment = Augment(config.augment, seed, classes, input_format.normalize)
-    run = Run(config, out, accelerator, model, splits["train"], augment)
+    run = Run(config, out, accelerator, model, splits["train"], augment, digest_of(source))
     _loop(run, splits["validation"], input_format)
     if accelerator.is_main_process:
         # a tag would name weights that timm offers, and these are others
@@ -190,6 +195,7 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         data=source.name,
         data_revision=config.data.revision or None,
+        data_digest=run.digest.sum(),
         **scores,
         train=Training(
             seconds=run.counters.seconds,

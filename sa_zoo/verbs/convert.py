@@ -43,7 +43,7 @@ def summary(converted: Opened, report: Report) -> str:
     before = converted.metrics.baseline
     after = converted.metrics.test
     if before and after:
-        text += f"test accuracy {before.test.top1:.4f} before, {after.top1:.4f} after\n"
+        text += f"test accuracy {before.test} before, {after} after\n"
     return text.rstrip()
 
 
@@ -52,7 +52,8 @@ def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
     try:
         config = _test_data(cnn, data)
         before = evaluate_opened(cnn, config).test
-        after = evaluate_opened(converted, config)
+        # on the same images: the converted network was trained on the data of the CNN, too
+        after = evaluate_opened(replace(cnn, network=converted.network), config)
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; the conversion is in {converted.folder}") from error
     assert before

@@ -1,7 +1,9 @@
 """From a trained network to the folder that is published: what transformers and people read is added."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sa_zoo.analysis.figures import figure_files
 from sa_zoo.folders.check import refusing
@@ -11,7 +13,11 @@ from sa_zoo.folders.write import SUMS, new_folder, write_sums, write_timm_files
 from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
 from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import card_files
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.sources import open_source
 from sa_zoo.verbs.explore import explorer_files
+
+_logger = logging.getLogger(__name__)
 
 CHANGING = {
     "README.md",
@@ -49,27 +55,52 @@ def finish_folder(folder: Path) -> Opened:
     return finish(open_folder(folder))
 
 
-def finish_copy(source: Path, out: Path, model: str = "") -> Opened:
+def finish_copy(source: Path, out: Path, model: str = "", classes: str = "") -> Opened:
     """Make a complete folder `out` of what another trainer left; returns it as opened.
 
     `source` is a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
-    trainer or of the paper's own code; `model` is the timm name of a checkpoint that does not have it. Raises
-    FileExistsError if `out` is not empty, FileNotFoundError or ValueError for a source that cannot be read.
+    trainer or of the paper's own code; `model` is the timm name of a checkpoint that does not have it, `classes` what
+    names its classes. Raises FileExistsError if `out` is not empty, FileNotFoundError or ValueError for a source that
+    cannot be read, and for other classes.
     """
+    names = _class_names(classes)
+    data = None
     with new_folder(out) as new:
         if source.is_file():
             network, data = network_from_checkpoint(source, model)
-            write_timm_files(new, network, data_config=data)
         else:
             if (source / PICKLED).is_file() and not (source / "model.safetensors").is_file():
                 write_safely(source, new)
                 source = new
             network = open_folder(source).network
-            write_timm_files(new, network)
+        cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
+        _name_classes(cfg, names, network.num_classes)  # type: ignore[arg-type]
+        write_timm_files(new, network, data_config=data)
         metrics = Metrics(
-            model=network.pretrained_cfg["architecture"],  # type: ignore[index]
+            model=cfg["architecture"],
             parameters=sum(parameter.numel() for parameter in network.parameters()),
         )
         write_metrics(new, metrics)
         opened = finish_folder(new)
     return opened.moved(out)
+
+
+def _class_names(source: str) -> list[str]:
+    """The lines of a file, or the classes of a data set; in folders, these are in timm's natural order."""
+    if Path(source).is_file():
+        return Path(source).read_text(encoding="utf-8").splitlines()
+    return list(open_source(DataConfig(name=source)).classes) if source else []
+
+
+def _name_classes(cfg: dict[str, Any], names: list[str], classes: int) -> None:
+    """Put names into a pretrained_cfg; warns if it has none. Raises ValueError for another number of names."""
+    if names:
+        cfg["label_names"] = names
+        if len(names) != classes:
+            raise ValueError(f"--classes: got {len(names)} names, expected {classes}")
+    elif len(cfg.get("label_names") or ()) != classes:
+        _logger.warning(
+            "the model has no names for its %d classes, so evaluation matches them by number, in timm's natural "
+            "order of folders; --classes FOLDER stores them",
+            classes,
+        )

@@ -22,8 +22,7 @@ def fit(config: Config, out: Path, resume: bool = False) -> Metrics:
 def summary(metrics: Metrics, out: Path) -> str:
     """The result of a finished run, and what to do next."""
     assert metrics.test
-    result = f"{metrics.model} on {metrics.data}: test accuracy {metrics.test.top1:.4f}"
-    result += f" (n = {metrics.test.n})"
+    result = f"{metrics.model} on {metrics.data}: test accuracy {metrics.test}"
     train = metrics.train
     if train and train.seconds:  # neither is in a metrics.json that only an evaluation wrote
         result += f" after {train.epochs} epochs, {train.seconds / 60:.1f} minutes"

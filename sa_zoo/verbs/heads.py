@@ -18,7 +18,7 @@ from sa_zoo.analysis.head_figures import accuracy_by_heads, head_depth
 from sa_zoo.analysis.heads import heads_table, layers_of, measure
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.convolution.nearest import NearestConvolution
-from sa_zoo.folders.opened import open_model
+from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
@@ -34,9 +34,10 @@ TURNS = 7  # in which networks take turns when their speed is measured
 class TestImages:
     """The test split of a data set as a network takes it."""
 
-    def __init__(self, network: nn.Module, data: DataConfig) -> None:
+    def __init__(self, opened: Opened, data: DataConfig) -> None:
         self.accelerator = open_accelerator()
-        self.name, self.split, self.input_format = open_test_split(network, data, self.accelerator)
+        source, self.split, self.input_format = open_test_split(opened, data, self.accelerator)
+        self.name = source.name
 
     def first(self, count: int) -> Tensor:
         """(count, C, H, W), normalized, on the CPU."""
@@ -64,7 +65,7 @@ def study(
     opened = open_model(model)
     network: Any = opened.network
     if convolve and isinstance(network, VisionTransformer):
-        test = TestImages(network, DataConfig(name=data) if data else data_of(model))
+        test = TestImages(opened, DataConfig(name=data) if data else data_of(model))
         return _convolved_vit(network, test, _numbers("--convolve", convolve), most, below, out)
     if most or below is not None:
         raise ValueError(
@@ -74,7 +75,7 @@ def study(
     every = attention_layers(network, images)
     positional = all(layer.positional for layer in every)
     if convolve or not positional:
-        test = TestImages(network, DataConfig(name=data) if data else data_of(model))
+        test = TestImages(opened, DataConfig(name=data) if data else data_of(model))
         if not positional:
             images = test.first(MEASURED_IMAGES)
     layers = layers_of(network, images)

@@ -1,0 +1,79 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tiny_runs import image_folder, tiny_config
+from typer.testing import CliRunner
+
+from sa_zoo.cli import app
+from sa_zoo.training.config import DataConfig
+from sa_zoo.training.report import report_of
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.train import train
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of three in the test split, an image in both splits, two broken ones, one of another format."""
+    folder = image_folder(
+        tmp_path / "pets",
+        {"train/cat": 5, "train/owl": 3, "train/wren": 7, "test/cat": 2, "test/owl": 3},
+    )
+    shutil.copy(folder / "train" / "cat" / "4.png", folder / "test" / "cat" / "1.png")
+    (folder / "train" / "owl" / "2.png").write_bytes(b"no image")
+    cut = folder / "test" / "owl" / "0.png"
+    cut.write_bytes(cut.read_bytes()[:150])
+    (folder / "train" / "owl" / "3.heic").write_bytes(b"no image")
+    (folder / "train" / "lynx").mkdir()
+    return folder
+
+
+def test_the_report_names_counts_origins_and_faults(folder):
+    done = CliRunner().invoke(app, ["data", str(folder), "--set", "data.validation=0.0", "--json"])
+    assert done.exit_code == 1
+    broken = [str(folder / name) for name in ("train/owl/2.png", "test/owl/0.png")]
+    report = json.loads(done.stdout)
+    assert report["classes"] == ["cat", "owl", "wren"]
+    assert report["images"] == {"train": [5, 3, 7], "test": [2, 3, 0], "validation": [0, 0, 0]}
+    assert (report["origins"]["train"], report["origins"]["test"]) == (
+        "folder train",
+        "folder test",
+    )
+    assert report["skipped"] == {".heic in train/owl": 1, "empty folder in train": 1}
+    assert report["sizes"] == {"8x8": 18}
+    assert report["same"] == [f"{folder}/test/cat/1.png = {folder}/train/cat/4.png"]
+    assert sorted(line.split(":")[0] for line in report["unreadable"]) == sorted(broken)
+    assert all(name in done.stderr for name in broken)
+    text = CliRunner().invoke(app, ["data", str(folder)]).stdout
+    for words in (
+        "20 images, 3 classes: 0 cat, 1 owl, 2 wren",
+        "no test images: wren",
+        "1 .heic in train/owl",
+    ):
+        assert words in text
+
+
+def test_headers_alone_show_sizes_and_files_that_are_no_images(folder):
+    source = open_source(DataConfig(name=str(folder)))
+    rows = {split: (split, np.arange(len(labels))) for split, labels in source.labels.items()}
+    report = report_of(source, rows, decode=False)
+    assert report.sizes == {"8x8": 19}
+    assert [line.split(":")[0] for line in report.unreadable] == [str(folder / "train/owl/2.png")]
+
+
+def test_a_run_names_all_broken_images_before_its_first_step(folder, tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"(?s)2 images that cannot be read.*\.png.*\.png"):
+        train(tiny_config(data={"name": str(folder)}), tmp_path / "run")
+    assert "resized and cropped to 8x8" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_says_what_it_interrupted(folder, monkeypatch):
+    def interrupt(images, doing, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sa_zoo.training.progress.tqdm", interrupt)
+    done = CliRunner().invoke(app, ["data", str(folder), "--set", "data.validation=0.0"])
+    assert done.exit_code == 130
+    assert "stopped by Ctrl-C while checking train 15 images" in done.stderr

@@ -1,0 +1,76 @@
+"""Which images are held out: a share of every class, by their bytes alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import image_folder, noise_images
+
+from sa_zoo.training.augment import HOLD_OUT, permutation
+from sa_zoo.training.config import DataConfig, dump_config, load_config
+from sa_zoo.training.model import InputFormat
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import rows_of, splits_of
+
+FORMAT = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
+
+
+def split(folder: Path, validation: float = 0.1, **rule: str) -> dict[str, dict[bytes, str]]:
+    """Split -> bytes and class of its pictures, in their order."""
+    source = open_source(DataConfig(name=str(folder)))
+    found = {}
+    for name, (table, rows) in rows_of(source, validation, **rule).items():
+        images, labels = source.images[table], source.labels[table]
+        found[name] = {images.content(row): source.classes[labels[row]] for row in rows.tolist()}
+    return found
+
+
+@pytest.mark.parametrize("n", [3, 5, 13, 211])
+def test_every_class_of_three_images_or_more_is_in_every_split(tmp_path, n):
+    found = split(image_folder(tmp_path, {"cat": 211, "owl": n}))
+    assert sum(map(len, found.values())) == 211 + n
+    for name, share in {"train": 0.72, "validation": 0.08, "test": 0.2}.items():
+        owls = [*found[name].values()].count("owl")
+        assert owls >= 1 and abs(owls - share * n) <= max(1.5, 0.1 * n), name
+
+
+def test_a_class_of_one_or_two_images_keeps_one_to_train_on(tmp_path):
+    found = split(image_folder(tmp_path, {"cat": 2, "owl": 1}))
+    assert sorted(found["train"].values()) == ["cat", "owl"]
+    assert [*found["test"].values()] == ["cat"] and not found["validation"]
+
+
+def test_names_do_not_matter_and_one_more_picture_moves_no_other(tmp_path):
+    folder = image_folder(tmp_path, {"cat": 53, "owl": 47})
+    before = split(folder)
+    for number, path in enumerate(sorted((folder / "owl").iterdir())):
+        path.rename(path.with_name(f"{number * 7919 % 47:03} renamed.png"))
+    assert [[*each] for each in split(folder).values()] == [[*each] for each in before.values()]
+    for number, picture in enumerate(noise_images(5, seed=97)):
+        picture.save(folder / "cat" / f"new {number}.png")
+        after = split(folder)
+        assert all(before[name].items() <= after[name].items() for name in before), number
+
+
+def test_a_validation_split_is_used_and_nothing_is_held_out_for_it(tmp_path):
+    folder = image_folder(tmp_path, {"train/a": 11, "train/b": 13, "val/a": 5, "val/b": 7})
+    image_folder(folder, {"test/a": 2, "test/b": 3})
+    source = open_source(DataConfig(name=str(folder)))
+    splits = splits_of(source, 0.1, FORMAT, torch.device("cpu"))
+    counts = {name: np.bincount(each.labels).tolist() for name, each in splits.items()}
+    assert counts == {"train": [11, 13], "validation": [5, 7], "test": [2, 3]}
+
+
+def test_earlier_runs_keep_their_splits(tmp_path):
+    """They held out by position, and took no notice of validation images."""
+    folder = image_folder(tmp_path / "D", {"train/a": 11, "train/b": 13, "val/a": 5, "test/b": 3})
+    source = open_source(DataConfig(name=str(folder)))
+    rows = rows_of(source, 0.3, "position")
+    assert rows["validation"][0] == "train"
+    assert rows["validation"][1].tolist() == sorted(permutation(24, HOLD_OUT)[:7].tolist())
+    config = load_config("quickstart")
+    assert config.data.hold_out == "content"
+    lines = dump_config(config).splitlines(keepends=True)
+    (tmp_path / "train.toml").write_text("".join(each for each in lines if "hold_out" not in each))
+    assert load_config(tmp_path / "train.toml").data.hold_out == "position"
