@@ -46,7 +46,8 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
     if layer.kind == "stored":
         page["stored"] = []  # the page's builder appends one item per image
     else:
-        own = layer.module.state_dict(prefix=f"{layer.name}.")
+        own = dict(layer.module.named_parameters(prefix=layer.name))
+        own.update(layer.module.named_buffers(prefix=layer.name))  # taps have no parameters
         page["parameters"] = _parameters(layer.kind, own)
         path = {name: recorded[name] for name in own if name in recorded}
         if path:
@@ -68,7 +69,7 @@ def _parameters(kind: str, tensors: Tensors) -> Json:
         own["down"] = own["v"] @ own["col"].transpose(-1, -2)
         own["across"] = own["w"] @ own["row"].transpose(-1, -2)
     if kind == "quadratic" and "spread" in own:
-        own["alpha"] = 0.5 * own["spread"].float().square()
+        own["alpha"] = 0.5 * own["spread"].float().square().clamp(max=1e30)  # infinity * 0 is NaN
     return {name: numbers(own[name]) for name in PARAMETERS[kind]}
 
 

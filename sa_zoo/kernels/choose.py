@@ -104,7 +104,8 @@ def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     if _only:
         return block.rest(x, attended)
     others = [module for module in block.children() if module is not block.attn]
-    return divided(block.rest, situation(others, x, attended), x, attended)
+    parameters = [parameter for module in others for parameter in module.parameters()]
+    return divided(block.rest, situation(others, x, attended), parameters, x, attended)
 
 
 @contextmanager

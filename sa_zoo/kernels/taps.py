@@ -46,7 +46,7 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         columns = read(across, some.shape[2])[None, :, :]
         return layer.W_val(gather(some, rows, columns).flatten(3))
 
-    return divided(gathered, now, X)
+    return divided(gathered, now, layer.W_val.parameters(), X)
 
 
 def read(offsets: Tensor, size: int) -> Tensor:
