@@ -160,18 +160,6 @@ def test_head_dim_of_the_slices_rank_loses_nothing_and_the_usual_one_most():
         attention_from_conv(conv, head_dim=19)
 
 
-def test_head_dim_may_be_larger_than_the_number_of_input_channels():
-    """Lemma 1 takes D_h = D_out, whatever D_in is."""
-    conv = nn.Conv2d(5, 11, 3, padding=1).double()
-    x = torch.randn(2, 5, 7, 13, dtype=torch.float64)
-    layer = attention_from_conv(conv, head_dim=11)
-    assert layer.W_val.weight.shape == (9, 11, 5) and layer.W_val.W_out.shape == (11, 9, 11)
-    assert layer.W_val.error == 0 and (layer(x) - conv(x)).abs().max() < 1e-12
-    assert (layer.definition(x) - conv(x)).abs().max() < 1e-12
-    with pytest.raises(ValueError, match="head_dim: got 12, expected 1 to 11"):
-        attention_from_conv(conv, head_dim=12)
-
-
 def test_what_attention_cannot_express_is_refused_with_the_reason():
     parametrized = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3))
     hooked, hooked_backward, replaced = (nn.Conv2d(3, 5, 3) for _ in range(3))
