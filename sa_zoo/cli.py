@@ -302,12 +302,15 @@ def models() -> None:
 def export(
     model: Model,
     onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
+    dynamic_size: Annotated[
+        bool, typer.Option("--dynamic-size", help="Take images of any size that the model takes.")
+    ] = False,
 ) -> None:
     """Write a model as ONNX, checked with onnxruntime: for any number of images, with labels."""
     from sa_zoo.folders.opened import open_model
     from sa_zoo.interchange.onnx_export import write_onnx
 
-    typer.echo(write_onnx(open_model(model), onnx))
+    typer.echo(write_onnx(open_model(model), onnx, dynamic_size))
 
 
 @app.command()

@@ -9,7 +9,6 @@ import numpy as np
 import numpy_sanet as oracle
 import pytest
 import torch
-import torch.nn.functional as F
 
 import sa_zoo
 from sa_zoo.models import positions
@@ -93,29 +92,6 @@ def test_the_network_is_that_of_the_numpy_loop(term, reference):
     assert np.abs(model(images).detach().numpy() - expected).max() < 1e-10
 
 
-def test_scores_of_several_terms_add_up():
-    layer, X = attention(Quadratic, Content), pixels()
-    scores = oracle.quadratic(arrays(layer.terms[0]), X.numpy()) + oracle.content(
-        arrays(layer.terms[1]), X.numpy()
-    )
-    assert np.abs(layer.probabilities(X).detach().numpy() - oracle.softmax(scores)).max() < 1e-10
-
-
-def test_content_attention_is_that_of_torch():
-    layer, X = attention(Content, Quadratic), pixels()
-    content, quadratic = layer.terms
-
-    def heads(x):
-        return x.reshape(B, H * W, HEADS, D).transpose(1, 2)
-
-    query, key = heads(content.W_qry(X)), heads(content.W_key(X))
-    bias = content(X) - query @ key.transpose(-1, -2) / D**0.5 + quadratic(X)
-    value = X.reshape(B, 1, H * W, D).expand(B, HEADS, -1, -1)
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    expected = expected.transpose(1, 2).reshape(B, H, W, HEADS * D)
-    assert (layer(X) - layer.W_out(layer.W_val(expected))).abs().max() < 1e-10
-
-
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
 def test_factors_by_axes_give_the_explicit_product_and_its_gradients(terms, dtype, error):
@@ -172,13 +148,6 @@ def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(
     assert not small.axes_pay(small.pixels)
 
 
-def test_a_layer_that_goes_by_axes_gives_what_its_maps_give():
-    layer = Attention(D, HEADS, (Quadratic,), (17, 19), dtype=torch.float64)
-    X = torch.randn(B, 17, 19, D, dtype=torch.float64)
-    heads = attend(layer.probabilities(X), X.flatten(1, 2)).unflatten(1, [17, 19])
-    assert (layer(X) - layer.W_out(layer.W_val(heads))).abs().max() < 1e-10
-
-
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
 def test_gradients_of_positional_parameters_are_the_numerical_ones(term):
     layer, X = attention(term), pixels()[:1]
@@ -210,19 +179,6 @@ def test_half_precision_parameters_still_make_float32_probabilities(dtype):
     rounded = layer.terms[0].to(dtype).to(torch.float32)
     assert P.dtype == torch.float32
     assert torch.equal(P, probabilities_from(rounded(pixels(torch.float32))))
-
-
-def test_scores_stay_finite_in_float16_where_uncentered_ones_overflow():
-    Delta, alpha = (
-        torch.tensor([-30.0], dtype=torch.float16),
-        torch.tensor([46.0], dtype=torch.float16),
-    )
-    places = positions.pixels(32, Delta.device)
-    scores = positions.quadratic_scores(Delta, alpha, places, places)
-    assert scores.min() < -torch.finfo(torch.float16).max
-    P = probabilities_from(scores)
-    assert torch.isfinite(P).all()
-    assert torch.equal(P[0, 31].argmax(), torch.tensor(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

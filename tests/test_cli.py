@@ -71,9 +71,7 @@ assert not {"torch", "timm", "transformers"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", code, "train", "--help"], cwd=ROOT, check=True)
 
 
-def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(
-    config, tmp_path, monkeypatch
-):
+def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(config, tmp_path, monkeypatch):
     def interrupted(split: StreamedSplit, row: int) -> None:
         raise KeyboardInterrupt
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from sa_zoo.kernels import choose, fused
 from sa_zoo.kernels.choose import only
@@ -164,13 +163,6 @@ def test_it_writes_to_no_other_memory_and_reads_nothing_that_memory_held(threads
     assert len(guarded) == 9 and all(memory[numbers:].isnan().all() for numbers, memory in guarded)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "threads", "height"), [((32, 16, 16), 2, 8), ((1, 16, 16), 3, 5), ((1, 2, 512), 4, 1)]
-)
-def test_tiles_fit_the_caches_and_are_enough_for_the_threads(sizes, threads, height):
-    assert fused.tile_height(torch.empty(*sizes, 400, device="meta"), threads) == height
-
-
 @needs_it
 def test_threads_do_not_write_over_each_other():
     tensors = [given(2, 11, 7), given(3, 5, 13), given(1, 7, 11)]
@@ -184,37 +176,14 @@ def test_threads_do_not_write_over_each_other():
 
 
 @needs_it
-def test_other_shapes_and_types_are_refused():
-    X, P_down, P_across, W_val, b_val = given(2, 11, 7)
-    refused = pytest.raises(ValueError, match="expected an AVX-512 processor, float32, channels in")
-    with refused as raised:
-        fused.fused_values(torch.randn(2, 11, 7, 33), P_down, P_across, W_val, b_val)
-    assert "got torch.float32 (2, 11, 7, 33)" in str(raised.value)
-    assert "multiples of 16" in str(raised.value)
-    with refused as raised:
-        fused.fused_values(X.double(), P_down, P_across, W_val, b_val)
-    assert "got torch.float64" in str(raised.value)
-    with refused as raised:
-        fused.fused_values(X, P_across, P_down, W_val, b_val)
-    assert "and after X [(3, 11, 11), (3, 7, 7)," in str(raised.value)
-    with refused as raised:
-        fused.fused_values(X, P_down.double(), P_across, W_val, b_val)
-    assert "torch.float64 (3, 11, 11)" in str(raised.value)
-    with refused as raised:
-        fused.fused_values(X, P_down, P_across, W_val, b_val[1:])
-    assert "torch.float32 (47,)" in str(raised.value)
-
-
-@needs_it
-def test_it_counts_what_it_multiplies():
-    tensors = given(2, 11, 7, reach=2)
-    X, P_down, P_across, W_val, _ = tensors
-    with FlopCounterMode(display=False) as counted:
-        fused.fused_values(*tensors)
-    mixing = (
-        int((P_down != 0).sum()) * 7 * X.shape[3] + int((P_across != 0).sum()) * 11 * X.shape[3]
-    )
-    assert counted.get_total_flops() == 2 * 2 * (mixing + 11 * 7 * W_val.numel())
+@pytest.mark.parametrize(
+    "wrong", [0, 1, 2, 3, 4], ids=["X", "P_down", "P_across", "W_val", "b_val"]
+)
+def test_other_shapes_and_types_are_refused(wrong):
+    tensors = given(2, 11, 7)
+    for other in (tensors[wrong].double(), tensors[wrong][..., 1:]):
+        with pytest.raises(ValueError, match="expected an AVX-512 processor, float32, channels in"):
+            fused.fused_values(*tensors[:wrong], other, *tensors[wrong + 1 :])
 
 
 @needs_it
@@ -263,14 +232,6 @@ def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(
         assert len(calls) == 2
         assert difference(layer, X) < 1e-5
     assert len(calls) == 3
-
-
-@needs_it
-def test_dropout_on_probabilities_does_not_go_by_axes():
-    layer = Attention(32, HEADS, (Quadratic,), (17, 13), attn_drop=0.5)
-    X = torch.randn(2, 17, 13, 32)
-    with torch.no_grad():
-        assert not torch.equal(layer(X), layer(X))
 
 
 @needs_it

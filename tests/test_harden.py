@@ -10,6 +10,7 @@ import torch
 from timm.utils import reparameterize_model
 from tiny_runs import tiny_config
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
@@ -33,7 +34,7 @@ from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 from sa_zoo.training.config import dump_config, load_config
 from sa_zoo.verbs.fit import fit
-from sa_zoo.verbs.harden import config_of, harden_run
+from sa_zoo.verbs.harden import config_of
 from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
@@ -129,10 +130,12 @@ def test_only_heads_that_read_one_pixel_everywhere_take_that_route():
     half_way = layer_with(KERNEL)
     half_way.terms[0].Delta[2, 0] += 0.5
     free = layer_with(KERNEL)
-    free.terms[0].requires_grad_(True)
+    free.terms[0].Delta.requires_grad_(True)
+    one_dull = layer_with(KERNEL)
+    one_dull.terms[0].spread[3] = 2.0
     tilted = layer_with(KERNEL, terms=(GeneralizedQuadratic,))
     tilted.terms[0].spread[1, 0, 1] = 40.0  # reads another pixel of the border
-    for layer in (half_way, free, tilted):
+    for layer in (half_way, free, one_dull, tilted):
         with only("definition"):
             expected = layer(X)
         assert choose(layer, X)[0].name != "taps"
@@ -196,12 +199,43 @@ def test_heads_that_look_at_one_pixel_share_it_and_one_of_them_gets_another():
     assert torch.allclose(slices[:, taps.index([-1, 2])], one + other)
 
 
-def test_hardening_again_changes_nothing():
+def hard_network() -> nn.Module:
     model = network()
+    sa_zoo.harden(model)
+    return model
+
+
+def one_hot_layer() -> nn.Module:
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0)
+    layer.alpha.data.fill_(torch.inf)
+    return nn.Sequential(layer)
+
+
+TAPS = {
+    "a network": hard_network,
+    "a folded network": lambda: reparameterize_model(hard_network()),
+    "a converted layer of infinite alpha": one_hot_layer,
+}
+
+
+@pytest.mark.parametrize("made", TAPS.values(), ids=TAPS)
+def test_what_is_made_of_taps_keeps_its_function(made):
+    model, x = made(), torch.randn(B, 3, 28, 20, dtype=torch.float64)
+    expected = model(x)
     taps = sa_zoo.harden(model)
-    once = copy.deepcopy(model.state_dict())
     assert sa_zoo.harden(model) == taps
-    assert all(torch.equal(value, once[name]) for name, value in model.state_dict().items())
+    assert (model(x) - expected).abs().max() < 1e-12
+
+
+def test_as_many_heads_as_displacements_read_all_of_them():
+    for offsets in sa_zoo.harden(network(img_size=(4, 12))).values():
+        assert offsets == [[0, across] for across in range(-2, 3)]
+
+
+def test_the_explorer_shows_a_folded_network():
+    images = torch.randn(1, 3, 28, 20, dtype=torch.float64)
+    page = sa_zoo.explore(reparameterize_model(hard_network()), images)
+    assert page.html.count('"kind":"quadratic"') == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -279,6 +313,15 @@ def test_heads_that_cannot_be_taps_are_refused_with_the_reason():
     nowhere = network()
     nowhere.blocks[1].attn.terms[0].Delta.data[2, 0] = torch.inf
     refused["not finite"] = nowhere
+    pruned = network()
+    prune.random_unstructured(pruned.blocks[0].attn.W_val, "weight", amount=0.5)
+    refused["are computed"] = pruned
+    parametrized = network()
+    parametrizations.weight_norm(parametrized.blocks[2].attn.terms[0], "Delta")
+    refused["some of its numbers are computed"] = parametrized
+    normed = attention_from_conv(nn.Conv2d(3, 5, 3), 3.0)
+    parametrizations.weight_norm(normed.W_val)
+    refused["its numbers are computed"] = nn.Sequential(normed)
     for reason, model in refused.items():
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(ValueError, match=f"model: got .*{reason}"):
@@ -339,8 +382,9 @@ def test_the_verb_continues_a_run_and_leaves_a_folder_of_the_same_architecture(r
     assert recipe.model.harden and not recipe.model.whiten and recipe.train.epochs == 1
     assert recipe.optim.lr == pytest.approx(load_config(runs[0] / "train.toml").optim.lr / 3)
     x = torch.randn(B, 3, 8, 8)
-    of_transformers = AutoModelForImageClassification.from_pretrained(runs[1])
+    soft, of_transformers = map(AutoModelForImageClassification.from_pretrained, runs)
     assert (of_transformers(x).logits - hard.network(x)).abs().max() < 1e-5
+    assert sa_zoo.harden(soft) == taps
 
 
 @pytest.mark.parametrize(("before", "after"), [(14, 4), (2, 2), (0, 0)])
@@ -356,11 +400,6 @@ def test_the_exported_file_has_no_attention_left(runs, tmp_path):
     kinds = {node.op_type for node in graph.node}
     assert {"Conv", "Gather"} <= kinds
     assert not kinds & {"Softmax", "Exp", "Einsum"}
-
-
-def test_only_runs_can_be_continued(tmp_path):
-    with pytest.raises(ValueError, match=r"run: got .* without train.toml, expected a folder"):
-        harden_run(tmp_path, tmp_path / "out")
 
 
 def test_the_table_and_the_figure_show_taps_as_taps(runs):

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.content import Absolute, Content, Relative
 from sa_zoo.models.terms import Learned, Quadratic
@@ -67,22 +65,6 @@ def test_a_convolutional_layer_is_attention_with_a_quadratic_term_on_the_padded_
             assert (mine - theirs).abs().max() < 1e-10 * max(1.0, float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize("alpha", [1.5, 3.0, 9.0])
-def test_the_certificate_bounds_both(alpha):
-    torch.manual_seed(0)
-    conv = nn.Conv2d(D, D, 3, padding=1).double()
-    layer = attention_from_conv(conv, alpha)
-    x = torch.rand(B, D, H, W, dtype=torch.float64) * 2 - 1
-    keys = layer.pad(x)
-    with torch.no_grad():
-        attention = as_network_attention(layer, (H + 2, W + 2))
-        others = attention(keys.permute(0, 2, 3, 1))[:, 1:-1, 1:-1].permute(0, 3, 1, 2)
-        bound = certificate(layer, [H, W]).bound
-        for y in (layer(x), others):
-            difference = (y - conv(x)).abs().amax(dim=(0, 2, 3))
-            assert (difference <= bound).all() and (difference > 1e-3 * bound).any()
-
-
 def test_lemma_2_the_weights_of_equation_8_give_quadratic_scores():
     """W_qry = W_key = 0, What_key = I, D_p = 3: v^T r_delta = -alpha (|delta|^2 - 2 <delta, Delta>)."""
     torch.manual_seed(0)
@@ -138,24 +120,6 @@ def test_lemma_2_the_term_with_all_of_equation_8_can_be_quadratic():
         eq8.v.copy_(-alpha[:, None] * v * D_p**0.5)  # scores are divided by sqrt(D_h)
     X = torch.randn(1, H, W, D_p, dtype=torch.float64)
     assert (probabilities_from(eq8(X))[0] - probabilities_from(quadratic(X))).abs().max() < 1e-10
-
-
-def test_lemma_1_heads_on_the_kernel_pixels_are_the_convolution():
-    """One-hot heads, D_h = D_out: sum_h X[q + Delta_h] W_h, where W_h are the kernel's slices."""
-    conv = nn.Conv2d(D, 3, (3, 5), padding=(1, 2)).double()
-    x = torch.randn(B, D, H, W, dtype=torch.float64)
-    padded = nn.functional.pad(x, (2, 2, 1, 1))
-    expected = conv.bias.detach()[:, None, None] + sum(
-        torch.einsum("oi,biyx->boyx", kernel, padded[:, :, 1 + dy :, 2 + dx :][:, :, :H, :W])
-        for kernel, (dy, dx) in zip(
-            conv.weight.detach().flatten(2).unbind(2),
-            head_shifts([3, 5], [1, 1], [1, 2]).int().tolist(),
-            strict=True,
-        )
-    )
-    layer = attention_from_conv(conv)
-    assert (layer.definition(x) - expected).abs().max() < 1e-10
-    assert (layer(x) - expected).abs().max() < 1e-10
 
 
 def test_attention_without_positional_terms_is_permutation_equivariant():

@@ -1,7 +1,6 @@
 """ONNX and torch.export: equal logits for any batch, and graphs that keep the evaluation by axes."""
 
 import json
-import warnings
 
 import numpy as np
 import onnxruntime
@@ -26,75 +25,34 @@ SMALL = {
     "patch_size": 4,
 }
 T = 11 * 13
-# In sizes that tests can afford, tiny variants and other numbers of heads are one network; pyramids have their own test
+PYRAMID = {"embed_dim": (7, 5, 11), "depth": (1, 2, 1), "num_heads": 3, "img_size": (40, 56)}
+CNN = {"channels": (7, 11, 13, 17)}
+# In sizes that tests can afford, tiny variants and other numbers of heads are one network.
 OTHER_SIZES = ["*_tiny_*", "*_h16_*", "sa_pyramid_*"]
 NAMES = timm.list_models("sa_*", module="timm_models", exclude_filters=OTHER_SIZES)
+NETWORKS = [(name, SMALL) for name in NAMES]
+NETWORKS += [("sa_pyramid_cifar", PYRAMID), ("sa_pyramid_cifar", PYRAMID | {"hidden_dim": 13})]
+NETWORKS += [("resnet_tiny_cifar", CNN), ("mhsa_resnet_tiny_cifar", CNN)]
 BATCH = {0: torch.export.Dim("batch", min=2, max=97)}
 
 
-def small(name: str) -> torch.nn.Module:
+def small(name: str, sizes=SMALL) -> torch.nn.Module:
     torch.manual_seed(0)
-    return timm.create_model(name, **SMALL).eval()
+    return timm.create_model(name, **sizes).eval()
 
 
-def session(model: torch.nn.Module, path) -> onnxruntime.InferenceSession:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about its own dependencies
-        program = torch.onnx.export(
-            model, (torch.randn(2, 3, H, W),), dynamo=True, dynamic_shapes=(BATCH,), verbose=False
-        )
-        program.save(path)
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_onnxruntime_gives_the_same_logits_for_any_batch(name, tmp_path):
-    model = small(name)
-    runtime = session(model, tmp_path / "model.onnx")
-    for batch in (2, 5):
-        x = torch.randn(batch, 3, H, W)
+@pytest.mark.filterwarnings("ignore")  # of the exporters
+@pytest.mark.parametrize("use_dynamo", [True, False])
+@pytest.mark.parametrize(("name", "sizes"), NETWORKS)
+def test_timms_exporter_takes_any_number_of_images(name, sizes, use_dynamo, tmp_path):
+    model, path = small(name, sizes), str(tmp_path / "model.onnx")
+    image = (3, *sizes.get("img_size", (H, W)))
+    onnx_export(model, path, input_size=image, batch_size=2, use_dynamo=use_dynamo)
+    runtime = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch in (1, 5):
+        x = torch.randn(batch, *image)
         (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
         assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore")  # of the exporter, which torch calls legacy
-@pytest.mark.parametrize("name", NAMES)
-def test_the_exporter_that_timm_takes_by_default_gives_the_same_logits(name, tmp_path):
-    model, path = small(name), tmp_path / "model.onnx"
-    onnx_export(model, str(path), input_size=(3, H, W), batch_size=2, use_dynamo=False)
-    runtime = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    x = torch.randn(2, 3, H, W)
-    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
-    assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
-
-
-@pytest.mark.parametrize("hidden_dim", [0, 13])
-def test_stages_go_to_onnx_with_and_without_feed_forward_layers(hidden_dim, tmp_path):
-    torch.manual_seed(0)
-    sizes = {"embed_dim": (7, 5, 11), "num_heads": 3, "depth": (1, 2, 1), "img_size": (40, 56)}
-    model = timm.create_model("sa_pyramid_cifar", **sizes, hidden_dim=hidden_dim).eval()
-    x = torch.randn(5, 3, 40, 56)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about its own dependencies
-        program = torch.onnx.export(
-            model, (x[:2],), dynamo=True, dynamic_shapes=(BATCH,), verbose=False
-        )
-        program.save(tmp_path / "model.onnx")
-    runtime = onnxruntime.InferenceSession(
-        tmp_path / "model.onnx", providers=["CPUExecutionProvider"]
-    )
-    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
-    assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
-
-
-@pytest.mark.parametrize("name", ["resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"])
-def test_convolutional_models_go_to_onnx_too(name, tmp_path):
-    torch.manual_seed(0)
-    model = timm.create_model(name, channels=(7, 11, 13, 17)).eval()
-    runtime = session(model, tmp_path / "model.onnx")
-    x = torch.randn(5, 3, H, W)
-    (got,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
-    assert np.abs(got - model(x).detach().numpy()).max() < 1e-5
 
 
 def shapes(model: torch.nn.Module) -> list[tuple[int, ...]]:
@@ -119,12 +77,15 @@ def test_folded_models_export_without_the_folded_layer():
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own dependencies
-@pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar.long", "resnet_tiny_cifar"])
-def test_a_model_is_written_with_all_that_running_it_takes(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("sa_quadratic_tiny_cifar.long", (52, 44)), ("resnet_tiny_cifar", (32, 32))],
+)
+def test_a_model_is_written_with_all_that_running_it_takes(name, size, tmp_path):
     opened = open_model(name)
-    path = write_onnx(opened, tmp_path / "model.onnx")
+    path = write_onnx(opened, tmp_path / "model.onnx", dynamic_size=size != (32, 32))
     runtime = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    images = torch.randn(7, 3, 32, 32)
+    images = torch.randn(7, 3, *size)
     (logits,) = runtime.run(["logits"], {"images": images.numpy()})
     assert np.abs(logits - opened.network(images).detach().numpy()).max() < 1e-4
     said = runtime.get_modelmeta().custom_metadata_map
@@ -149,4 +110,6 @@ def test_nothing_is_written_if_onnxruntime_finds_other_logits(tmp_path, monkeypa
     monkeypatch.setattr(exporter, "onnx_export", export_of_another)
     with pytest.raises(ValueError, match=r"differ by 1\.0e"):
         write_onnx(opened, tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match="got a network of one image size"):
+        write_onnx(open_model("sa_content_tiny_cifar"), tmp_path / "model.onnx", dynamic_size=True)
     assert not list(tmp_path.iterdir())

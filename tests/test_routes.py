@@ -8,7 +8,10 @@ import timm
 import torch
 from timm.utils import reparameterize_model
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
+from sa_zoo.convolution.layer_conversion import conv_from_attention
 from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import choose, only
 from sa_zoo.kernels.fused import LIBRARY
@@ -77,6 +80,27 @@ def test_every_evaluation_is_its_definition_with_its_gradients(terms, dtype, err
         strict=True,
     ):
         assert (got - want).abs().max() < error * max(1.0, float(want.abs().max()))
+
+
+def test_terms_may_be_float64_in_a_float32_layer():
+    layer = Attention(16, HEADS, (Quadratic,), (13, 11))
+    layer.terms.double()
+    X = torch.randn(B, 13, 11, 16)
+    with torch.no_grad():
+        assert (layer(X) - layer.W_out(layer.definition(X))).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("images", [1, B])
+@pytest.mark.parametrize(
+    ("term", "path"), [(Quadratic, "attn.W_val"), (Content, "attn.W_val"), (Quadratic, "fc1")]
+)
+def test_weights_that_change_before_the_backward_pass_are_an_error(term, path, images):
+    block = Block(D, HEADS, 13, (term,), (H, W))
+    Y = block(torch.randn(images, H, W, D, requires_grad=True))
+    with torch.no_grad():
+        block.get_submodule(path).weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        Y.square().sum().backward()
 
 
 ROUTE_OF = {  # terms, images, training -> route
@@ -244,15 +268,6 @@ def test_a_hook_of_a_term_changes_its_scores():
             assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
 
 
-def test_backward_hooks_of_projections_are_called():
-    layer, gradients = layers((Content,))[0], []
-    layer.terms[0].W_qry.register_full_backward_hook(
-        lambda module, given, of_output: gradients.append(of_output[0])
-    )
-    layer(pixels().requires_grad_()).sum().backward()
-    assert len(gradients[0]) == B
-
-
 def test_a_forward_that_was_replaced_is_called():
     layer, calls = layers((Content,))[0], []
     projection = layer.terms[0].W_qry
@@ -314,18 +329,6 @@ def test_gradients_by_function_transforms_are_those_of_backward():
     expected = torch.autograd.grad(block(X).square().sum(), list(parameters.values()))
     for mine, theirs in zip(got.values(), expected, strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-10)
-
-
-def test_layers_can_be_stacked():
-    twins = [layers((GeneralizedQuadratic,))[0].eval() for _ in range(3)]
-    for number, twin in enumerate(twins):
-        torch.nn.init.constant_(twin.terms[0].Delta, float(number))
-    X = pixels()
-    with torch.no_grad():
-        expected = torch.stack([twin(X) for twin in twins])
-        stacked = torch.func.stack_module_state(twins)
-        y = torch.vmap(lambda p, b: torch.func.functional_call(twins[0], (p, b), (X,)))(*stacked)
-    assert (y - expected).abs().max() < 1e-10
 
 
 @every_term
@@ -414,6 +417,7 @@ def test_timm_folds_whole_models():
         assert (folded(x) - model(x)).abs().max() < 1e-5
     fewer = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in folded.parameters())
     assert fewer == 6 * (96 * 96 + 96)
+    assert folded.state_dict().keys() == reparameterize_model(model.to("meta")).state_dict().keys()
 
 
 class Adapter(torch.nn.Module):
@@ -442,6 +446,11 @@ def test_an_adapter_of_a_projection_is_used(term, path, mode):
         assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
 
 
+def hooked(layer: torch.nn.Linear) -> torch.nn.Linear:
+    layer.register_forward_hook(lambda module, given, made: 3.0 * made)
+    return layer
+
+
 class LoRA(torch.nn.Linear):
     """An adapter that is itself a linear layer."""
 
@@ -452,6 +461,27 @@ class LoRA(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + x @ self.change.T
+
+
+COMPUTED = {
+    "adapter": Adapter,
+    "subclass": LoRA,
+    "weight norm": weight_norm,
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "hook": hooked,
+}
+
+
+@pytest.mark.parametrize("path", ["W_val", "W_out"])
+@pytest.mark.parametrize("change", COMPUTED.values(), ids=COMPUTED)
+def test_what_computes_its_weights_is_not_folded(change, path):
+    layer, _ = layers((Quadratic,))
+    layer.terms[0].Delta.data.round_()
+    layer.terms[0].spread.data.fill_(64.0)
+    layer.set_submodule(path, change(layer.get_submodule(path)))
+    for fold in (Attention.reparameterize, conv_from_attention):
+        with pytest.raises(ValueError, match=r"expected nn\.Linear with its own weight and bias"):
+            fold(layer)
 
 
 @pytest.mark.parametrize("path", ["W_val", "terms.0.W_qry"])

@@ -11,6 +11,8 @@ Images of one color give what they gave before. What is lost otherwise, training
 models/attention.py.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,12 +20,14 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttenti
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.network import SANet, attention_in, block_of
-from sa_zoo.models.stages import Grid
-from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
+from sa_zoo.models.network import attention_in, block_of
+from sa_zoo.models.norm import holds
+from sa_zoo.models.stages import Grid, Layout
+from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 
 # Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
 SPREAD = 64.0
+COMPUTED = "some of its numbers are computed; remove parametrizations and pruning first"
 Layer = Attention | ConvolutionalAttention
 
 
@@ -40,9 +44,10 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     images with fewer displacements than a layer has heads.
     """
     grids: dict[nn.Module, Grid] = {}
-    if isinstance(model, SANet):
-        of_blocks = model.layout.grids(model.img_size)
-        for path, layer in attention_in(model.blocks).items():
+    network: Any = model
+    if isinstance(getattr(model, "layout", None), Layout):  # a class of timm or transformers
+        of_blocks = network.layout.grids(network.img_size)
+        for path, layer in attention_in(network.blocks).items():
             grids[layer] = of_blocks[block_of(path)]
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():
@@ -63,6 +68,8 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
     if isinstance(layer, ConvolutionalAttention):
         if not isinstance(layer, SoftAttention):
             return "it looks at content"
+        if not holds(layer, "Delta", "alpha") or not holds(layer.W_val, "weight"):
+            return COMPUTED
         if not layer.windows():
             return "one sees without end (its alpha is not positive, or its Delta not finite)"
         return ""
@@ -71,8 +78,12 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
         return "its scores depend on content"
     if len(layer.terms) > 1 or not isinstance(term, Quadratic | GeneralizedQuadratic):
         return "its encodings are learned tables, which have no center and no sharpness"
+    if isinstance(term, Taps):
+        return ""
     if type(layer.W_val) is not nn.Linear:
         return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
+    if not holds(term, "Delta", "spread") or not holds(layer.W_val, "weight"):
+        return COMPUTED
     if not all(parameter.isfinite().all() for parameter in term.parameters()):
         return "its Delta or its spread is not finite"
     if grid is None:
@@ -88,6 +99,8 @@ def _hardened(layer: Layer, grid: Grid | None) -> list[list[int]]:
     """The taps of a layer, which it then has."""
     if isinstance(layer, ConvolutionalAttention):
         return _harden_convolutional(layer)
+    if isinstance(layer.terms[0], Taps):
+        return layer.terms[0].offsets
     assert grid is not None  # why_not_taps
     return _harden_attention(layer, grid)
 
@@ -114,7 +127,7 @@ def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
 def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     taps = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     Delta = layer.Delta.detach().cpu().double()
-    alpha = layer.alpha.detach().cpu().double()
+    alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)  # infinity * 0 has no value
     sharp = torch.full_like(alpha, torch.inf)  # so that the windows contain the taps
     seen = windows(
         torch.cat([Delta, taps]), torch.cat([alpha, sharp]), torch.finfo(alpha.dtype).eps

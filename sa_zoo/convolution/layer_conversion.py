@@ -21,6 +21,7 @@ from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows
 from sa_zoo.kernels.situation import is_watched
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import as_one_map
 
 # Any: torch declares sizes as tuples of one, two or three items.
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -187,9 +188,8 @@ def _conv_of_network(attention: Attention) -> nn.Conv2d:
         raise ValueError(
             "attention: got heads that are not all taps, expected those of a network after sa_zoo.harden"
         )
-    folded = copy.deepcopy(attention)
-    folded.reparameterize()
-    weight = folded.W_val.weight
+    like = attention.W_val.weight
+    weight, bias = (x.to(like) for x in as_one_map(attention.W_val, attention.W_out))
     slices = weight.unflatten(1, [len(offsets), -1]).transpose(0, 1)  # (N_h, D_out, D)
     down, across = torch.tensor(offsets).abs().amax(dim=0).tolist()
     conv = nn.Conv2d(
@@ -204,7 +204,7 @@ def _conv_of_network(attention: Attention) -> nn.Conv2d:
     conv.weight.zero_()
     for (row, column), matrix in zip(offsets, slices, strict=True):
         conv.weight[:, :, down + row, across + column] += matrix  # heads may share a tap
-    conv.bias = folded.W_val.bias
+    conv.bias = nn.Parameter(bias)
     return conv.train(attention.training)
 
 

@@ -17,19 +17,34 @@ from sa_zoo.folders.write import write_file
 TOLERANCE = 1e-4  # of a logit, relative to the largest one
 
 
-def write_onnx(opened: Opened, path: Path) -> Path:
+def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
     """Write the network in evaluation mode, with its weights, for any number of images.
+
+    dynamic_size: and for images of any size that the network takes.
 
     The input is `images` (B, C, H, W), normalized float32, the output `logits` (B, classes). The metadata hold what the
     network expects of images (input_size, interpolation, crop_pct, mean, std) and the names of the classes, as JSON.
-    The file is written once onnxruntime gives the network's logits. Raises ValueError if it does not, or is missing.
+    The file is written once onnxruntime gives the network's logits. Raises ValueError if it does not, or is missing,
+    and for a dynamic size if the network takes one size only.
     """
     if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
         raise ValueError("export: got no onnxruntime, expected it: pip install 'sa_zoo[onnx]'")
     import onnx  # optional
 
-    network: Any = reparameterize_model(opened.network)
+    network: Any = reparameterize_model(opened.network).eval()
     data = resolve_model_data_config(network)
+    channels, height, width = data["input_size"]
+    sizes = [(height, width)]
+    if dynamic_size:
+        step = network.feature_info[-1]["reduction"]
+        sizes.append((height + step, width + 2 * step))
+    images = [torch.randn(count, channels, *size) for size in sizes for count in (1, 3)]
+    with torch.inference_mode():
+        try:
+            expected = [network(some) for some in images]
+        except (AssertionError, RuntimeError) as error:
+            got = f"export: got a network of one image size ({error})"
+            raise ValueError(f"{got}, expected one that takes any") from error
     names = opened.config.get("label_names") or network.pretrained_cfg.get("label_names")
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.onnx"
@@ -38,6 +53,7 @@ def write_onnx(opened: Opened, path: Path) -> Path:
             str(file),
             input_size=data["input_size"],
             batch_size=2,
+            dynamic_size=dynamic_size,
             use_dynamo=True,
             input_names=["images"],
             output_names=["logits"],
@@ -47,20 +63,19 @@ def write_onnx(opened: Opened, path: Path) -> Path:
         facts = data | {"label_names": names}
         onnx.helper.set_model_props(model, {key: json.dumps(facts[key]) for key in facts})
         content = model.SerializeToString()
-    _check(content, network, torch.randn(3, *data["input_size"]))
+    _check(content, images, expected)
     return write_file(path, content)
 
 
-def _check(content: bytes, network: Any, images: torch.Tensor) -> None:
-    """Raise ValueError unless onnxruntime gives the network's logits for images (B, C, H, W)."""
+def _check(content: bytes, images: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Raise ValueError unless onnxruntime gives the expected logits for each batch of images (B, C, H, W)."""
     from onnxruntime import InferenceSession
 
     session = InferenceSession(content, providers=["CPUExecutionProvider"])
-    (logits,) = session.run(["logits"], {"images": images.numpy()})
-    with torch.inference_mode():
-        expected = network(images)
-    difference = float((torch.from_numpy(logits) - expected).abs().max())
-    if not difference <= TOLERANCE * float(expected.abs().max()):
-        raise ValueError(
-            f"export: got logits that differ by {difference:.1e} from onnxruntime, expected the network's"
-        )
+    for batch, right in zip(images, expected, strict=True):
+        (logits,) = session.run(["logits"], {"images": batch.numpy()})
+        difference = float((torch.from_numpy(logits) - right).abs().max())
+        if not difference <= TOLERANCE * float(right.abs().max()):
+            raise ValueError(
+                f"export: got logits that differ by {difference:.1e} from onnxruntime, expected the network's"
+            )

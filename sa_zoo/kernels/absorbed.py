@@ -37,7 +37,7 @@ def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         P = layer.attn_drop(probabilities_from(A)).transpose(1, 2)
         return layer.values(P, some)
 
-    return divided(values, now, X)
+    return divided(values, now, layer.parameters(), X)
 
 
 def can_absorb(layer: Attention, X: Tensor, now: Situation) -> bool:

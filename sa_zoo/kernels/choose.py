@@ -109,7 +109,8 @@ def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignor
 
 def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     others = [module for module in block.children() if module is not block.attn]
-    return divided(block.rest, situation(others, x, attended), x, attended)
+    parameters = [parameter for module in others for parameter in module.parameters()]
+    return divided(block.rest, situation(others, x, attended), parameters, x, attended)
 
 
 @contextmanager

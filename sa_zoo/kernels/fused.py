@@ -58,7 +58,8 @@ def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
-    return fused_values(X, *layer.axis_probabilities(X), layer.W_val.weight, layer.W_val.bias)
+    factors = [P.to(X.dtype) for P in layer.axis_probabilities(X)]  # terms may be float64
+    return fused_values(X, *factors, layer.W_val.weight, layer.W_val.bias)
 
 
 def tile_height(X: Tensor, threads: int) -> int:

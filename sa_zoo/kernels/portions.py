@@ -1,7 +1,8 @@
 """A few images at a time: what lies between the products of a layer then fits a CPU's caches, and is small."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +27,34 @@ def is_large(X: Tensor) -> bool:
     return X.numel() > PORTION
 
 
-def divided(function: Callable[..., Tensor], now: Situation, X: Tensor, *more: Tensor) -> Tensor:
+def divided(
+    function: Callable[..., Tensor],
+    now: Situation,
+    parameters: Iterable[Tensor],
+    X: Tensor,
+    *more: Tensor,
+) -> Tensor:
     """function(X, *more), for one portion at a time where that is possible and X is large.
 
     In training, each portion is evaluated once more in the backward pass, so that only its inputs are kept.
+    parameters: of the function. If they are changed in between, the backward pass raises torch's error.
     """
     if not now.by_hand or not is_large(X):
         return function(X, *more)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)
-    return torch.cat([function(*portion) for portion in portions(X, *more)])
+    Y = torch.cat([function(*portion) for portion in portions(X, *more)])
+    return Unchanged.apply(Y, X, *more, *parameters) if now.trains else Y
+
+
+class Unchanged(torch.autograd.Function):
+    """Y, made of other tensors. torch raises RuntimeError in the backward pass if they were changed in between."""
+
+    @staticmethod
+    def forward(ctx: Any, Y: Tensor, *others: Tensor) -> Tensor:
+        ctx.save_for_backward(*others)
+        return Y.view_as(Y)
+
+    @staticmethod
+    def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
+        return dY, *[None for _ in ctx.saved_tensors]

@@ -46,7 +46,7 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         columns = read(across, some.shape[2])[None, :, :]
         return layer.W_val(gather(some, rows, columns).flatten(3))
 
-    return divided(gathered, now, X)
+    return divided(gathered, now, layer.W_val.parameters(), X)
 
 
 def read(offsets: Tensor, size: int) -> Tensor:
@@ -62,11 +62,10 @@ def gather(X: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def lattice_of(offsets: list[list[int]]) -> Lattice | None:
-    """The kernel whose pixels, row by row and around the query, are the offsets; None if they are not those of one."""
+    """The kernel whose pixels, row by row, are the offsets; None if they are not those of one."""
     down, across = (_axis(sorted(set(axis))) for axis in zip(*offsets, strict=True))
-    around = all(axis[0] <= 0 <= axis[-1] for axis in (down, across))
     kernel = [[row, column] for row, column in product(down, across)]
-    return (down, across) if around and offsets == kernel else None
+    return (down, across) if offsets == kernel else None
 
 
 def _axis(places: list[int]) -> range:

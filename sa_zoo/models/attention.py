@@ -131,7 +131,7 @@ class Attention(nn.Module):
     def values(self, P: Tensor, X: Tensor) -> Tensor:
         """sum_h P_h X W_h + b (Eq. 10): (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, D)"""
         heads = attend(P, X.flatten(1, 2))  # (B, T, N_h D)
-        return self.W_val(heads).unflatten(1, X.shape[1:3])  # (B, H, W, D)
+        return self.W_val(heads).reshape(X.shape)
 
     def definition(self, X: Tensor) -> Tensor:
         """Eq. 10 as written: (B, H, W, D) -> (B, H, W, D)"""

@@ -33,7 +33,9 @@ class Merge(nn.Module):
         self.linear = nn.Linear(4 * dim_in, dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        squares = x.unflatten(2, [-1, 2]).unflatten(1, [-1, 2])  # (B, H, 2, W, 2, D_in)
+        # By the sizes of x: with `unflatten`, torch's older exporter to ONNX fixes the number of images.
+        B, height, width, D_in = x.shape
+        squares = x.reshape(B, height // 2, 2, width // 2, 2, D_in)
         return self.linear(squares.transpose(2, 3).flatten(3))
 
 

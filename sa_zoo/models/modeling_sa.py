@@ -116,6 +116,11 @@ class SAPreTrainedModel(PreTrainedModel):
         self.blocks = nn.ModuleList(blocks)
         self.fixed_img_size = has_fixed_size(terms)
 
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width) of the expected images."""
+        return self.config.height_and_width
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """As in timm_models.py, by each module's `reset_parameters`; tensors that were loaded keep their values."""

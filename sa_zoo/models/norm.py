@@ -19,15 +19,32 @@ class BatchNorm(nn.Module):
         return self.bn(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-def as_one_map(first: nn.Linear, then: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a linear map and of a Linear, BatchNorm or Identity after it, as one, at least float32."""
-    weight = at_least_float32(first.weight.detach())
-    bias = at_least_float32(first.bias.detach())
+def holds(layer: nn.Module, *names: str) -> bool:
+    """Whether these are a layer's own parameters, and not computed: by a parametrization, a mask or a hook."""
+    return all(isinstance(getattr(layer, name), nn.Parameter) for name in names)
+
+
+def linear_map(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a linear layer, at least float32. Raises ValueError if it does anything else."""
+    plain = type(layer) is nn.Linear and holds(layer, "weight", "bias")
+    if not plain or layer._forward_hooks or "forward" in vars(layer):
+        raise ValueError(
+            f"W_val, W_out: got {type(layer).__name__}, expected nn.Linear with its own weight and bias: "
+            "merge adapters and remove parametrizations, pruning and hooks first"
+        )
+    weight: Any = layer.weight
+    bias: Any = layer.bias
+    return at_least_float32(weight.detach()), at_least_float32(bias.detach())
+
+
+def as_one_map(first: nn.Module, then: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a linear layer and of a linear layer, BatchNorm or Identity after it, as one linear map."""
+    weight, bias = linear_map(first)
     if isinstance(then, BatchNorm):
         bn: Any = then.bn
         statistics = (bn.running_mean, bn.running_var, bn.eps)
         return fuse_linear_bn_weights(weight, bias, *statistics, bn.weight, bn.bias)
-    if isinstance(then, nn.Linear):
-        outer = at_least_float32(then.weight.detach())
-        return outer @ weight, outer @ bias + at_least_float32(then.bias.detach())
-    return weight, bias
+    if isinstance(then, nn.Identity):
+        return weight, bias
+    outer, shift = linear_map(then)
+    return outer @ weight, outer @ bias + shift

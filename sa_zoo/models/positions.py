@@ -65,7 +65,7 @@ def one_hot_displacements(Delta: Tensor, alpha: Tensor) -> list[list[int]]:
 
     Otherwise none. Reads numbers, for which a CPU has to wait for an accelerator.
     """
-    if not all(value >= ONE_HOT for value in alpha.tolist()):
+    if alpha.is_meta or not all(value >= ONE_HOT for value in alpha.tolist()):
         return []
     centers = at_least_float32(Delta).clamp(-FARTHEST, FARTHEST).tolist()
     if not all(place.is_integer() for center in centers for place in center):

@@ -23,7 +23,14 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sa_zoo.convolution.nearest import coefficients, maps_of_coefficients
-from sa_zoo.vit.layers import attentions, check_images, grid_of, probabilities, projected
+from sa_zoo.vit.layers import (
+    attentions,
+    check_images,
+    follow_input_size,
+    grid_of,
+    probabilities,
+    projected,
+)
 from sa_zoo.vit.positions import PositionAttention
 
 
@@ -55,7 +62,6 @@ class ConvolvedAttention(nn.Module):
         grid: tuple[int, int],
     ) -> None:
         super().__init__()
-        self.grid = grid
         self.prefix = local.tokens.shape[1]
         self.head_dim = attention.head_dim
         self.scale = attention.scale
@@ -73,6 +79,11 @@ class ConvolvedAttention(nn.Module):
         self.proj = copy.deepcopy(attention.proj)
         columns = attention.proj.weight.detach().unflatten(1, [attention.num_heads, -1])
         self.proj.weight = nn.Parameter(columns[:, [*kept, *heads]].flatten(1))
+        self.set_grid(grid)
+
+    def set_grid(self, grid: tuple[int, int]) -> None:
+        """Expect (H, W) pixels."""
+        self.grid = grid
 
     def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
         assert attn_mask is None and not is_causal  # timm's block passes them
@@ -208,6 +219,7 @@ def replace_heads(
     for block, measured, some in zip(blocks, local, heads, strict=True):
         if some:
             block.attn = ConvolvedAttention(block.attn, measured, list(some), grid_of(vit))
+    follow_input_size(vit)
     return vit
 
 

@@ -41,6 +41,18 @@ def grid_of(vit: VisionTransformer) -> tuple[int, int]:
     return height, width
 
 
+def follow_input_size(vit: VisionTransformer) -> None:
+    """Let timm's `set_input_size` tell the grid to all layers of a network that know it, by their `set_grid`."""
+    vit.set_input_size = partial(_set_input_size, vit)  # type: ignore[method-assign]
+
+
+def _set_input_size(vit: VisionTransformer, *arguments: Any, **named: Any) -> None:
+    type(vit).set_input_size(vit, *arguments, **named)
+    for layer in vit.modules():
+        if hasattr(layer, "set_grid"):
+            layer.set_grid(grid_of(vit))
+
+
 def chosen(layers: list[Attention], blocks: list[int] | None) -> list[Attention]:
     """The layers of these blocks, in the order of the network, by default all.
 

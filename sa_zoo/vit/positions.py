@@ -23,7 +23,16 @@ from timm.models import register_notrace_function
 from timm.models.vision_transformer import VisionTransformer
 from torch import Generator, Tensor, nn
 
-from sa_zoo.vit.layers import attentions, chosen, grid_of, kernel_pixels, places, projected
+from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
+from sa_zoo.vit.layers import (
+    attentions,
+    chosen,
+    follow_input_size,
+    grid_of,
+    kernel_pixels,
+    places,
+    projected,
+)
 
 NAME = {"architecture": "local_vit", "tag": None}  # of these networks for timm; timm_vits.py
 SPREAD = 2.0  # pixels, the standard deviation of drawn centers, as in the paper
@@ -58,7 +67,6 @@ class PositionAttention(nn.Module):
         alpha: float,
     ) -> None:
         super().__init__()
-        self.grid = grid
         self.prefix = prefix
         self.num_heads = attention.num_heads
         self.head_dim = attention.head_dim
@@ -69,8 +77,13 @@ class PositionAttention(nn.Module):
         weight = attention.qkv.weight
         self.Delta = nn.Parameter(Delta.flatten().to(weight))
         self.alpha = nn.Parameter(weight.new_full([self.num_heads], alpha))
+        self.set_grid(grid)
+
+    def set_grid(self, grid: tuple[int, int]) -> None:
+        """Expect (H, W) pixels."""
+        self.grid = grid
         # whole numbers, so that they stay exact when the network changes its type
-        quarters = (4 * key_channels(grid, weight.device)).int()
+        quarters = (4 * key_channels(grid, self.Delta.device)).int()
         self.register_buffer("quarters", quarters, persistent=False)
 
     def init_non_persistent_buffers(self) -> None:
@@ -79,7 +92,7 @@ class PositionAttention(nn.Module):
 
     def query_channels(self, at: Tensor) -> Tensor:
         """(2 t_y, 2 t_x, -|t|^2, -1), from the pixels (T, 2): (N_h, T, 4)"""
-        t = at + self.Delta.float().unflatten(0, [self.num_heads, 1, 2])
+        t = at + at_least_float32(self.Delta).unflatten(0, [self.num_heads, 1, 2])
         channels = torch.cat([2 * t, -t.square().sum(dim=-1, keepdim=True)], dim=-1)
         return F.pad(channels, [0, 1], value=-1.0)
 
@@ -87,12 +100,22 @@ class PositionAttention(nn.Module):
         """Queries and keys with their positions, and values: (B, N_h, N, d + 4 or 8) twice and (B, N_h, N, d)"""
         q, k, v = projected(self, x)
         # scaled_dot_product_attention multiplies the scores by the scale
-        alpha = (self.alpha / self.scale).to(v.dtype).float()[:, None, None]
+        alpha = at_least_float32((self.alpha / self.scale).to(v.dtype))[:, None, None]
         keys = self.quarters / 4
         queries = alpha * self.query_channels(keys[:, :2])
         q = self._with_channels(q, query_parts(queries, v))
         k = self._with_channels(k, key_parts(keys, v))
         return q, k, v
+
+    def position_scores(self) -> Tensor:
+        """-alpha_h |k - q - Delta_h|^2, and zeros for class and register tokens: (N_h, N, N)"""
+        centers = self.Delta.unflatten(0, [-1, 2])
+        down, across = (pixels(size, centers.device) for size in self.grid)
+        scores = outer_sum(
+            quadratic_scores(centers[:, 0], self.alpha, down, down),
+            quadratic_scores(centers[:, 1], self.alpha, across, across),
+        )
+        return F.pad(scores, [self.prefix, 0, self.prefix, 0])
 
     def _with_channels(self, x: Tensor, channels: Tensor) -> Tensor:
         """Append those of pixels, and zeros to class and register tokens: (B, N_h, N, d), (.., T, 4 or 8)"""
@@ -102,8 +125,8 @@ class PositionAttention(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        q, k, v = self.positioned(x)
         if self.fused_attn:
+            q, k, v = self.positioned(x)
             # The fast kernels want values as wide as queries.
             heads = F.scaled_dot_product_attention(
                 q,
@@ -115,8 +138,10 @@ class PositionAttention(nn.Module):
                 scale=self.scale,
             )[..., : self.head_dim]
         else:
-            # Scaled as scores: the parts of positions do not add up when each is rounded again.
-            scores = self.scale * (q @ k.mT)
+            q, k, v = projected(self, x)
+            # As timm scales them: with an alpha of 0, the network keeps its function.
+            scores = (self.scale * q) @ k.mT
+            scores = scores + self.position_scores().to(scores.dtype)
             bias = resolve_self_attn_mask(x.shape[1], scores, attn_mask, is_causal)
             P = maybe_add_mask(scores, bias).softmax(dim=-1)
             heads = self.attn_drop(P) @ v
@@ -158,12 +183,13 @@ def add_positions(
 ) -> VisionTransformer:
     """Give the attention of a VisionTransformer of timm learned quadratic scores, in place.
 
-    The size of images, and so the grid of patches, is fixed from then on: call timm's `set_input_size` before.
+    Images have one size, which timm's `set_input_size` changes; Delta and alpha are in patches of any.
 
     Args:
         vit: new or trained, with or without position embedding, class and register tokens.
         alpha: initial sharpness, per squared pixel of the grid of patches. With 0, a trained network keeps its
-            function: bit for bit in float32 on a CPU if heads are a multiple of 16 wide, else up to rounding.
+            function: bit for bit in float32 on a CPU if heads are a multiple of 16 wide, or with `TIMM_FUSED_ATTN=0`,
+            else up to rounding.
         blocks: those to change, by default all.
         generator: of the CPU; draws the centers of the heads from a normal distribution, as in the paper. Without one,
             they are the pixels of a kernel, nearest to the middle first.
@@ -188,9 +214,11 @@ def add_positions(
             if generator is not None:
                 Delta = SPREAD * torch.randn(Delta.shape, generator=generator)
             block.attn = PositionAttention(block.attn, grid, vit.num_prefix_tokens, Delta, alpha)
+    follow_input_size(vit)
     cfg = getattr(vit, "pretrained_cfg", None)
     if cfg is not None:  # what timm writes into config.json
-        arguments = {"vit": cfg["architecture"], "alpha": alpha, "blocks": blocks}
-        network._model_args = arguments | getattr(vit, "_model_args", {})
+        given = {"vit": cfg["architecture"]} | getattr(vit, "_model_args", {})
+        given.pop("start", None)  # of other blocks, perhaps; it is in the weights
+        network._model_args = given | {"alpha": alpha, "blocks": blocks}
         network.pretrained_cfg = cfg | NAME
     return vit
