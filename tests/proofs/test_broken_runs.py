@@ -1,4 +1,4 @@
-"""Runs that are killed, damaged or out of disk resume to the same bits, or say what is wrong."""
+"""Runs that are killed, damaged or out of disk resume to the same bits, or end with an error that says why."""
 
 import itertools
 import json
