@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -87,10 +87,7 @@ def open_source(config: DataConfig) -> Source:
     """The Source of a config. Raises FileNotFoundError if there is none, ValueError if it has no usable labels."""
     folder = _folder(config)
     asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
-    if folder:
-        found = tables_in(folder, filter(None, asked.values()))
-    else:
-        found = _digits() if config.name == "digits" else _from_hub(config)
+    found = _found(config, folder, filter(None, asked.values()))
     chosen = _chosen(found.tables, config.name, asked)
     tables = {split: found.tables[name] for split, name in chosen.items()}
     tables.setdefault("train", next(iter(tables.values())).select([]))
@@ -99,21 +96,32 @@ def open_source(config: DataConfig) -> Source:
     images = {}
     labels = {}
     for split, table in tables.items():
-        if not isinstance(table.features[image], datasets.Image):
-            table = table.cast_column(image, datasets.Image())
-        if folder:
-            _check_inside(folder, table.data.column(image))
-        images[split] = Images(table, image, table.features[image].mode)
+        images[split] = _images(table, image, folder)
         where = f"{config.name}, split {chosen.get(split, split)}"
         labels[split] = _class_numbers(table[label][:], names, where, split)
     if not names:
-        names = map(str, range(1 + max(numbers.max(initial=0) for numbers in labels.values())))
+        classes = 1 + max(numbers.max(initial=0) for numbers in labels.values())
+        names = [*map(str, range(classes))]
     origins = {split: found.origins[name] for split, name in chosen.items()}
     skipped = dict(found.skipped)
     for name in found.tables.keys() - chosen.values():
         skipped[f"images of split {name}"] = len(found.tables[name])
     title = config.title or (folder.name if folder else config.name)
     return Source(title, images, labels, tuple(names), origins, skipped)
+
+
+def _found(config: DataConfig, folder: Path | None, splits: Iterable[str]) -> Found:
+    if folder:
+        return tables_in(folder, splits)
+    return _digits() if config.name == "digits" else _from_hub(config)
+
+
+def _images(table: datasets.Dataset, column: str, folder: Path | None) -> Images:
+    if not isinstance(table.features[column], datasets.Image):
+        table = table.cast_column(column, datasets.Image())
+    if folder:
+        _check_inside(folder, table.data.column(column))
+    return Images(table, column, table.features[column].mode)
 
 
 def _digits() -> Found:
