@@ -242,13 +242,6 @@ def test_probability_dropout_is_shared_by_the_batch_for_positions_and_not_for_co
         assert torch.allclose(y[0], y[1], atol=1e-6) == shared
 
 
-def test_dropout_also_drops_where_evaluation_goes_by_axes():
-    layer = Attention(D, HEADS, (Quadratic,), (17, 19), attn_drop=0.5)
-    X = torch.randn(1, 17, 19, D)
-    torch.manual_seed(5)
-    assert not torch.allclose(layer.train()(X), layer.eval()(X))
-
-
 @pytest.mark.parametrize("size", [4, 6, 9])
 def test_tables_interpolate_linearly_and_keep_their_ends(size):
     table = torch.randn(2 * 5 - 1, D, dtype=torch.float64)

@@ -85,20 +85,6 @@ def test_attention_maps_are_those_of_the_paper_and_of_the_evaluation():
     assert set(one_hot.unique().tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize("kernel_size", [(3, 2), (4, 5)])
-def test_padding_by_name(kernel_size, padding, mode):
-    conv = nn.Conv2d(
-        2, 3, kernel_size, padding=padding, dilation=(1, 2), padding_mode=mode
-    ).double()
-    x = torch.randn(2, 2, 11, 13, dtype=torch.float64)
-    assert torch.equal(attention_from_conv(conv)(x), conv(x))
-    soft = attention_from_conv(conv, 3.0)
-    assert torch.allclose(soft(x), soft.definition(x), atol=1e-12)
-
-
 @pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
 @pytest.mark.parametrize(
     ("kernel_size", "stride", "dilation"), [(3, 2, 1), (5, 3, 1), (2, 1, 2), (1, 2, 1)]

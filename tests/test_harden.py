@@ -232,12 +232,6 @@ def test_as_many_heads_as_displacements_read_all_of_them():
         assert offsets == [[0, across] for across in range(-2, 3)]
 
 
-def test_the_explorer_shows_a_folded_network():
-    images = torch.randn(1, 3, 28, 20, dtype=torch.float64)
-    page = sa_zoo.explore(reparameterize_model(hard_network()), images)
-    assert page.html.count('"kind":"quadratic"') == 3
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_leaves_taps_where_they_are(dtype):
     model = network().float().train()

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import seen_offsets, window, windows
+from sa_zoo.convolution.theorem import seen_offsets
 
 # What `axes_cost` has to be for either evaluation to be the cheaper one.
 EVALUATIONS = {"composed": 10**9, "by axes": 0}
@@ -203,32 +203,6 @@ def test_a_head_sees_the_keys_whose_probability_counts():
         scores = -min(sharpness, 1e30) * (offsets - center).square()
         counts = offsets[(scores - scores.max()).exp() > 1e-8]
         assert (first, last) == (counts.min().item(), counts.max().item())
-
-
-def test_windows_are_the_smallest_lattice():
-    assert window([(-4, -4), (0, 0), (4, 4)]) == range(-4, 5, 4)
-    assert window([(-5, -3), (-1, 1), (3, 5)]) == range(-5, 6)
-    assert window([(2, 2)]) == range(2, 3)
-    far = torch.tensor([[-1e9, 3.0], [1e9, 3.0]])
-    down, across = windows(far, torch.tensor([20.0, 20.0]), 1e-8)
-    assert (down[0], down[-1], len(down), across) == (-(10**9), 10**9, 2, range(3, 4))
-
-
-def test_the_composed_kernel_is_as_wide_as_alpha_and_positions_ask():
-    conv = nn.Conv2d(2, 3, (3, 5), padding=(1, 2), dilation=(4, 1))
-
-    def shape(layer):
-        return layer.composed_kernel(layer.windows()).shape
-
-    assert shape(attention_from_conv(conv, 20.0)) == (3, 2, 3, 5)
-    assert shape(attention_from_conv(conv, 5.0)) == (3, 2, 11, 7)
-    layer = attention_from_conv(conv, 20.0)
-    with torch.no_grad():
-        layer.Delta[0, 0] -= 7
-    assert shape(layer) == (3, 2, 16, 5)
-    again = attention_from_conv(conv, 20.0)
-    again.load_state_dict(layer.state_dict())
-    assert shape(again) == (3, 2, 16, 5)
 
 
 @pytest.mark.parametrize(

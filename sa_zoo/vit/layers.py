@@ -48,7 +48,8 @@ def follow_input_size(vit: VisionTransformer) -> None:
 
 def _set_input_size(vit: VisionTransformer, *arguments: Any, **named: Any) -> None:
     type(vit).set_input_size(vit, *arguments, **named)
-    for layer in vit.modules():
+    layers: Any = vit.modules()
+    for layer in layers:
         if hasattr(layer, "set_grid"):
             layer.set_grid(grid_of(vit))
 
