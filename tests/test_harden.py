@@ -225,6 +225,8 @@ def test_what_is_made_of_taps_keeps_its_function(made):
     taps = sa_zoo.harden(model)
     assert sa_zoo.harden(model) == taps
     assert (model(x) - expected).abs().max() < 1e-12
+    kinds = sa_zoo.explore(model, x).html.count('"kind":"quadratic"')
+    assert kinds == len(taps)
 
 
 def test_as_many_heads_as_displacements_read_all_of_them():

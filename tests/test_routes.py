@@ -95,7 +95,7 @@ def test_terms_may_be_float64_in_a_float32_layer():
     ("term", "path"), [(Quadratic, "attn.W_val"), (Content, "attn.W_val"), (Quadratic, "fc1")]
 )
 def test_weights_that_change_before_the_backward_pass_are_an_error(term, path, images):
-    block = PostNormBlock(D, HEADS, 13, (term,), (H, W))
+    block = PostNormBlock(Stage(D, 1, HEADS, 13), (term,), (H, W))
     Y = block(torch.randn(images, H, W, D, requires_grad=True))
     with torch.no_grad():
         block.get_submodule(path).weight.mul_(2.0)

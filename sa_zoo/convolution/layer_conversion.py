@@ -188,8 +188,8 @@ def _conv_of_network(attention: Attention) -> nn.Conv2d:
         raise ValueError(
             "attention: got heads that are not all taps, expected those of a network after sa_zoo.harden"
         )
-    like = attention.W_val.weight
-    weight, bias = (x.to(like) for x in as_one_map(attention.W_val, attention.W_out))
+    merged = as_one_map(attention.W_val, attention.W_out)
+    weight, bias = (x.to(attention.W_val.weight) for x in merged)
     slices = weight.unflatten(1, [len(offsets), -1]).transpose(0, 1)  # (N_h, D_out, D)
     down, across = torch.tensor(offsets).abs().amax(dim=0).tolist()
     conv = nn.Conv2d(
