@@ -48,7 +48,14 @@ SPEED = (
     ),
 )
 CNN = "resnet_tiny_cifar"  # that README's results are compared with
-AGAINST = ("training, bfloat16", "inference, bfloat16", "inference, float32")
+PROCESSOR = "EPYC"
+# Phase and images per batch of the speeds in that table.
+AGAINST = (
+    ("training, bfloat16", 50),
+    ("inference, bfloat16", 50),
+    ("inference, float32", 50),
+    ("inference, float32", 1),
+)
 # Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
 PYRAMIDS = {"nine heads": "sa_pyramid_tiny_cifar", "five heads": "sa_pyramid_h5_tiny_cifar"}
 
@@ -113,20 +120,29 @@ def work(train: Training) -> str:
 
 def results() -> str:
     """Networks of equal size, with their speed relative to that of the CNN."""
-    head = ["model", "parameters", "epochs", "PFLOP", "top-1, test", *AGAINST]
+    head = ["model", "parameters", "epochs", "PFLOP", "CPU minutes", "top-1, test"]
+    head += [f"{phase}, {images} per batch" for phase, images in AGAINST]
     rows = []
     for row in sorted(finished("readme"), key=lambda row: row.name.endswith(".long")):
-        speeds = [speed_against_cnn(row, phase) for phase in AGAINST]
-        rows.append([*cells(row, "model_cards"), top1(row), *speeds])
+        speeds = [speed_against_cnn(row, phase, images) for phase, images in AGAINST]
+        rows.append([*cells(row, "model_cards"), cpu_minutes(row), top1(row), *speeds])
     return markdown_table(head, rows, text=1)
 
 
-def speed_against_cnn(row: Row, phase: str) -> str:
+def cpu_minutes(row: Row) -> str:
+    """Of training, the mean over the runs on the processor that the table is about."""
+    trained = [run.train for run in row.results() if PROCESSOR in str(run.environment)]
+    seconds = [train.cpu_seconds for train in trained if train and train.cpu_seconds]
+    return f"{mean(seconds) / 60:.0f}" if seconds else ""
+
+
+def speed_against_cnn(row: Row, phase: str, images: int) -> str:
     """On the first machine that measured it; empty if none did."""
     if row.name == CNN:
         return "1x"
+    wanted = [row.model, row.speed, phase, images]
     for found in measured():
-        same = [found["model"], found["subject"], found["phase"]] == [row.model, row.speed, phase]
+        same = [found[key] for key in ("model", "subject", "phase", "images")] == wanted
         if same and found.get("yardstick") == CNN:
             return cell(found, "speed")
     return ""
@@ -324,16 +340,13 @@ def pixels() -> str:
 
 def sizes() -> str:
     """Accuracy by the size of the test images."""
-    rows = read("sizes.json")["rows"]
-    head = ["images"]
-    for name, found in rows[0]["accuracy"].items():
-        head += [f"`{name}`", *list(found)[1:]]
+    found = read("sizes.json")
+    head = ["network", "test images", *(f"{size}x{size}" for size in found["sizes"])]
     lines = []
-    for row in rows:
-        numbers = [number for found in row["accuracy"].values() for number in found.values()]
-        side = f"{row['size']}x{row['size']}"
-        lines.append([side, *(f"{100 * number:.2f} %" for number in numbers)])
-    return markdown_table(head, lines, text=1)
+    for name, ways in found["accuracy"].items():
+        for way, numbers in ways.items():
+            lines.append([f"`{name}`", way, *(f"{100 * number:.2f} %" for number in numbers)])
+    return markdown_table(head, lines, text=2)
 
 
 def offsets() -> str:

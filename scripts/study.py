@@ -5,8 +5,8 @@ Measurements of docs/heads.md on test images, without training; they are written
 taps: what becomes of a run if each head reads one pixel. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and
 CONTROL the same without model.harden: at the same rates, and for as much work.
 
-sizes: images of other sizes than networks were trained with: CNNs as they are, and attention also with its heads scaled
-with the image.
+sizes: images of other sizes than networks were trained with: as they are, shrunk or enlarged to the size of training
+first, and with heads scaled with the image. A CNN is converted for that: its heads are the pixels of its kernels.
 """
 
 import copy
@@ -23,29 +23,32 @@ from torch.nn.functional import interpolate
 import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers, save_figure
 from sa_zoo.analysis.head_figures import head_positions
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import read_json, write_json
 from sa_zoo.models.network import SANet, attention_in
+from sa_zoo.models.terms import Quadratic
 from sa_zoo.training.config import data_of, load_config
 from sa_zoo.verbs.heads import TestImages
 
 DOCS = ROOT / "docs"
 SIZES = (24, 32, 40, 48)
+SHARP = 20.0  # alpha of a converted CNN: its heads pay the other pixels nothing that counts
 Data = Annotated[str, typer.Option(help="Where the data are, if not where they were.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 
-def images_of(folder: Path, network: nn.Module, data: str) -> TestImages:
+def images_of(folder: Path, data: str) -> TestImages:
     """The test images of a run."""
     config = data_of(str(folder))
-    return TestImages(network, config.model_copy(update={"name": data or config.name}))
+    return TestImages(open_folder(folder), config.model_copy(update={"name": data or config.name}))
 
 
 @app.command()
 def taps(run: Path, hardened: Path, control: Path, data: Data = "") -> None:
     """Add a row to docs/taps.json; of seed 0, also draw the pixels that are read."""
     network = open_folder(run).network
-    test = images_of(hardened, network, data)
+    test = images_of(hardened, data)
     accuracy = {"run": test.accuracy(network)}
     sa_zoo.harden(network)
     accuracy["untrained"] = test.accuracy(network)
@@ -74,25 +77,32 @@ def taps(run: Path, hardened: Path, control: Path, data: Data = "") -> None:
 
 
 class Resized(nn.Module):
-    """A network that is given images of another size."""
+    """A network that is given images of another size, or of several in turn."""
 
-    def __init__(self, network: nn.Module, size: int) -> None:
+    def __init__(self, network: nn.Module, *sizes: int) -> None:
         super().__init__()
         self.network = network
-        self.size = size
+        self.sizes = sizes
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network(interpolate(images, self.size, mode="bicubic", antialias=True))
+        for size in self.sizes:
+            images = interpolate(images, size, mode="bicubic", antialias=True)
+        return self.network(images)
 
 
 @torch.no_grad()
-def scaled(network: SANet, ratio: float) -> SANet:
+def scaled(network: nn.Module, ratio: float) -> nn.Module:
     """A copy for images that are `ratio` times as large: each head covers the same part of the image."""
+    if not isinstance(network, SANet):
+        network, _ = sa_zoo.convert(network, alpha=SHARP)
     copied = copy.deepcopy(network)
-    for layer in attention_in(copied.blocks).values():
-        for term in layer.terms:
-            term.Delta.mul_(ratio)
-            term.spread.div_(ratio)
+    for module in copied.modules():
+        if isinstance(module, ConvolutionalAttention):
+            module.Delta.mul_(ratio)
+            module.alpha.div_(ratio**2)
+        elif isinstance(module, Quadratic):
+            module.Delta.mul_(ratio)
+            module.spread.div_(ratio)
     return copied
 
 
@@ -101,20 +111,23 @@ def sizes(folders: list[Path], data: Data = "") -> None:
     """Write docs/sizes.json."""
     networks = {folder.name: open_folder(folder).network.eval() for folder in folders}
     first = networks[folders[0].name]
-    test = images_of(folders[0], first, data)
+    test = images_of(folders[0], data)
     trained = resolve_model_data_config(first)["input_size"][-1]
-    rows = []
-    for size in SIZES:
-        accuracy = {}
-        for name, network in networks.items():
-            found = {"as trained": test.accuracy(Resized(network, size))}
-            if isinstance(network, SANet):
-                larger = scaled(network, size / trained)
-                found["with scaled heads"] = test.accuracy(Resized(larger, size))
-            accuracy[name] = found
-        rows.append({"size": size, "accuracy": accuracy})
-        print(rows[-1], flush=True)
-    write_json(DOCS / "sizes.json", {"images": len(test.split), "trained": trained, "rows": rows})
+    accuracy = {}
+    for name, network in networks.items():
+        ways = {
+            "as trained": lambda network, size: Resized(network, size),
+            "shrunk or enlarged to its size first": lambda network, size: Resized(
+                network, size, trained
+            ),
+            "heads scaled": lambda network, size: Resized(scaled(network, size / trained), size),
+        }
+        for way, changed in ways.items():
+            found = [test.accuracy(changed(network, size)) for size in SIZES]
+            accuracy.setdefault(name, {})[way] = found
+            print(name, way, found, flush=True)
+    content = {"images": len(test.split), "trained": trained, "sizes": SIZES, "accuracy": accuracy}
+    write_json(DOCS / "sizes.json", content)
 
 
 if __name__ == "__main__":
