@@ -1,4 +1,4 @@
-"""python scripts/accepted_vits.py: the table in docs/vit.md of timm's vision transformers that heads can be given to."""
+"""python scripts/accepted_vits.py: the table in docs/vit.md of the vision transformers of timm that are accepted."""
 
 from collections import defaultdict
 

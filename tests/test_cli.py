@@ -94,7 +94,7 @@ def test_the_trained_models_are_listed_with_their_results():
     assert {name: listed.get(name) for name in expected} == expected
 
 
-def test_training_leaves_a_complete_folder_and_says_what_is_next(trained):
+def test_training_leaves_a_complete_folder_and_names_the_next(trained):
     run, printed = trained
     top1 = read(run / "metrics.json")["test"]["top1"]
     assert f"test_vit on digits: test accuracy {top1:.4f} ± 0.0" in printed
@@ -175,7 +175,7 @@ def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
     assert json.loads(result.stdout)["test"]["n"] == 354
 
 
-def test_evaluating_into_the_metrics_changes_the_test_result_only(run, tmp_path):
+def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):
     out = shutil.copytree(run, tmp_path / "copy")
     before = read(out / "metrics.json")
     result = sa_zoo("evaluate", out, "--json", out / "metrics.json")
@@ -204,7 +204,7 @@ def test_a_label_column_counts_for_the_data_of_the_run_too(run, tmp_path):
     assert "data.label_column: got nonsense, expected one of" in result.stderr
 
 
-def test_an_unforeseen_error_is_one_line_that_shows_its_traceback(run, tmp_path):
+def test_an_unforeseen_error_is_one_line_and_names_its_origin(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
     result = sa_zoo("explore", folder, "--out", tmp_path / "page.html")

@@ -39,7 +39,7 @@ def test_counts_are_the_formulas_and_leave_the_model_alone():
     assert torch.isfinite(network(torch.zeros(1, 3, 13, 13))).all()
 
 
-def test_transposed_convolutions_meet_every_pixel_of_their_input():
+def test_transposed_convolutions_meet_every_pixel_of_the_input():
     down, up = nn.Conv2d(3, 5, 2, stride=2), nn.ConvTranspose2d(5, 7, 3, stride=2)
     cost = cost_of(nn.Sequential(down, up), (3, 22, 26))
     assert cost.macs == cost.linear_macs == (5 * 3 * 2 * 2 + 5 * 7 * 3 * 3) * 11 * 13
@@ -56,13 +56,13 @@ def test_flops_as_the_paper_counts_are_those_of_its_table(name):
     assert (cost.macs > cost.linear_macs) == name.startswith("sa_")
 
 
-def test_attention_made_of_a_convolution_counts_as_that_convolution():
+def test_attention_counts_as_the_convolution_it_was_made_of():
     conv = nn.Conv2d(6, 4, (3, 5), stride=2, padding=1, groups=2, bias=False)
     for layer in (conv, attention_from_conv(conv, alpha=46.0)):
         assert cost_of(layer, (6, 13, 17)).linear_macs == 4 * 3 * 15 * 7 * 8
 
 
-def test_cost_counts_the_definition_and_training_the_executed_form():
+def test_training_counts_the_executed_form():
     tokens, dim, hidden = 17 * 17, 96, 192
     attention = 9 * tokens * tokens * dim
     linear = tokens * (9 * dim * dim + dim * dim + 2 * dim * hidden + 48 * dim) + dim * 10

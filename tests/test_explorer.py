@@ -256,7 +256,7 @@ def test_bound_and_kernel_are_those_of_the_layer(alpha, browser, show):
     assert torch.allclose(torch.tensor(norms), kernel.norm(dim=(0, 1)), atol=1e-5)
 
 
-def test_missed_attention_of_tilted_heads_is_that_of_a_large_grid(browser, show):
+def test_missed_attention_of_tilted_heads_is_of_a_large_grid(browser, show):
     small = small_network("quadratic_gen")
     large = small_network("quadratic_gen", img_size=(100, 100))
     (P, *_) = [layer.at((12, 12)) for layer in attention_layers(large, images(1, (100, 100)))]

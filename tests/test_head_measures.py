@@ -90,7 +90,7 @@ def test_a_tilted_head_has_the_sharpness_of_its_eigenvalues():
     assert heads.condition[1].item() == pytest.approx(large / small, rel=1e-5)
 
 
-def test_a_transformer_that_attends_everywhere_is_no_convolution():
+def test_a_transformer_attending_everywhere_is_no_convolution():
     model = timm.create_model("test_vit", img_size=(112, 80), num_classes=0)  # 7 x 5 patches of 16
     for block in model.blocks:
         block.attn.qkv.weight.data.zero_()

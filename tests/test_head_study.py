@@ -16,7 +16,7 @@ from sa_zoo.verbs.convert import convert
 
 def heads(*arguments):
     result = CliRunner().invoke(app, ["heads", *map(str, arguments)])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout or result.stderr
 
 
 def rows_of(code, output):
