@@ -1,18 +1,22 @@
-"""python scripts/study.py taps RUN HARDENED CONTROL --data DATA | sizes NETWORK... --data DATA
+"""python scripts/study.py taps RUN HARDENED CONTROL --data DATA | sizes NETWORK... --data DATA | vits
 
-Measurements of docs/heads.md on test images, without training; they are written to docs/taps.json and docs/sizes.json.
+Measurements without training: docs/taps.json and docs/sizes.json of heads.md, docs/tables/vits.csv of vit.md.
 
 taps: what becomes of a run if each head reads one pixel. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and
 CONTROL the same without model.harden: at the same rates, and for as much work.
 
 sizes: images of other sizes than networks were trained with: as they are, shrunk or enlarged to the size of training
 first, and with heads scaled with the image. A CNN is converted for that: its heads are the pixels of its kernels.
+
+vits: the vision transformers of timm that heads can be given to, and why others are refused.
 """
 
 import copy
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
+import timm
 import torch
 import typer
 from runs import ROOT
@@ -25,11 +29,12 @@ from sa_zoo.analysis.figures import gaussian_layers, save_figure
 from sa_zoo.analysis.head_figures import head_positions
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.folders.write import read_json, write_json
+from sa_zoo.folders.write import read_json, write_file, write_json
 from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.terms import Quadratic
 from sa_zoo.training.config import data_of, load_config
 from sa_zoo.verbs.heads import TestImages
+from sa_zoo.vit.layers import attentions, grid_of
 
 DOCS = ROOT / "docs"
 SIZES = (24, 32, 40, 48)
@@ -128,6 +133,30 @@ def sizes(folders: list[Path], data: Data = "") -> None:
             print(name, way, found, flush=True)
     content = {"images": len(test.split), "trained": trained, "sizes": SIZES, "accuracy": accuracy}
     write_json(DOCS / "sizes.json", content)
+
+
+def why_not(name: str) -> str:
+    """Why functions for vision transformers refuse this one of timm; "accepted" if they do not."""
+    with torch.device("meta"):
+        vit = timm.create_model(name)
+    try:
+        attentions(vit)
+        grid_of(vit)
+    except ValueError as error:
+        return str(error).partition(",")[0].partition(" in block")[0].removeprefix("vit: got ")
+    return "accepted"
+
+
+@app.command()
+def vits() -> None:
+    """Write docs/tables/vits.csv."""
+    names = defaultdict(list)
+    for name in timm.list_models("vit_*"):
+        names[why_not(name)].append(name)
+    lines = [f"`vit_*` of timm {timm.__version__},such as,networks"]
+    for kind, some in sorted(names.items(), key=lambda row: -len(row[1])):
+        lines.append(f"{kind},`{min(some, key=len)}`,{len(some)}")
+    write_file(DOCS / "tables" / "vits.csv", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
