@@ -61,7 +61,11 @@ def test_headers_alone_show_sizes_and_files_that_are_no_images(folder):
     assert [line.split(",")[0] for line in report.unreadable] == [str(folder / "train/owl/2.png")]
 
 
-def test_a_run_names_all_broken_images_before_its_first_step(folder, tmp_path, capsys):
+@pytest.mark.parametrize("kept_bytes", [2**31, 0])
+def test_a_run_names_all_broken_images_before_its_first_step(
+    folder, tmp_path, capsys, monkeypatch, kept_bytes
+):
+    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", kept_bytes)
     with pytest.raises(ValueError, match=r"(?s)2 images that cannot be read.*\.png.*\.png"):
         train(tiny_config(data={"name": str(folder)}), tmp_path / "run")
     assert "resized and cropped to 8x8" in capsys.readouterr().err

@@ -54,8 +54,9 @@ class Report(BaseModel):
                 ends = " to ".join(f"{count} ({name})" for count, name in (order[0], order[-1]))
                 origin = self.origins[split]
                 lines.append(f"{split}: {sum(counts)} images from {origin}; {ends} per class")
-                missing = [name for count, name in order if not count]
-                lines += [f"no {split} images: {listed(missing)}"] * bool(missing)
+                if not order[0][0]:
+                    missing = [name for count, name in order if not count]
+                    lines.append(f"no {split} images: {listed(missing)}")
         details = {
             "sizes": _counted(self.sizes),
             "input": self.input,
@@ -125,10 +126,8 @@ def check_data(
     channels, height, width = next(iter(splits.values())).input_size
     text = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels"
     if augment:
-        words = [
-            f"{key} {value}" for key, value in augment.model_dump(exclude_defaults=True).items()
-        ]
-        text += f"; training images also by {', '.join(words) or 'nothing'} (augment)"
+        changes = augment.model_dump(exclude_defaults=True)
+        text += f"; training images also by {changes or 'nothing'} (augment)"
     small = are_small(splits)
     decode = are_few(rows) and not small
     report = report_of(source, rows, decode, text)

@@ -42,18 +42,20 @@ class Images:
 
     def file(self, row: int) -> Path | BytesIO:
         """The file of an image, or its bytes."""
-        path = self.path(row)
-        return Path(path) if path else BytesIO(self.content(row))
+        stored = self.table.data.column(self.column)[row].as_py() or {"bytes": b""}
+        if stored["bytes"] is None and stored["path"]:
+            return Path(stored["path"])
+        return BytesIO(stored["bytes"] or b"")  # no image at all is an empty one, which is refused
 
     def path(self, row: int) -> str:
         """The file of an image, if it has one to itself."""
-        stored = self._stored(row)
-        return stored["path"] or "" if stored["bytes"] is None else ""
+        file = self.file(row)
+        return str(file) if isinstance(file, Path) else ""
 
     def content(self, row: int) -> bytes:
         """An image as it is stored."""
-        path = self.path(row)
-        return Path(path).read_bytes() if path else self._stored(row)["bytes"] or b""
+        file = self.file(row)
+        return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -65,17 +67,17 @@ class Images:
                 found[row] = int.from_bytes(digest, "little")
         return found
 
-    def names_and_sizes(self) -> list[tuple[str, int]]:
+    def names_and_sizes(self) -> list[tuple[str, int | None]]:
         """The file name of each image, if it has one, and its size in bytes. Reads no image."""
         column = self.table.data.column(self.column)
         paths = pc.struct_field(column, "path").to_pylist()
         sizes = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
-        found = [(Path(path or ""), size) for path, size in zip(paths, sizes, strict=True)]
-        return [(path.name, path.stat().st_size if size is None else size) for path, size in found]
-
-    def _stored(self, row: int) -> Any:
-        # no image at all is an empty one, which cannot be read
-        return self.table.data.column(self.column)[row].as_py() or {"bytes": b"", "path": None}
+        found = []
+        for path, size in zip(paths, sizes, strict=True):
+            if path and size is None:
+                size = Path(path).stat().st_size
+            found.append((Path(path or "").name, size))
+        return found
 
 
 @dataclass(frozen=True)

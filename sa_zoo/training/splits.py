@@ -145,10 +145,9 @@ def splits_of(
     input_format: InputFormat,
     device: torch.device,
     names: Iterable[str] = SPLITS,
-    hold_out: str = "content",
 ) -> Mapping[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
-    return kept_if_small(streamed_splits(source, validation, input_format, names, hold_out), device)
+    return kept_if_small(streamed_splits(source, validation, input_format, names), device)
 
 
 def streamed_splits(
@@ -225,12 +224,12 @@ def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray
     its lowest draws fill up or limit it: every class of several images has some held out, and keeps some.
     """
     held = np.zeros(len(draws), bool)
-    order = np.lexsort((draws, labels))
-    starts = np.flatnonzero(np.diff(labels[order])) + 1
-    for members in np.split(order, starts):
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        own = draws[members]
         expected = share * len(members)
         least = math.ceil(expected / 2)
         most = min(max(least, int(1.5 * expected)), len(members) - 1)
-        count = max(least, int(np.searchsorted(draws[members], share)))
-        held[members[: min(count, most)]] = True
+        count = max(least, int((own < share).sum()))
+        held[members[own.argsort(kind="stable")[: min(count, most)]]] = True
     return held
