@@ -237,7 +237,9 @@ def test_labels_are_those_asked_for_or_of_a_usual_name(tmp_path, columns, asked,
         found = read(folder, label_column=asked)
         assert [len(found[name]) for name in ("train", "validation", "test")] == [0, 0, 7]
     else:
-        with pytest.raises(ValueError, match=f"columns img, {columns[0]}, .*data.label_column"):
+        with pytest.raises(
+            ValueError, match=f"data.label_column: got .*, expected one of img, {columns[0]},"
+        ):
             open_source(config)
 
 

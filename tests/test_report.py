@@ -36,8 +36,8 @@ def test_the_report_names_counts_origins_and_faults(folder):
     assert report["classes"] == ["cat", "owl", "wren"]
     assert report["images"] == {"train": [5, 3, 7], "test": [2, 3, 0], "validation": [0, 0, 0]}
     assert (report["origins"]["train"], report["origins"]["test"]) == (
-        "train",
-        "test",
+        "pets/train",
+        "pets/test",
     )
     assert report["skipped"] == {".heic in train/owl": 1}
     assert report["sizes"] == {"8x8": 18}

@@ -59,7 +59,9 @@ def tables_in(folder: Path) -> Found:
     for path in set(everything).difference(described, *used.values()):
         kind = "hidden or system file" if _is_junk(path) else path.suffix.lower() or path.name
         skipped[f"{kind} in {path.parent.as_posix()}"] += 1
-    origins = {split: Path(os.path.commonpath(paths)).as_posix() for split, paths in used.items()}
+    origins = {}
+    for split, paths in used.items():
+        origins[split] = Path(folder.name, os.path.commonpath(paths)).as_posix()
     return tables, origins, skipped
 
 

@@ -271,9 +271,9 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
     label = config.label_column or next(iter(labels), "")
     if len(images) != 1 or not isinstance(features.get(label), LABELS):
-        expected = "one column of images, and one with a class per image (data.label_column)"
-        got = f"{config.name} with columns {', '.join(features)}"
-        raise ValueError(f"data: got {got}{label and ', labels in '}{label}, expected {expected}")
+        expected = f"one of {', '.join(features)} with one class per image, and one of images"
+        got = label or "nothing"
+        raise ValueError(f"data.label_column: got {got}, expected {expected}, in {config.name}")
     return images[0], label
 
 
