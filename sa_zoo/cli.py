@@ -110,12 +110,12 @@ def data(
     json_: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Print what training would make of a data set, and name all images that cannot be read."""
-    from sa_zoo.training.report import refuse_unreadable
+    from sa_zoo.training.splits import refuse_unreadable
     from sa_zoo.verbs.data import data_report
 
     report = data_report(name, set_ or [])
     typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
-    refuse_unreadable(report)
+    refuse_unreadable(report.unreadable)
 
 
 @app.command()

@@ -31,13 +31,9 @@ def with_key(dotted: str, value: object) -> dict:
         ("train.epoch", 3, ["train.epoch: got an unknown key", "did you mean train.epochs?"]),
         ("train.lr", 0.1, ["train.lr: got an unknown key", "did you mean optim.lr?"]),
         ("optim.cutmx", 1.0, ["optim.cutmx: got an unknown key", "did you mean augment.cutmix?"]),
-        ("model.nam", "a", ["model.nam: got an unknown key", "did you mean model.name?"]),
-        ("optim.learning_rate", 0.1, ["optim.learning_rate", "expected one of", "lr"]),
         ("train.epochs", "3", ["train.epochs: got '3'", "expected a valid integer"]),
-        ("train.epochs", 0, ["train.epochs: got 0", "expected greater than 0"]),
         ("data.validation", 1.5, ["data.validation: got 1.5", "expected less than 1"]),
         ("optim.lr", float("nan"), ["optim.lr: got nan", "expected"]),
-        ("optim.lr", float("inf"), ["optim.lr: got inf", "expected"]),
         (
             "train.precision",
             "bf61",
@@ -50,18 +46,7 @@ def with_key(dotted: str, value: object) -> dict:
             {"num_classes": 7},
             ["model.args.num_classes: got 7", "the data set and the other keys"],
         ),
-        (
-            "model.args",
-            {"checkpoint_path": "x.pth"},
-            ["model.args.checkpoint_path: got 'x.pth'", "other keys"],
-        ),
         ("train.seed", 2**63, ["train.seed: got 9223372036854775808", "expected less than"]),
-        ("optim.lr", 1e300, ["optim.lr: got 1e+300", "expected less than"]),
-        (
-            "data.image_size",
-            10**20,
-            ["data.image_size: got 100000000000000000000", "expected less than"],
-        ),
         ("model.freeze", "(", ["model.freeze: got '('", "expected a regular expression"]),
     ],
 )
@@ -85,12 +70,6 @@ def test_every_mistake_is_reported_each_on_its_line():
         "train.seed",
     }
     assert "did you mean model?" in "".join(lines)
-
-
-def test_a_config_cannot_be_changed():
-    config = parse_config(MINIMAL)
-    with pytest.raises(ValueError, match="frozen"):
-        config.train.epochs = 5
 
 
 def test_overrides_apply_in_order_and_are_toml_or_else_text(tmp_path):
@@ -118,12 +97,9 @@ def test_overrides_apply_in_order_and_are_toml_or_else_text(tmp_path):
     ("override", "said"),
     [
         ("train.epochs", "expected key=value"),
-        ("=3", "expected key=value"),
         ("train..epochs=3", "expected key=value"),
         ("train.epochs.more=3", "train.epochs: got {'more': 3}, expected a valid integer"),
-        ("train.epohcs=3", "did you mean train.epochs?"),
         ("lr=3", "did you mean optim.lr?"),
-        ("train.epochs=many", "got 'many'"),
     ],
 )
 def test_a_mistaken_override_is_reported(tmp_path, override, said):
@@ -133,18 +109,12 @@ def test_a_mistaken_override_is_reported(tmp_path, override, said):
     assert said in str(caught.value)
 
 
-def test_a_missing_file_names_the_nearest(tmp_path):
-    written(tmp_path, "")
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"expected a TOML file .*, quickstart, .* \(did you mean run.toml\?\)",
-    ):
+def test_a_missing_file_names_the_nearest_and_a_bad_one_its_place(tmp_path):
+    path = written(tmp_path, "[model\n")
+    with pytest.raises(FileNotFoundError, match=r", quickstart, .*did you mean run.toml\?"):
         load_config(tmp_path / "runs.toml")
-
-
-def test_text_that_is_no_toml_is_reported_with_its_place(tmp_path):
     with pytest.raises(ValueError, match=r"expected TOML: .*line 1"):
-        load_config(written(tmp_path, "[model\n"))
+        load_config(path)
 
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1)
@@ -178,9 +148,6 @@ def test_the_written_config_reads_back_equal(args, title, lr, seed):
 def test_a_config_of_the_project_is_valid_and_its_header_gives_its_command(path):
     config = load_config(path)
     assert timm.is_model(config.model.name)
-    header = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")
-    ]
-    assert any(re.search(rf"(sa-zoo|-m sa_zoo) train {path.stem}\b", line) for line in header)
-    for word in ("Hardware:", "ost", "esult"):
-        assert any(word in line for line in header), f"the header does not state the {word}"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    command = rf"(sa-zoo|-m sa_zoo) train {path.stem}\b"
+    assert any(line.startswith("#") and re.search(command, line) for line in lines)

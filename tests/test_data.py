@@ -20,7 +20,6 @@ from sa_zoo.training.augment import (
     FLIP,
     Augment,
     counter_hash,
-    permutation,
     seed_step,
 )
 from sa_zoo.training.config import AugmentConfig, DataConfig
@@ -64,107 +63,34 @@ def test_the_hash_is_splitmix_chained_over_its_counters():
         assert int(counter_hash(*counters)[0]) == state
 
 
-def test_a_permutation_holds_each_index_once_and_changes_with_every_counter():
-    orders = [permutation(1009, *counters) for counters in [(0, 0), (0, 1), (1, 0)]]
-    for order in orders:
-        assert sorted(order) == list(range(1009))
-    assert not any(
-        np.array_equal(a, b)
-        for a, b in [(orders[0], orders[1]), (orders[0], orders[2]), orders[1:]]
-    )
-    assert np.array_equal(permutation(1009, 1, 0), orders[2])
-
-
 def test_digits_are_those_of_scikit_learn_split_for_good():
     splits = read("digits", 0.1)
-    assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (
-        1309,
-        134,
-        354,
-    )
-    again = read("digits", 0.1)
-    assert torch.equal(splits["train"].images, again["train"].images)
+    assert {name: len(split) for name, split in splits.items()} == {
+        "train": 1309,
+        "validation": 134,
+        "test": 354,
+    }
     # all splits together hold exactly the 1,797 digits, as gray levels of scikit-learn's sixteenths
-    known = {bytes((x * 255 / 16).round().astype(np.uint8)) for x in load_digits().images}
-    parts = [splits["train"], splits["validation"], splits["test"]]
-    images = torch.cat([part.images for part in parts])
+    pixels, labels = load_digits(return_X_y=True)
+    known = {bytes((x * 255 / 16).round().astype(np.uint8)) for x in pixels}
+    images = torch.cat([split.images for split in splits.values()])
     assert {bytes(image[0].numpy()) for image in images} == known
     assert torch.equal(images[:, 0], images[:, 2])
-    assert torch.bincount(torch.cat([part.labels for part in parts])).tolist() == [
-        *np.bincount(load_digits(return_X_y=True)[1])
-    ]
-
-
-def test_digits_fit_any_size_and_a_model_for_gray():
-    input_format = InputFormat((1, 13, 17), (0.5,), (0.5,), "bicubic", 1.0)
-    assert read("digits", input_format=input_format)["test"].images.shape == (354, 1, 13, 17)
-
-
-def test_the_test_split_does_not_depend_on_what_is_held_out():
-    a, b = read("digits", 0.1), read("digits", 0.3)
-    assert torch.equal(a["test"].images, b["test"].images)
-    alone = splits_of(open_source(DataConfig(name="digits")), 0.0, FORMAT, CPU, ["test"])["test"]
-    assert torch.equal(a["test"].images, alone.images)
-    assert torch.equal(a["test"].labels, alone.labels)
+    found = torch.cat([split.labels for split in splits.values()])
+    assert torch.bincount(found).tolist() == np.bincount(labels).tolist()
 
 
 def test_a_parquet_folder_reads_as_it_is_and_holds_out_a_share(tmp_path):
     images = {"train": noise_images(37), "test": noise_images(11, seed=1)}
     splits = read(parquet_folder(tmp_path / "tiny", images), 0.3)
     assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (25, 12, 11)
-    for image, got in zip(images["test"], splits["test"].images, strict=True):
-        assert np.array_equal(np.array(image).transpose(2, 0, 1), got.numpy())
-    assert splits["test"].labels.tolist() == [i % 3 for i in range(11)]
-    originals = {
-        bytes(np.array(image).transpose(2, 0, 1).tobytes()): i % 3
-        for i, image in enumerate(images["train"])
-    }
-    found = [
-        (bytes(image.numpy().tobytes()), int(label))
-        for part in (splits["train"], splits["validation"])
-        for image, label in zip(part.images, part.labels, strict=True)
-    ]
-    assert dict(found) == originals
-    assert len(found) == 37
-
-
-def test_names_and_classes_come_from_the_data(tmp_path):
-    folder = parquet_folder(tmp_path / "tiny", {"train": noise_images(5)}, classes=4)
-    source = open_source(DataConfig(name=str(folder)))
-    assert source.name == "tiny"
-    assert source.classes == ("label 0", "label 1", "label 2", "label 3")
-    assert open_source(DataConfig(name=str(folder), title="Tiny (noise)")).name == "Tiny (noise)"
-
-
-def test_an_image_folder_gives_a_class_a_sub_folder(tmp_path):
-    folder = image_folder(
-        tmp_path / "pets", {"train/cat": 5, "train/dog": 7, "test/cat": 2, "test/dog": 3}
-    )
-    splits = read(folder)
-    assert open_source(DataConfig(name=str(folder))).classes == ("cat", "dog")
-    assert torch.bincount(splits["train"].labels).tolist() == [5, 7]
-    assert torch.bincount(splits["test"].labels).tolist() == [2, 3]
-
-
-def test_an_image_folder_without_splits_holds_out_a_fifth_for_the_test(tmp_path):
-    splits = read(image_folder(tmp_path / "pets", {"cat": 11, "dog": 14}))
-    assert (len(splits["train"]), len(splits["test"])) == (20, 5)
-
-
-def test_of_two_label_columns_the_fine_one_counts_unless_asked(tmp_path):
-    folder = parquet_folder(
-        tmp_path / "two", {"train": noise_images(7)}, columns=("coarse_label", "fine_label")
-    )
-    assert open_source(DataConfig(name=str(folder))).classes[0] == "fine_label 0"
-    assert (
-        open_source(DataConfig(name=str(folder), label_column="coarse_label")).classes[0]
-        == "coarse_label 0"
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"data.label_column: got label, expected one of img, coarse_label, fine_label",
-    ):
-        open_source(DataConfig(name=str(folder), label_column="label"))
+    for names in (("train", "validation"), ("test",)):
+        pictures = [np.array(image).transpose(2, 0, 1).tobytes() for image in images[names[0]]]
+        found = {}
+        for name in names:
+            keys = [image.numpy().tobytes() for image in splits[name].images]
+            found |= dict(zip(keys, splits[name].labels.tolist(), strict=True))
+        assert found == {picture: i % 3 for i, picture in enumerate(pictures)}
 
 
 def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
@@ -177,53 +103,19 @@ def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
     assert np.abs(got.numpy().astype(int) - wanted.astype(int)).max() <= 1
 
 
-def test_a_palette_is_read_as_colours(tmp_path):
-    image = noise_images(1)[0].quantize(16)
-    folder = parquet_folder(tmp_path / "palette", {"train": [image], "test": [image]})
-    assert np.array_equal(
-        read(folder)["test"].images[0].numpy(), np.array(image.convert("RGB")).transpose(2, 0, 1)
-    )
-
-
-def test_images_are_of_the_mode_that_the_data_set_asks_for(tmp_path):
-    images = noise_images(3, mode="L")
-    features = datasets.Features(
-        {"img": datasets.Image(mode="RGB"), "label": datasets.ClassLabel(names=["a"])}
-    )
-    rows = datasets.Dataset.from_dict({"img": images, "label": [0] * 3}, features=features)
-    (tmp_path / "gray").mkdir()
-    rows.to_parquet(str(tmp_path / "gray" / "train.parquet"))
-    table = open_source(DataConfig(name=str(tmp_path / "gray"))).images["train"]
-    for each in (table[1], list(table)[1]):
-        assert np.array_equal(np.array(each), np.array(images[1].convert("RGB")))
-
-
 def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
     images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
     source = open_source(DataConfig(name=str(parquet_folder(tmp_path / "tiny", images))))
     kept = splits_of(source, 0.3, FORMAT, CPU)
     monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
     streamed = splits_of(source, 0.3, FORMAT, CPU)
-    assert not kept["train"].workers
-    assert streamed["train"].workers
+    assert (kept["train"].workers > 0, streamed["train"].workers > 0) == (False, True)
     batches = np.array([[3, 1, 2], [0, 5, 4]])
-    for name in ("train", "validation", "test"):
-        for a, b in zip(kept[name].loader(4), streamed[name].loader(4), strict=True):
+    pairs = [(kept[name].loader(4), streamed[name].loader(4)) for name in kept]
+    pairs.append(tuple(each["train"].loader_in_order(batches) for each in (kept, streamed)))
+    for pair in pairs:
+        for a, b in zip(*pair, strict=True):
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    for a, b in zip(
-        kept["train"].loader_in_order(batches),
-        streamed["train"].loader_in_order(batches),
-        strict=True,
-    ):
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def test_normalising_is_that_of_the_model():
-    images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).view(2, 3, 5, 7)
-    wanted = (images.numpy() / 255 - np.reshape(FORMAT.mean, (3, 1, 1))) / np.reshape(
-        FORMAT.std, (3, 1, 1)
-    )
-    assert np.abs(FORMAT.normalize(images).numpy() - wanted).max() < 1e-5
 
 
 def augment_of(normalize=lambda x: x, seed: int = 5, **config: object) -> Augment:
@@ -265,15 +157,6 @@ def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
         )  # and rounds
 
 
-def test_offsets_are_uniform_and_flips_are_half():
-    counters = np.arange(30030)
-    offsets = counter_hash(CROP_ROWS, 0, 0, counters) % np.uint64(9)
-    assert np.abs(np.bincount(offsets.astype(int)) / 30030 - 1 / 9).max() < 0.01
-    flips = counter_hash(FLIP, 0, 0, counters) >> np.uint64(63)
-    assert abs(flips.mean() - 0.5) < 0.01
-    assert abs(np.corrcoef(offsets.astype(float), flips.astype(float))[0, 1]) < 0.02
-
-
 def test_an_image_is_augmented_alike_in_any_batch():
     images = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
     labels, indices = torch.arange(13) % 10, torch.arange(13)
@@ -288,114 +171,96 @@ def test_an_image_is_augmented_alike_in_any_batch():
     assert not torch.equal(whole, other_epoch)
 
 
-def test_mixup_follows_the_seed_of_the_step():
+def test_mixup_follows_the_seed_of_the_step_and_dropout_the_process_too():
     augment = augment_of(FORMAT.normalize, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
     images, labels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6)
-    results = []
-    for step in (3, 3, 4):
-        seed_step(0, step, rank=step)
-        results.append(augment(images, labels, torch.arange(6), 0))
-    assert torch.equal(results[0][0], results[1][0])
-    assert not torch.equal(results[0][0], results[2][0])
-    assert results[0][1].shape == (6, 10)
-    assert torch.allclose(results[0][1].sum(1), torch.ones(6))
+    mixed, targets, dropped = [], [], []
+    for step, rank in ((3, 0), (3, 1), (4, 0)):
+        seed_step(0, step, rank)
+        dropped.append(torch.rand(1).item())
+        for found, value in zip((mixed, targets), augment(images, labels, labels, 0), strict=True):
+            found.append(value)
+    assert torch.equal(mixed[0], mixed[1]) and not torch.equal(mixed[0], mixed[2])
+    assert len({*dropped}) == 3
+    assert torch.allclose(targets[0].sum(1), torch.ones(6)) and targets[0].shape == (6, 10)
 
 
-def test_dropout_differs_between_processes_and_mixup_does_not():
-    draws = []
-    for rank in (0, 1):
-        seed_step(0, 7, rank)
-        draws.append((torch.rand(1).item(), np.random.rand()))
-    assert draws[0][0] != draws[1][0]
-    assert draws[0][1] == draws[1][1]
+@pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "~nobody-of-that-name/pets", "EMPTY"])
+def test_a_missing_or_empty_folder_is_reported(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=r"data.name: got .*, expected .* of images|images"):
+        open_source(DataConfig(name=name.replace("EMPTY", str(tmp_path))))
 
 
-def test_nothing_is_augmented_unless_asked():
-    images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
-    got, labels = augment_of()(images, torch.arange(3), torch.arange(3), 0)
-    assert torch.equal(got, images)
-    assert labels.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "name", ["./nowhere", "/no/such/folder", "a/b/c", "~nobody-of-that-name/pets"]
-)
-def test_a_missing_folder_is_reported(name):
-    with pytest.raises(FileNotFoundError, match=rf"data.name: got {name}, expected a folder"):
-        open_source(DataConfig(name=name))
-
-
-@pytest.mark.parametrize(
-    "name", ["../pets", "../work/../pets", "~/pets", "~/work/../pets", "HOME/work/../pets", "link"]
-)
+@pytest.mark.parametrize("name", ["../work/../pets", "~/work/../pets", "link"])
 def test_a_folder_is_found_by_any_path_to_it(tmp_path, monkeypatch, name):
     image_folder(tmp_path / "pets", {"cat": 5, "dog": 3})
-    parquet_folder(tmp_path / "cifar", {"train": noise_images(7)})
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "link").symlink_to(tmp_path / "pets")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path / "work")
-    source = open_source(DataConfig(name=name.replace("HOME", str(tmp_path))))
+    source = open_source(DataConfig(name=name))
     assert (source.name, source.classes, len(source.labels["train"])) == ("pets", ("cat", "dog"), 8)
-    if "link" not in name:
-        parquet = DataConfig(name=name.replace("HOME", str(tmp_path)).replace("pets", "cifar"))
-        assert len(open_source(parquet).images["train"][6].getbands()) == 3
 
 
-def test_an_empty_folder_is_reported(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"data.name: got .*, expected images or parquet files in it"
-    ):
-        open_source(DataConfig(name=str(tmp_path)))
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"a/x": 2, "a/y": 2, "b/x": 3},
+        {"train/a": 2, "train/b/x": 3},
+        {"a": 2, "b": 2, ".": 1},
+        {"train": 3},
+        {"Training": 3, "test": 2},
+        {"train/a": 2, "train/b": 3, "test": 5},
+    ],
+)
+def test_images_without_folders_of_classes_are_refused(tmp_path, counts):
+    """Splits do not become classes."""
+    folder = image_folder(tmp_path / "images", counts)
+    with pytest.raises(ValueError, match=r"with images in .*, expected a folder of each class"):
+        open_source(DataConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "label"),
+    [
+        (("coarse_label", "fine_label"), "", "fine_label"),
+        (("coarse_label", "fine_label"), "coarse_label", "coarse_label"),
+        (("coarse_label", "fine_label"), "label", None),
+        (("mine", "yours"), "", None),
+    ],
+)
+def test_labels_are_those_asked_for_or_of_a_usual_name(tmp_path, columns, asked, label):
+    folder = parquet_folder(tmp_path / "two", {"test": noise_images(7)}, columns=columns)
+    config = DataConfig(name=str(folder), label_column=asked)
+    if label:
+        assert open_source(config).classes[0] == f"{label} 0"
+        found = read(folder, label_column=asked)
+        assert [len(found[name]) for name in ("train", "validation", "test")] == [0, 0, 7]
+    else:
+        with pytest.raises(
+            ValueError, match=f"data.label_column: got .*, expected one of img, {columns[0]},"
+        ):
+            open_source(config)
 
 
 @pytest.mark.parametrize(
     ("counts", "classes", "sizes"),
     [
-        (
-            {"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1},
-            ("a test", "b"),
-            {"train": 8, "test": 3},
-        ),
-        (
-            {"train/bus": 5, "train/train": 3, "val/bus": 2, "val/train": 1},
-            ("bus", "train"),
-            {"train": 8, "test": 3},
-        ),
-        ({"pass": 5, "fail": 3, "val": 2}, ("fail", "pass", "val"), {"train": 10}),
-        ({"good": 5, "evaluation": 3}, ("evaluation", "good"), {"train": 8}),
+        ({"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1}, ("a test", "b"), (8, 3)),
+        ({"train/bus": 5, "train/train": 3, "val/bus": 2}, ("bus", "train"), (8, 2)),
+        ({"pass": 5, "fail": 3, "val": 2}, ("fail", "pass", "val"), (10,)),
     ],
 )
 def test_folders_of_images_are_classes_whatever_their_names(tmp_path, counts, classes, sizes):
     folder = image_folder(tmp_path / "test images", counts)
     for picture in folder.rglob("0.png"):
         picture.rename(picture.with_name("speed test.png"))
-    (folder / "notes.txt").write_text("of somebody")
     source = open_source(DataConfig(name=str(folder)))
-    assert (
-        source.classes == classes
-        and {split: len(labels) for split, labels in source.labels.items()} == sizes
-    )
+    assert source.classes == classes
+    assert tuple(map(len, source.labels.values())) == sizes
     for split, images in source.images.items():
-        named = [Path(images.path(row)).parent.name for row in range(sizes[split])]
-        assert named == [classes[label] for label in source.labels[split]]
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [{"a/x": 2, "a/y": 2, "b/x": 3}, {"train/a": 2, "train/b/x": 3}, {"a": 2, "b": 2, ".": 1}],
-)
-def test_an_image_that_is_in_no_folder_of_a_class_is_refused(tmp_path, counts):
-    with pytest.raises(ValueError, match=r"with images in .*, expected \[SPLIT/\]CLASS/IMAGE"):
-        open_source(DataConfig(name=str(image_folder(tmp_path / "images", counts))))
-
-
-@pytest.mark.parametrize(
-    "counts", [{"train": 3}, {"Training": 3, "test": 2}, {"train/a": 2, "train/b": 3, "test": 5}]
-)
-def test_splits_without_folders_of_classes_are_no_classes(tmp_path, counts):
-    with pytest.raises(ValueError, match=r"images directly in .*, expected a split with fo"):
-        open_source(DataConfig(name=str(image_folder(tmp_path / "unlabelled", counts))))
+        for row, label in enumerate(source.labels[split]):
+            assert Path(images.path(row)).parent.name == classes[label]
 
 
 def test_splits_are_chosen_by_name_where_labels_are_hidden(tmp_path):
@@ -413,7 +278,7 @@ def test_splits_are_chosen_by_name_where_labels_are_hidden(tmp_path):
         "test": 5,
     }
     assert source.skipped == {"images of split test": 2}
-    with pytest.raises(ValueError, match=r"data\.train_split: got a, expected one of .*validation"):
+    with pytest.raises(ValueError, match=r"splits .*validation.*data\.train_split"):
         open_source(DataConfig(**data, train_split="a"))
 
 
@@ -489,7 +354,6 @@ def test_classes_have_the_order_of_timm(tmp_path):
     "name",
     [
         "train/a/._0.png",
-        "train/.ipynb_checkpoints/0.png",
         "train/a/.ipynb_checkpoints/0.png",
         "__MACOSX/train/a/0.png",
         "train/a/@eaDir/0.png",
@@ -521,31 +385,11 @@ def test_a_metadata_file_gives_classes_to_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"a": [1, 2], "label": [0, 1]}, "with columns a, label, expected one of images"),
-        ({"a": noise_images(2), "b": noise_images(2)}, "with columns a, b, expected one of images"),
-        ({"a": noise_images(2), "b": [0, 1]}, "with columns a, b, expected labels, or data.label"),
-    ],
-)
-def test_a_table_without_images_or_labels_is_reported(tmp_path, columns, said):
-    datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "train.parquet"))
-    with pytest.raises(ValueError, match=said):
-        open_source(DataConfig(name=str(tmp_path)))
-
-
-def test_a_data_set_without_training_images_can_be_tested_on(tmp_path):
-    found = read(parquet_folder(tmp_path / "tiny", {"test": noise_images(5)}))
-    assert [len(found[name]) for name in ("train", "validation", "test")] == [0, 0, 5]
-
-
-@pytest.mark.parametrize(
     ("names", "sizes"),
     [
         (["train", "test"], {"train": 1, "test": 2}),
         (["data/train-0", "data/train-1", "data/validation-0"], {"train": 3, "test": 3}),
         (["Train/0", "test/0", "val/0"], {"train": 1, "validation": 3, "test": 2}),
-        (["images", "more"], {"train": 3}),
         (["train", "extra"], {"train": 1}),
         (["a[1]/train*", "a[1]/test"], {"train": 1, "test": 2}),
     ],
@@ -583,40 +427,14 @@ def test_images_get_the_color_of_the_model_as_in_timm(tmp_path, channels, mode):
         assert int(label) == target
 
 
-def test_a_model_for_other_channels_needs_images_of_as_many(tmp_path):
-    folder = parquet_folder(
-        tmp_path / "mixed", {"train": [*noise_images(3, mode="RGBA"), *noise_images(1)]}
-    )
-    with pytest.raises(
-        ValueError, match=r"image 3 of the train split: got 3 channels \(mode RGB\), expected 4"
-    ):
-        read(folder, input_format=InputFormat((4, 8, 8), (0.5,) * 4, (0.2,) * 4, "bicubic", 1.0))
-
-
-def test_a_damaged_image_is_reported(tmp_path):
-    folder = image_folder(tmp_path / "pets", {"train/cat": 2, "train/dog": 1, "test/cat": 1})
+def test_every_image_that_does_not_fit_is_named(tmp_path):
+    folder = image_folder(tmp_path / "pets", {"train/cat": 3, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    with pytest.raises(
-        ValueError,
-        match=r"/train/cat/1[.]png, image 1 of the train split: cannot identify image file",
-    ):
+    Image.new("I;16", (8, 8)).save(folder / "train" / "cat" / "2.png")
+    cannot = r"/train/cat/1[.]png, image 1 of the train split: cannot identify"
+    deep = r"/train/cat/2[.]png, image 2 of the train split: got mode I"
+    with pytest.raises(ValueError, match=rf"(?s)got 2 images .*{cannot}.*{deep}"):
         read(folder)
-    Image.new("I;16", (8, 8)).save(folder / "train" / "cat" / "1.png")
-    with pytest.raises(
-        ValueError, match=r"/train/cat/1[.]png, image 1 of the train split: got mode I"
-    ):
-        read(folder)
-
-
-def test_without_network_and_cache_the_message_says_what_to_put_where(monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError) as caught:
-        open_source(DataConfig(name="uoft-cs/cifar10"))
-    for words in (
-        "uoft-cs/cifar10 is not cached here",
-        "https://huggingface.co/datasets/uoft-cs/cifar10",
-        "train-*.parquet and test-*.parquet",
-        "data/cifar10",
-        "set data.name to that folder",
-    ):
-        assert words in str(caught.value)
+    four = InputFormat((4, 8, 8), (0.5,) * 4, (0.2,) * 4, "bicubic", 1.0)
+    with pytest.raises(ValueError, match=r"image 3 .*: got 3 channels \(mode RGB\), expected 4"):
+        read(folder, input_format=four)

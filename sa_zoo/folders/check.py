@@ -7,7 +7,7 @@ anywhere else. While it is loaded, the size of what is built is bounded.
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.modules import module as registration
 
 LARGEST = 2**20  # of any number in config.json
+LISTED = 5  # names of a long list in a message
 # Of all networks that are built while a folder is loaded; 8 times its weights, if that is more.
 PARAMETERS = 2**26
 # A tensor counts as at least so many parameters, so that a million tiny layers are too many, too.
@@ -212,3 +213,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest known name, if one is near."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def listed(names: Sequence[object]) -> str:
+    """The first of the names, and how many others there are."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(map(str, names[:LISTED])) + more

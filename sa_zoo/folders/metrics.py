@@ -91,7 +91,7 @@ class Metrics(Section):
     parameters: int | None = None
     data: str | None = None
     data_revision: str | None = None
-    data_digest: str | None = None  # of what the model was trained on, see training/digest.py
+    data_digest: str | None = None  # of what the model was trained on, see training/sources.py
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None

@@ -30,7 +30,6 @@ from sa_zoo.folders.write import (
     write_json,
     write_sums,
 )
-from sa_zoo.training.digest import Digest
 
 Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
 FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
@@ -50,7 +49,7 @@ class Counters(BaseModel):
     cpu_seconds: float = 0.0  # of all threads of this process in that time
     history: list[dict[str, Any]] = []
     scaler: dict[str, Any] = {}  # of the loss, with fp16
-    data: Digest | None = None  # None in older files
+    data: dict[str, Any] | None = None  # a digest of the images; None in older files
 
 
 def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:

@@ -179,18 +179,14 @@ def data_of(model: str) -> DataConfig:
 
 def data_config(name: str, overrides: Iterable[str]) -> DataConfig:
     """The section `data` of a recipe that has only that name in it, with overrides as of `load_config`."""
-    table: dict[str, Any] = {"data": {"name": name}}
-    for override in overrides:
-        _set(table, override)
-    return parse_config({"model": {"name": "any"}, "train": {"epochs": 1}} | table).data
+    table = {"model": {"name": "any"}, "train": {"epochs": 1}, "data": {"name": name}}
+    return parse_config(_overridden(table, overrides)).data
 
 
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
     """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
-    table: dict[str, Any] = {"model": {}}
-    for override in overrides:
-        _set(table, override)
-    return "-".join([config_path(config).stem, *filter(None, [table["model"].get("name")])])
+    model = _overridden({"model": {}}, overrides)["model"].get("name")
+    return "-".join(filter(None, [config_path(config).stem, model]))
 
 
 def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -200,9 +196,7 @@ def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested without end
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
-    for override in overrides:
-        _set(table, override)
-    return parse_config(table)
+    return parse_config(_overridden(table, overrides))
 
 
 def parse_config(table: Mapping[str, Any]) -> Config:
@@ -212,20 +206,23 @@ def parse_config(table: Mapping[str, Any]) -> Config:
         raise ValueError("\n".join(_describe(e) for e in error.errors())) from error
 
 
-def _set(table: dict[str, Any], override: str) -> None:
-    """Put one `section.key=value` into the table; a value that is not TOML is text."""
-    key, equals, text = override.partition("=")
-    *sections, name = key.strip().split(".")
-    if not equals or "" in (*sections, name):
-        raise ValueError(f"--set: got {override!r}, expected key=value such as train.epochs=3")
-    for section in sections:
-        if not isinstance(table.get(section), dict):
-            table[section] = {}
-        table = table[section]
-    try:
-        table[name] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        table[name] = text
+def _overridden(whole: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The table, with each `section.key=value` put into it; a value that is not TOML is text."""
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        *sections, name = key.strip().split(".")
+        if not equals or "" in (*sections, name):
+            raise ValueError(f"--set: got {override!r}, expected key=value such as train.epochs=3")
+        table = whole
+        for section in sections:
+            if not isinstance(table.get(section), dict):
+                table[section] = {}
+            table = table[section]
+        try:
+            table[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[name] = text
+    return whole
 
 
 def _describe(error: Mapping[str, Any]) -> str:

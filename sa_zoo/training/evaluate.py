@@ -16,15 +16,15 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import nn
 
+from sa_zoo.folders.check import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.digest import digest_of
 from sa_zoo.training.model import InputFormat, input_format_of
 from sa_zoo.training.report import check_data
-from sa_zoo.training.sources import Source, open_source
-from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
+from sa_zoo.training.sources import Source, digest_of, open_source
+from sa_zoo.training.splits import Split, StreamedSplit, kept_if_small, streamed_splits
 
 _logger = logging.getLogger(__name__)
 
@@ -135,18 +135,18 @@ def open_test_split(
     trained on these data, and otherwise all images. Raises ValueError if the classes do not fit.
     """
     source = open_source(data)
-    which, rule = "its test split", data.hold_out
+    rule = data.hold_out
+    which = "its test split"
     if "test" not in source.labels:
-        which, rule = "held out from training", _rule_of_its_run(opened, data, source)
-        if not rule:
-            which = "all of them, as the model was not trained on them"
-            images = {**source.images, "test": source.images["train"]}
-            labels = {"train": np.empty(0, np.int64), "test": source.labels["train"]}
-            origins = {**source.origins, "test": source.origins.get("train", "train")}
-            source = replace(source, images=images, labels=labels, origins=origins)
+        rule = _rule_of_its_run(opened, data, source)
+        which = "held out from training" if rule else "all of them, as it was not trained on them"
     source, how = _with_classes_of(opened.network, source)
     input_format = input_format_of(opened.network, data.image_size)
-    streamed = streamed_splits(source, 0, input_format, ["test"], rule)
+    if rule:
+        streamed = streamed_splits(source, 0, input_format, ["test"], rule)
+    else:
+        rows = np.arange(len(source.labels["train"]))
+        streamed = {"test": StreamedSplit(source, "train", rows, input_format)}
     check_data(source, streamed)
     split = kept_if_small(streamed, accelerator.device)["test"]
     text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"
@@ -156,8 +156,7 @@ def open_test_split(
 
 def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
     """How images were held out if the model was trained on these data; empty if it was not."""
-    digest = opened.metrics.data_digest
-    same = digest and digest == digest_of(source).sum()
+    same = opened.metrics.data_digest == digest_of(source)["hash"]
     rule = data.hold_out
     if opened.folder:
         with suppress(ValueError):  # not a run folder
@@ -177,21 +176,14 @@ def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
         order = np.array([names.index(name) for name in given])
         labels = {split: order[own] for split, own in source.labels.items()}
         return replace(source, labels=labels, classes=names), "by name"
-    if names not in ((), numbers) and given != numbers[: len(given)]:
-        got = f"{_listed(unknown)} in {source.name}, which the model does not know"
-        raise ValueError(f"data: got the classes {got}, expected some of {_listed(names)}")
-    if len(given) != len(numbers):
-        expected = f"{len(numbers)} as the model has"
-        raise ValueError(f"data: got {len(given)} classes, expected {expected}")
-    for mine, other in zip(names or numbers, given, strict=False):
-        if mine != other:
-            message = "data: classes are matched by number: the model's %s is %s in %s"
-            _logger.warning(message, mine, other, source.name)
-            break
+    has_names = names not in ((), numbers) and given != numbers[: len(given)]
+    if has_names or len(given) != len(numbers):
+        raise ValueError(
+            f"data: got {len(given)} classes in {source.name}, of which the model does not know {listed(unknown)}, "
+            f"expected its {len(numbers)}: {listed(names or numbers)}"
+        )
+    if given != (names or numbers):
+        pairs = [f"{mine} is {other}" for mine, other in zip(names or numbers, given, strict=True)]
+        message = "data: classes are matched by number, the model's with those of %s: %s"
+        _logger.warning(message, source.name, listed(pairs))
     return source, "by number"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first ten of the names, and how many others there are."""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + more

@@ -19,11 +19,11 @@ from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import to_device
-from sa_zoo.training.digest import Digest
 from sa_zoo.training.model import frozen_norms
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
 from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_heads, write_history
+from sa_zoo.training.sources import changes
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
@@ -40,7 +40,7 @@ class Run:
     model: nn.Module
     split: Split
     augment: Augment
-    digest: Digest
+    digest: dict[str, Any]
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -230,9 +230,9 @@ class Run:
         self.counters = load_checkpoint(self.folder, self.modules, self.optimizer)
         before = self.counters.data
         if before and before != self.digest:
-            changes = self.digest.changes_since(before)
+            found = changes(before, self.digest)
             raise ValueError(
-                f"data: got {changes}, expected those that the run in {self.out} began with, or a new --out"
+                f"data: got {found}, expected those that the run in {self.out} began with, or a new --out"
             )
         self.counters.data = self.digest
         if self.counters.scaler and self.accelerator.scaler:

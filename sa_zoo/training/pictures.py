@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 with suppress(ImportError):
     from pillow_heif import register_heif_opener
@@ -39,14 +39,15 @@ def size_of_picture(file: Path | BinaryIO) -> tuple[int, int]:
 def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
     try:
         with Image.open(file, formats=FORMATS) as image:
-            if image.mode not in MODES:
+            if image.mode not in MODES or _is_deep(image):
+                deep = f"{image.mode} of more than 8 bits per channel"
+                got = deep if image.mode in MODES else f"mode {image.mode}"
                 expected = f"one of {', '.join(MODES)}, with 8 bits per channel"
-                raise ValueError(f"got mode {image.mode}, expected {expected}: convert the images")
-            if _is_deep(image):
-                raise ValueError(
-                    f"got {image.mode} of more than 8 bits per channel, expected 8: convert the images"
-                )
+                raise ValueError(f"got {got}, expected {expected}: convert it")
             yield image
+    except UnidentifiedImageError as error:
+        expected = f"a picture in one of the formats {', '.join(FORMATS)}"
+        raise ValueError(f"cannot identify the file, expected {expected}") from error
     except Exception as error:  # Pillow raises many types for files that are not images
         raise ValueError(str(error) or type(error).__name__) from error
 

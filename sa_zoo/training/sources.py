@@ -2,9 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b, sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from timm.utils import natural_key
 
-from sa_zoo.folders.check import did_you_mean
+from sa_zoo.folders.check import did_you_mean, listed
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.picture_folder import SPLIT_WORDS, Found, table_of, tables_in
-from sa_zoo.training.pictures import MODES, open_picture
+from sa_zoo.training.pictures import open_picture
+from sa_zoo.training.progress import shown
 
+LABELS = (datasets.ClassLabel, datasets.Value)
 MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
 
 
@@ -31,41 +36,48 @@ class Images:
 
     table: datasets.Dataset
     column: str
-    mode: str | None  # that the data set asks for
 
     def __getitem__(self, row: int) -> Image.Image:
-        picture = open_picture(self.file(row))
-        return picture.convert(self.mode) if self.mode in MODES else picture
+        return open_picture(self.file(row))
 
     def file(self, row: int) -> Path | BytesIO:
         """The file of an image, or its bytes."""
-        stored = self._stored(row)
-        return Path(stored["path"]) if stored["bytes"] is None else BytesIO(stored["bytes"])
+        stored = self.table.data.column(self.column)[row].as_py() or {"bytes": b""}
+        if stored["bytes"] is None and stored["path"]:
+            return Path(stored["path"])
+        return BytesIO(stored["bytes"] or b"")  # no image at all is an empty one, which is refused
 
     def path(self, row: int) -> str:
         """The file of an image, if it has one to itself."""
-        stored = self._stored(row)
-        return stored["path"] if stored["bytes"] is None else ""
+        file = self.file(row)
+        return str(file) if isinstance(file, Path) else ""
 
     def content(self, row: int) -> bytes:
         """An image as it is stored."""
         file = self.file(row)
         return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
-    def names_and_sizes(self) -> Iterator[tuple[str, int]]:
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """Of the bytes of every image, which are read once: uint64 (N,)."""
+        found = np.empty(len(self.table), np.uint64)
+        with shown(range(len(found)), "reading") as rows:
+            for row in rows:
+                digest = blake2b(self.content(row), digest_size=8).digest()
+                found[row] = int.from_bytes(digest, "little")
+        return found
+
+    def names_and_sizes(self) -> list[tuple[str, int | None]]:
         """The file name of each image, if it has one, and its size in bytes. Reads no image."""
         column = self.table.data.column(self.column)
         paths = pc.struct_field(column, "path").to_pylist()
         sizes = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
+        found = []
         for path, size in zip(paths, sizes, strict=True):
             if path and size is None:
                 size = Path(path).stat().st_size
-            yield path or "", size or 0
-
-    def _stored(self, row: int) -> Any:
-        stored = self.table.data.column(self.column)[row].as_py()
-        # no image at all is an empty one, which cannot be read
-        return stored if stored and any(stored.values()) else {"bytes": b"", "path": None}
+            found.append((Path(path or "").name, size))
+        return found
 
 
 @dataclass(frozen=True)
@@ -86,42 +98,72 @@ class Source:
 def open_source(config: DataConfig) -> Source:
     """The Source of a config. Raises FileNotFoundError if there is none, ValueError if it has no usable labels."""
     folder = _folder(config)
-    asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
-    found = _found(config, folder, filter(None, asked.values()))
-    chosen = _chosen(found.tables, config.name, asked)
-    tables = {split: found.tables[name] for split, name in chosen.items()}
+    if folder:
+        found, origins, skipped = tables_in(folder)
+    else:
+        found, origins, skipped = _digits() if config.name == "digits" else _from_hub(config)
+    chosen = _chosen(found, config)
+    tables = {split: found[name] for split, name in chosen.items()}
     tables.setdefault("train", next(iter(tables.values())).select([]))
     image, label = _columns(tables["train"].features, config)
     names = _class_names(tables, label)
-    images = {}
+    numbers = {name: number for number, name in enumerate(names)}
     labels = {}
     for split, table in tables.items():
-        images[split] = _images(table, image, folder)
-        where = f"{config.name}, split {chosen.get(split, split)}"
-        labels[split] = _class_numbers(table[label][:], names, where, split)
-    if not names:
-        classes = 1 + max(numbers.max(initial=0) for numbers in labels.values())
-        names = [*map(str, range(classes))]
-    origins = {split: found.origins[name] for split, name in chosen.items()}
-    skipped = dict(found.skipped)
-    for name in found.tables.keys() - chosen.values():
-        skipped[f"images of split {name}"] = len(found.tables[name])
-    title = config.title or (folder.name if folder else config.name)
-    return Source(title, images, labels, tuple(names), origins, skipped)
+        values = [numbers.get(value, value) for value in table[label][:]]
+        wrong = [value for value in values if value not in range(len(names))]
+        if wrong:
+            raise ValueError(
+                f"data.name: got class {wrong[0]} in {config.name}, split {chosen[split]}, expected a number from 0 to "
+                f"{len(names) - 1} ({len(wrong)} of {len(values)} images; where labels are hidden, choose another "
+                f"split as data.{split}_split)"
+            )
+        labels[split] = np.array(values, np.int64)
+    others = found.keys() - chosen.values()
+    return Source(
+        config.title or (folder.name if folder else config.name),
+        {split: _images(table, image, folder) for split, table in tables.items()},
+        labels,
+        tuple(names),
+        {split: origins[name] for split, name in chosen.items()},
+        {**skipped, **{f"images of split {name}": len(found[name]) for name in others}},
+    )
 
 
-def _found(config: DataConfig, folder: Path | None, splits: Iterable[str]) -> Found:
-    if folder:
-        return tables_in(folder, splits)
-    return _digits() if config.name == "digits" else _from_hub(config)
+def digest_of(source: Source) -> dict[str, Any]:
+    """Images per split and class, and a hash of names, sizes and labels: equal for equal data, wherever they are.
+
+    It reads no image, and does not notice other pixels in a file of the same size.
+    """
+    images: Counter[str] = Counter()
+    everything: list[Any] = [source.classes]
+    for split, labels in sorted(source.labels.items()):
+        images.update(f"{split} images of {source.classes[label]}" for label in labels.tolist())
+        everything += [split, labels.tolist(), source.images[split].names_and_sizes()]
+    text = repr(everything).encode(errors="surrogatepass")
+    return {"images": dict(images), "hash": sha256(text).hexdigest()}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is different between two digests, in words."""
+    had, has = Counter(before["images"]), Counter(now["images"])
+    found = [f"{has[key]} {key}, not {had[key]}" for key in sorted((had - has) | (has - had))]
+    return listed(found) or "images of other names or sizes, or in another order"
 
 
 def _images(table: datasets.Dataset, column: str, folder: Path | None) -> Images:
+    """Raises ValueError if the column refers to a file that is not in the folder."""
     if not isinstance(table.features[column], datasets.Image):
         table = table.cast_column(column, datasets.Image())
-    if folder:
-        _check_inside(folder, table.data.column(column))
-    return Images(table, column, table.features[column].mode)
+    stored = table.data.column(column)
+    paths = pc.struct_field(stored, "path").filter(pc.struct_field(stored, "bytes").is_null())
+    for path in filter(None, paths.to_pylist()):
+        if folder and not Path(os.path.normpath(path)).is_relative_to(folder):
+            expected = "images inside of it"
+            raise ValueError(
+                f"data.name: got {folder}, which refers to {path}, expected {expected}"
+            )
+    return Images(table, column)
 
 
 def _digits() -> Found:
@@ -131,7 +173,7 @@ def _digits() -> Found:
     # as PGM, whose bytes are the same with any version of Pillow
     images = [{"bytes": b"P5 8 8 255\n" + x.tobytes(), "path": None} for x in pixels]
     table = table_of(images, labels)
-    return Found({"train": table}, {"train": "scikit-learn"}, {})
+    return {"train": table}, {"train": "scikit-learn"}, {}
 
 
 def _folder(config: DataConfig) -> Path | None:
@@ -169,8 +211,7 @@ def _from_hub(config: DataConfig) -> Found:
         offline = error
     if not is_there:
         raise FileNotFoundError(
-            f"{none_here}, nor a data set of the Hub, where names are OWNER/NAME as in uoft-cs/cifar10 (for private "
-            "ones set HF_TOKEN)"
+            f"{none_here}, nor a data set of the Hub, where names are OWNER/NAME (for private ones set HF_TOKEN)"
         )
     before = datasets.config.HF_HUB_OFFLINE
     try:
@@ -198,83 +239,51 @@ def _from_hub(config: DataConfig) -> Found:
     finally:
         datasets.config.HF_HUB_OFFLINE = before
     by_name = {str(split): table for split, table in tables.items()}
-    return Found(by_name, {split: f"split {split} on the Hub" for split in by_name}, {})
+    return by_name, {split: f"split {split} on the Hub" for split in by_name}, {}
 
 
-def _check_inside(folder: Path, images: Any) -> None:
-    """Raise ValueError if a column of images refers to a file that is not in the folder."""
-    for chunk in images.chunks:
-        for path in chunk.field("path").filter(chunk.field("bytes").is_null()).to_pylist():
-            if path and not Path(os.path.normpath(path)).is_relative_to(folder):
-                raise ValueError(
-                    f"data.name: got {folder}, which refers to {path}, expected images inside of it"
-                )
-
-
-def _chosen(found: Mapping[str, Any], name: str, asked: Mapping[str, str]) -> dict[str, str]:
+def _chosen(found: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
     """The name of each split among those found: as asked for, or a usual one."""
-    names = ", ".join(found)
-    chosen = {split: given for split, given in asked.items() if given}
-    for split, given in chosen.items():
-        if given not in found:
-            raise ValueError(f"data.{split}_split: got {given}, expected one of {names}")
+    asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
+    chosen = {}
     for split, usual in SPLIT_WORDS.items():
-        free = [each for each in found if each not in chosen.values() and each.lower() in usual]
-        if free:
-            chosen.setdefault(split, min(free, key=lambda each: usual.index(each.lower())))
-    if "test" not in chosen and "validation" in chosen and not asked["validation"]:
-        chosen["test"] = chosen.pop("validation")
-    if not chosen.keys() & {"train", "test"}:
-        expected = "train or test, or data.train_split and data.test_split"
-        raise ValueError(f"data.name: got {name} with splits {names}, expected {expected}")
+        free = {each.lower(): each for each in found if each not in asked.values()}
+        known = [asked[split], *(free[word] for word in usual if word in free)]
+        chosen[split] = next(filter(None, known), "")
+    if not chosen["test"] and not asked["validation"]:
+        chosen |= {"test": chosen["validation"], "validation": ""}
+    chosen = {split: each for split, each in chosen.items() if each}
+    if not chosen.keys() & {"train", "test"} or not set(found).issuperset(chosen.values()):
+        expected = "train or test, or data.train_split and data.test_split among them"
+        raise ValueError(
+            f"data: got {config.name} with splits {', '.join(found)}, expected {expected}"
+        )
     return chosen
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
     """The column of images and that of labels: as the config says, or the only one of class labels, or a usual name."""
-    names = ", ".join(features)
-    got = f"data.name: got {config.name} with columns {names}"
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     # bytes, or a dict of them, as pandas writes them
     images = images or [name for name, feature in features.items() if "binary" in str(feature)]
-    if len(images) != 1:
-        raise ValueError(f"{got}, expected one of images")
     labels = [name for name in features if isinstance(features[name], datasets.ClassLabel)]
-    if config.label_column:
-        labels = [config.label_column]
-    elif len(labels) != 1:
+    if len(labels) != 1:
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
-    if not labels:
-        raise ValueError(f"{got}, expected labels, or data.label_column")
-    kind = features.get(labels[0])
-    if not isinstance(kind, datasets.ClassLabel | datasets.Value):
-        expected = f"one of {names}, with one class per image"
-        got = f"{labels[0]} of {kind}" if kind else labels[0]
-        raise ValueError(f"data.label_column: got {got}, expected {expected}")
-    return images[0], labels[0]
+    label = config.label_column or next(iter(labels), "")
+    if len(images) != 1 or not isinstance(features.get(label), LABELS):
+        expected = f"one of {', '.join(features)} with one class per image, and one of images"
+        got = label or "nothing"
+        raise ValueError(f"data.label_column: got {got}, expected {expected}, in {config.name}")
+    return images[0], label
 
 
-def _class_names(tables: Mapping[str, Any], label: str) -> list[str] | None:
-    """The names that the data have, or the texts of all splits; none for numbers."""
+def _class_names(tables: Mapping[str, Any], label: str) -> list[str]:
+    """The names that the data have, or the texts of all splits, or numbers."""
     feature = tables["train"].features[label]
-    if not feature.dtype.endswith("string"):
-        return getattr(feature, "names", None)
+    if isinstance(feature, datasets.ClassLabel):
+        return list(feature.names)
     # class_encode_column would sort 1, 10, 2, and look at one split only
-    texts = {text for table in tables.values() for text in table.unique(label) if text}
-    return sorted(sorted(texts), key=natural_key)
-
-
-def _class_numbers(
-    values: list[Any], names: list[str] | None, where: str, split: str
-) -> np.ndarray:
-    """Labels (N,). Raises ValueError for images without a class or with one that is too large."""
-    bound = len(names) if names else MOST_CLASSES
-    numbers = {name: number for number, name in enumerate(names or ())}
-    values = [numbers.get(value, value) for value in values]
-    wrong = [value for value in values if not isinstance(value, int) or not 0 <= value < bound]
-    if wrong:
-        raise ValueError(
-            f"data.name: got class {wrong[0]} in {where}, expected a number from 0 to {bound - 1} ({len(wrong)} of "
-            f"{len(values)} images; where labels are hidden, choose another split as data.{split}_split)"
-        )
-    return np.array(values, np.int64)
+    values = {value for table in tables.values() for value in table.unique(label)} - {None, ""}
+    if feature.dtype.endswith("string"):
+        return sorted(sorted(values), key=natural_key)
+    return [str(number) for number in range(min(MOST_CLASSES, 1 + int(max(values, default=0))))]

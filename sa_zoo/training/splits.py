@@ -3,8 +3,8 @@
 import gc
 import math
 import os
-from collections.abc import Iterable, Mapping
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from sa_zoo.training.augment import HOLD_OUT, counter_hash, permutation
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.progress import shown
-from sa_zoo.training.sources import Source
+from sa_zoo.training.sources import Images, Source
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -31,6 +31,20 @@ class UnreadableImage(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.rpartition("UnreadableImage: ")[2].split()))
+
+
+def name_of(images: Images, table: str, row: int) -> str:
+    return ", ".join(filter(None, [images.path(row), f"image {row} of the {table} split"]))
+
+
+@contextmanager
+def naming(images: Images, table: str, row: int) -> Iterator[None]:
+    """Make any error an UnreadableImage."""
+    try:
+        yield
+    except Exception as error:
+        what = error or type(error).__name__
+        raise UnreadableImage(f"{name_of(images, table, row)}: {what}") from error
 
 
 class Split(Dataset[Any]):
@@ -91,12 +105,8 @@ class StreamedSplit(Split):
 
     def read(self, row: int) -> Tensor:
         """Decode one image of the table. Raises UnreadableImage."""
-        try:
+        with naming(self.pictures, self.table, row):
             return self._decoded(self.pictures[row])
-        except Exception as error:
-            where = f"image {row} of the {self.table} split: {error or type(error).__name__}"
-            named = filter(None, [self.pictures.path(row), where])
-            raise UnreadableImage(", ".join(named)) from error
 
     def _decoded(self, image: Image.Image) -> Tensor:
         channels, height, width = self.input_size
@@ -110,12 +120,15 @@ class StreamedSplit(Split):
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
-    def kept(self, device: torch.device) -> Split:
-        """The same split, decoded now and kept on a device."""
+    def kept(self, device: torch.device, unreadable: list[str]) -> Split:
+        """The same split, decoded now and kept on a device. What cannot be read is added to a list."""
         images = torch.empty((len(self), *self.input_size), dtype=torch.uint8)
         with shown(self.rows.tolist(), "decoding") as rows:
             for position, row in enumerate(rows):
-                images[position] = self.read(row)
+                try:
+                    images[position] = self.read(row)
+                except UnreadableImage as error:
+                    unreadable.append(str(error))
         return Split(images.to(device), self.labels.numpy())
 
 
@@ -132,10 +145,9 @@ def splits_of(
     input_format: InputFormat,
     device: torch.device,
     names: Iterable[str] = SPLITS,
-    hold_out: str = "content",
 ) -> Mapping[str, Split]:
     """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
-    return kept_if_small(streamed_splits(source, validation, input_format, names, hold_out), device)
+    return kept_if_small(streamed_splits(source, validation, input_format, names), device)
 
 
 def streamed_splits(
@@ -155,11 +167,27 @@ def streamed_splits(
 
 
 def kept_if_small(splits: Mapping[str, StreamedSplit], device: torch.device) -> Mapping[str, Split]:
-    """The splits, decoded and kept on a device if they are small."""
-    values = sum(len(split) * math.prod(split.input_size) for split in splits.values())
-    if values > KEPT_BYTES:
+    """The splits, decoded and kept on a device if they are small.
+
+    Raises ValueError with every image that cannot be read.
+    """
+    if not are_small(splits):
         return splits
-    return {name: split.kept(device) for name, split in splits.items()}
+    unreadable: list[str] = []
+    kept = {name: split.kept(device, unreadable) for name, split in splits.items()}
+    refuse_unreadable(unreadable)
+    return kept
+
+
+def are_small(splits: Mapping[str, StreamedSplit]) -> bool:
+    values = sum(len(split) * math.prod(split.input_size) for split in splits.values())
+    return values <= KEPT_BYTES
+
+
+def refuse_unreadable(images: Sequence[str]) -> None:
+    if images:
+        named = "\n".join(images)
+        raise ValueError(f"data.name: got {len(images)} images that cannot be read:\n{named}")
 
 
 def rows_of(
@@ -172,18 +200,13 @@ def rows_of(
     shares = {"test": TEST_SHARE, "validation": validation}
     held_out = {name: share for name, share in shares.items() if name not in rows}
     train = rows["train"][1]
-    contents = np.empty(0)
-    if hold_out == "content" and any(held_out.values()):
-        images = source.images["train"]
-        with shown(train.tolist(), "reading") as rows_to_read:
-            digests = [blake2b(images.content(row), digest_size=8) for row in rows_to_read]
-        contents = np.array(
-            [int.from_bytes(each.digest(), "little") for each in digests], np.uint64
-        )
-        train = np.argsort(contents, kind="stable")  # so that names change nothing at all
+    by_content = hold_out == "content" and any(held_out.values())
+    if by_content:
+        hashes = source.images["train"].hashes
+        train = np.argsort(hashes, kind="stable")  # so that names change nothing at all
     for name, share in held_out.items():
-        if len(contents):
-            draws = counter_hash(HOLD_OUT, SPLITS.index(name), contents[train]) / 2.0**64
+        if by_content:
+            draws = counter_hash(HOLD_OUT, SPLITS.index(name), hashes[train]) / 2.0**64
             held = _held_out(draws, source.labels["train"][train], share)
         else:
             first = permutation(len(train), HOLD_OUT)[: round(share * len(train))]
@@ -201,12 +224,12 @@ def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray
     its lowest draws fill up or limit it: every class of several images has some held out, and keeps some.
     """
     held = np.zeros(len(draws), bool)
-    order = np.lexsort((draws, labels))
-    starts = np.flatnonzero(np.diff(labels[order])) + 1
-    for members in np.split(order, starts):
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        own = draws[members]
         expected = share * len(members)
         least = math.ceil(expected / 2)
         most = min(max(least, int(1.5 * expected)), len(members) - 1)
-        count = max(least, int(np.searchsorted(draws[members], share)))
-        held[members[: min(count, most)]] = True
+        count = max(least, int((own < share).sum()))
+        held[members[own.argsort(kind="stable")[: min(count, most)]]] = True
     return held

@@ -23,7 +23,6 @@ from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.augment import Augment
 from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import open_accelerator, report_lost_process, with_launched_precision
-from sa_zoo.training.digest import digest_of
 from sa_zoo.training.evaluate import evaluate
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import (
@@ -41,7 +40,7 @@ from sa_zoo.training.run_folder import (
     record_maps,
     remove_checkpoints,
 )
-from sa_zoo.training.sources import Source, open_source
+from sa_zoo.training.sources import Source, digest_of, open_source
 from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
 from sa_zoo.training.whitening import whiten_first_convolution
 from sa_zoo.vit.start import IMAGES as START_IMAGES
@@ -195,7 +194,7 @@ def _evaluated(run: Run, source: Source, splits: Mapping[str, Split], macs: int)
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         data=source.name,
         data_revision=config.data.revision or None,
-        data_digest=run.digest.sum(),
+        data_digest=run.digest["hash"],
         **scores,
         train=Training(
             seconds=run.counters.seconds,

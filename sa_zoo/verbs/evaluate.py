@@ -15,6 +15,8 @@ def evaluate(
     """
     folder = folder_of(model)
     config = DataConfig(name=data) if data else data_of(str(folder or model))
-    given = {"revision": revision, "label_column": label_column}
-    changes = {key: value for key, value in given.items() if value}
+    changes = {
+        "revision": revision or config.revision,
+        "label_column": label_column or config.label_column,
+    }
     return evaluate_opened(open_model(model), config.model_copy(update=changes), detail)

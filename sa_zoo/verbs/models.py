@@ -1,6 +1,6 @@
 """The trained models of the package and of the clone that it may be installed from."""
 
-from sa_zoo.folders.metrics import Metrics, read_metrics
+from sa_zoo.folders.metrics import Metrics, margin, read_metrics
 from sa_zoo.models.timm_models import HUB_OWNER, WEIGHTS
 
 
@@ -13,10 +13,12 @@ def trained_models() -> dict[str, Metrics]:
 
 def table() -> str:
     """One line per trained model, and how to load one."""
-    lines = [f"{'model':32}{'parameters':>12}{'top-1':>9}  weights"]
+    lines = [f"{'model':32}{'parameters':>12}{'top-1':>9}          weights"]
     for name, metrics in trained_models().items():
-        accuracy = metrics.measured()["test"]["top1"]
-        lines.append(f"{name:32}{metrics.parameters or 0:12,}{accuracy:9.2%}  {_location(name)}")
+        assert metrics.test
+        top1 = metrics.test.top1
+        accuracy = f"{top1:9.2%} ± {margin(top1, metrics.test.n):.2%}"
+        lines.append(f"{name:32}{metrics.parameters or 0:12,}{accuracy}  {_location(name)}")
     lines.append("load one: timm.create_model(NAME, pretrained=True) after import sa_zoo")
     return "\n".join(lines)
 
