@@ -83,15 +83,16 @@ def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(config, tmp_pat
 
 
 def test_the_trained_models_are_listed_with_their_results():
-    rows = [line.split() for line in sa_zoo("models").stdout.splitlines()]
-    listed = {row[0]: row[1:3] for row in rows if len(row) > 3}
-    expected = {}
+    lines = sa_zoo("models").stdout.splitlines()
     for path in (ROOT / "model_cards").glob("*/metrics.json"):
         metrics = read(path)
         if "test" in metrics:
-            result = f"{metrics['test']['top1']:.2%}"
-            expected[path.parent.name] = [f"{metrics['parameters']:,}", result]
-    assert {name: listed.get(name) for name in expected} == expected
+            shown = [
+                path.parent.name,
+                f"{metrics['parameters']:,}",
+                f"{metrics['test']['top1']:.2%}",
+            ]
+            assert shown in [line.split()[:3] for line in lines]
 
 
 def test_training_leaves_a_complete_folder_and_names_the_next(trained):
@@ -190,18 +191,6 @@ def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):
     result = sa_zoo("train", out / "train.toml", "--out", out, "--resume")
     assert result.exit_code == 0, result.output
     assert "test accuracy" in result.stdout
-
-
-def test_a_label_column_counts_for_the_data_of_the_run_too(run, tmp_path):
-    splits = {split: noise_images(10) for split in ("train", "test")}
-    images = parquet_folder(tmp_path / "images", splits, classes=10)
-    for name in ("config.json", "model.safetensors", "train.toml"):
-        content = (run / name).read_bytes()
-        own = content.replace(b'name = "digits"', f'name = "{images}"'.encode())
-        (tmp_path / name).write_bytes(own)
-    result = sa_zoo("evaluate", tmp_path, "--label-column", "nonsense")
-    assert result.exit_code == 1
-    assert "data.label_column: got nonsense, expected one of" in result.stderr
 
 
 def test_an_unforeseen_error_is_one_line_and_names_its_origin(run, tmp_path):
