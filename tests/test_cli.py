@@ -102,7 +102,7 @@ def test_training_leaves_a_complete_folder_and_names_the_next(trained):
     assert "next: sa-zoo evaluate runs/tiny --detail" in printed
     assert (run / "figures" / "learning_curve.png").is_file()
     card = (run / "README.md").read_bytes()
-    assert f"{100 * top1:.2f} %" in card.decode()
+    assert f"{100 * top1:.2f} ±" in card.decode()
     (run / "figures" / ".x.incomplete").mkdir()
     result = sa_zoo("card", run)
     (run / "figures" / ".x.incomplete").rmdir()
@@ -154,7 +154,7 @@ def test_an_interrupted_run_says_how_to_resume_and_resumes(config, tmp_path):
     with signalled_by(signal.SIGINT, out, "history.jsonl"):
         result = sa_zoo(*arguments)
     assert result.exit_code == 130
-    stopped, resume = result.stderr.splitlines()
+    *_, stopped, resume = result.stderr.splitlines()
     assert stopped.startswith("stopped in epoch")
     again = shlex.split(resume.removeprefix("resume with: sa-zoo "))
     assert again == [*map(str, arguments), "--resume"]
@@ -229,8 +229,8 @@ def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatc
 
 def test_a_converted_run_is_measured_on_the_data_of_the_run(tmp_path):
     images = {"train": noise_images(5, (32, 32)), "test": noise_images(7, (32, 32))}
-    data = parquet_folder(tmp_path / "data", images, classes=10)
-    source, out = make_run(tmp_path / "run", "resnet_tiny_cifar"), tmp_path / "out"
+    data = parquet_folder(tmp_path / "data", images, classes=7)
+    source, out = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7), tmp_path / "out"
     with (source / "train.toml").open("a") as recipe:
         recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n')
         recipe.write("[train]\nepochs = 1\n")

@@ -55,7 +55,7 @@ def test_a_header_whose_size_reads_like_a_pickle_is_none(run):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("train.toml", 'tracker = "hf_' + "a1B2" * 9 + '"', "a token"),
+        ("history.jsonl", '{"tracker": "hf_' + "a1B2" * 9 + '"}', "a token"),
         ("explorer.html", "<p>ghp_" + "x" * 36, "a token"),
         ("figures/head_maps.png", "-----BEGIN RSA PRIVATE KEY-----", "a token"),
         ("LICENSE", "licensed to a-token-of-a-hub-of-ones-own", "a token"),

@@ -162,7 +162,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     task = "image-classification" if facts["cfg"]["input_size"][0] == 3 else None
     if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
-    scores = metrics.test.model_dump(include=SHOWN, exclude_none=True) if metrics.test else {}
+    scores = metrics.test.model_dump(include=set(SHOWN), exclude_none=True) if metrics.test else {}
     results = [
         EvalResult(
             task_type="image-classification",

@@ -44,7 +44,7 @@ ADVICE: dict[int, tuple[type[Exception], str]] = {
     500: (ConnectionError, "the Hub has a problem of its own: run this again later"),  # and above
 }
 
-NO_ANSWER = (
+NO_ANSWER: tuple[type[Exception], str] = (
     ConnectionError,
     "no answer: check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub "
     "without Xet storage, then run this again",
