@@ -157,7 +157,7 @@ def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
             )
             del raised
         else:
-            assert images_of(tmp_path / "data").shape == (5, 3, 8, 8)
+            assert images_of(tmp_path / "data").shape[1:] == (3, 8, 8)
     assert state_of(tmp_path / "data") == before and not (tmp_path / "executed").exists()
 
 
