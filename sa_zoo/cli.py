@@ -242,9 +242,9 @@ def convert(
     ] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
-    from sa_zoo.verbs.convert import convert, summary
+    from sa_zoo.verbs.convert import conversion_report, convert_model
 
-    typer.echo(summary(*convert(source, out, layers, alpha, content, data)))
+    typer.echo(conversion_report(*convert_model(source, out, layers, alpha, content, data)))
 
 
 @app.command()
@@ -293,9 +293,9 @@ def publish(
 @app.command()
 def models() -> None:
     """List the trained models: parameters, test accuracy, and where the weights are."""
-    from sa_zoo.verbs.models import table
+    from sa_zoo.verbs.models import models_table
 
-    typer.echo(table())
+    typer.echo(models_table())
 
 
 @app.command()

@@ -26,7 +26,7 @@ from timing import cell, table
 from timm.data import resolve_data_config
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.folders.cost import cost_of, training_macs
+from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import Metrics, Training
 from sa_zoo.models.network import attention_in
 from sa_zoo.models.variants import VARIANTS

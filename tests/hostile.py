@@ -81,7 +81,8 @@ def pickled(name: str) -> Callable[[Path], None]:
 
 
 def poison(values: dict[str, np.ndarray]) -> None:
-    values["head.bias"][0] = np.nan
+    values["head.bias"] = values["head.bias"].astype(np.float64)  # however they are stored
+    values["head.bias"][0] = -np.inf
 
 
 BIAS = "blocks.0.fc1.bias"
@@ -180,7 +181,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         tensors(lambda values: values.update({BIAS: np.array(1, np.float32)})),
         "weights",
     ),
-    "NaN weights": (tensors(poison), "head.bias.*NaN|NaN.*head.bias"),
+    "NaN weights": (tensors(poison), "NaN or infinity in head.bias"),
     "complex weights": (
         tensors(lambda values: values.update({BIAS: values[BIAS] * (1 + 1j)})),
         f"complex.* {BIAS}",

@@ -36,10 +36,8 @@ class Repository:
 
 class Problem(Exception):
     def __init__(self, status: int, message: str, code: str = "", **extra: str) -> None:
-        self.status, self.headers = (
-            status,
-            {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {}),
-        )
+        self.status = status
+        self.headers = {"X-Error-Message": message, "X-Error-Code": code}
         self.body = json.dumps({"error": message, **extra}).encode()
 
 
@@ -85,6 +83,12 @@ def info(handler: "Handler", body: bytes, repo: str, revision: str = "main") -> 
         "tags": [],
         "siblings": siblings,
     }
+
+
+def may_write(handler: "Handler", body: bytes, repo: str) -> object:
+    handler.repository(repo)
+    handler.authorise(repo)
+    return {}
 
 
 def validate_yaml(handler: "Handler", body: bytes) -> object:
@@ -146,40 +150,31 @@ def commit(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
         else:
             raise Problem(400, f"unknown operation {key}")
     sha = repository.commit(files)
-    return {
-        "success": True,
-        "commitOid": sha,
-        "commitUrl": f"{handler.server.url}/{repo}/commit/{sha}",
-    }
+    url = f"{handler.server.url}/{repo}/commit/{sha}"
+    return {"success": True, "commitOid": sha, "commitUrl": url}
 
 
 def tree(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     _, files = handler.files(repo, revision)
     entries = []
     for path, content in files.items():
-        entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
-        lfs = (
-            {"lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}}
-            if is_lfs(path)
-            else {}
-        )
-        entries.append(entry | lfs)
+        entry: dict[str, object] = {
+            "type": "file",
+            "path": path,
+            "size": len(content),
+            "oid": git_sha1(content),
+        }
+        if is_lfs(path):
+            entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
+        entries.append(entry)
     return entries
 
 
 def commits(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     """Newest first; the first one is the Hub's own."""
-    titles = ["Publish" for _ in handler.repository(repo).commits]
-    return [
-        {
-            "id": "0" * 40,
-            "title": title,
-            "message": "",
-            "date": "2020-02-20T20:20:20.000Z",
-            "authors": [],
-        }
-        for title in [*titles[1:], "initial commit"]
-    ]
+    titles = ["Publish"] * (len(handler.repository(repo).commits) - 1)
+    same = {"id": "0" * 40, "message": "", "date": "2020-02-20T20:20:20.000Z", "authors": []}
+    return [{"title": title, **same} for title in [*titles, "initial commit"]]
 
 
 def refs(handler: "Handler", body: bytes, repo: str) -> object:
@@ -218,19 +213,20 @@ def resolve(
 # A Space is at spaces/OWNER/NAME, in repositories too.
 REPO, REVISION = r"(?P<repo>(?:spaces/)?[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
 API = rf"/api/(?:models/|(?=spaces/)){REPO}"
-ROUTES = [
-    ("POST", "/api/repos/create", create),
-    ("POST", "/api/validate-yaml", validate_yaml),
-    ("GET", API, info),
-    ("GET", f"{API}/revision/{REVISION}", info),
-    ("POST", f"{API}/preupload/{REVISION}", preupload),
-    ("POST", f"/{REPO}\\.git/info/lfs/objects/batch", lfs_batch),
-    ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", lfs_put),
-    ("POST", f"/{REPO}/verify", lfs_verify),
-    ("POST", f"{API}/commit/{REVISION}", commit),
-    ("GET", f"{API}/tree/{REVISION}", tree),
-    ("GET", f"{API}/commits/{REVISION}", commits),
-    ("GET", f"{API}/refs", refs),
-    ("POST", f"{API}/tag/{REVISION}", tag),
-    ("GET|HEAD", f"/{REPO}/resolve/{REVISION}/(?P<path>.+)", resolve),
-]
+ROUTES = {
+    "POST /api/repos/create": create,
+    "POST /api/validate-yaml": validate_yaml,
+    f"GET {API}": info,
+    f"GET {API}/auth-check/write": may_write,
+    f"GET {API}/revision/{REVISION}": info,
+    f"POST {API}/preupload/{REVISION}": preupload,
+    f"POST /{REPO}\\.git/info/lfs/objects/batch": lfs_batch,
+    "PUT /lfs/(?P<oid>[0-9a-f]{64})": lfs_put,
+    f"POST /{REPO}/verify": lfs_verify,
+    f"POST {API}/commit/{REVISION}": commit,
+    f"GET {API}/tree/{REVISION}": tree,
+    f"GET {API}/commits/{REVISION}": commits,
+    f"GET {API}/refs": refs,
+    f"POST {API}/tag/{REVISION}": tag,
+    f"(GET|HEAD) /{REPO}/resolve/{REVISION}/(?P<path>.+)": resolve,
+}

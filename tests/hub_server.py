@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from hub_routes import ROUTES, USER, Problem, Repository
 
+WRITING = r"(POST|PUT) (?!.*(validate-yaml|preupload|batch|verify))"
 TOKEN = "hf_" + "t" * 34
 
 
@@ -56,12 +57,7 @@ class HubServer(ThreadingHTTPServer):
 
     def writes(self) -> list[str]:
         """Requests that changed something, or tried."""
-        reading = r"validate-yaml|preupload|batch|verify"
-        return [
-            line
-            for line in self.log
-            if line[:4] in ("POST", "PUT ", "DELE") and not re.search(reading, line)
-        ]
+        return [line for line in self.log if re.match(WRITING, line)]
 
     def fault_for(self, line: str) -> Fault | None:
         with self.lock:
@@ -93,11 +89,8 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 status, headers, answer = 200, *self.answer(path, body)
         except Problem as problem:
-            status, headers, answer = (
-                problem.status,
-                problem.headers | (fault.headers if fault else {}),
-                problem.body,
-            )
+            status, headers, answer = problem.status, problem.headers, problem.body
+            headers |= fault.headers if fault else {}
         if fault and fault.kind == "lose":
             return self.hang_up()
         if fault and fault.kind == "slow":
@@ -118,18 +111,15 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = handle_any
 
     def answer(self, path: str, body: bytes) -> tuple[dict[str, str], bytes]:
-        for method, pattern, respond in ROUTES:
-            if re.fullmatch(method, self.command) and (found := re.fullmatch(pattern, path)):
-                if self.command in ("POST", "PUT") or not self.readable(
-                    found.groupdict().get("repo")
-                ):
-                    self.authorise(found.groupdict().get("repo"))
+        for pattern, respond in ROUTES.items():
+            if found := re.fullmatch(pattern, f"{self.command} {path}"):
+                repo = found.groupdict().get("repo")
+                if self.command in ("POST", "PUT") or not self.readable(repo):
+                    self.authorise(repo)
                 made = respond(self, body, **found.groupdict())
-                return (
-                    made
-                    if isinstance(made, tuple)
-                    else ({"Content-Type": "application/json"}, as_json(made))
-                )
+                if isinstance(made, tuple):
+                    return made
+                return {"Content-Type": "application/json"}, json.dumps(made).encode()
         raise Problem(404, f"no such route: {self.command} {path}")
 
     def authorise(self, repo: str | None) -> None:
@@ -172,7 +162,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Silence."""
-
-
-def as_json(value: object) -> bytes:
-    return json.dumps(value).encode()

@@ -11,7 +11,7 @@ import pytest
 import timm
 from timm.data import resolve_model_data_config
 
-from sa_zoo.folders.cost import cost_of
+from sa_zoo.cost import cost_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -94,7 +94,7 @@ def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
             "--set",
             "model.name=sa_quadratic_cifar",
             "--set",
-            "model.init=local-dir:FOLDER",
+            "model.init=FOLDER",
         ],
         ["convert", "FOLDER"],
         ["card", "FOLDER"],
@@ -119,6 +119,14 @@ def test_every_command_that_takes_a_folder_refuses_it(
     assert state_of(folder) == before and not (tmp_path / "out").exists()
 
 
+def images_of(folder, channels=3):
+    """The training images of a folder, (B, C, 8, 8)"""
+    form = InputFormat((channels, 8, 8), (0.5,) * channels, (0.2,) * channels, "bicubic", 1.0)
+    source = open_source(DataConfig(name=str(folder)))
+    split = splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"]
+    return torch.cat([images for images, _, _ in split.loader(5)])
+
+
 def watch_ghostscript(tmp_path, monkeypatch):
     """Let `gs` be a program that creates the file "executed", as Pillow finds it when nothing has asked for it yet."""
     (tmp_path / "bin").mkdir()
@@ -137,27 +145,19 @@ def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
     (tmp_path / "data" / "train" / "bad" / name).write_bytes(content)
     watch_ghostscript(tmp_path, monkeypatch)
     before = state_of(tmp_path / "data")
-    form = InputFormat((3, 8, 8), (0.5,) * 3, (0.2,) * 3, "bicubic", 1.0)
     # kept on the device, and streamed by workers
     for bound in (2**31, 0) if attack in ("an empty file", "LAB", "an animation") else (2**31,):
         monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", bound)
-        source = open_source(DataConfig(name=str(tmp_path / "data")))
         if said:
             with pytest.raises(ValueError, match=said) as raised:
-                for _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].loader(
-                    5
-                ):
-                    pass
+                images_of(tmp_path / "data")
             assert "\n" not in str(raised.value)
             raised.value.__traceback__ = (
                 None  # it keeps the loader, whose threads end well only before it is collected
             )
             del raised
         else:
-            for images, _, _ in splits_of(source, 0, form, torch.device("cpu"), ["train"])[
-                "train"
-            ].loader(5):
-                assert images.shape[1:] == (3, 8, 8)
+            assert images_of(tmp_path / "data").shape[1:] == (3, 8, 8)
     assert state_of(tmp_path / "data") == before and not (tmp_path / "executed").exists()
 
 
@@ -165,11 +165,8 @@ def test_one_bit_images_are_black_and_white(tmp_path):
     folder = image_folder(tmp_path / "data", {"train/a": 1, "train/b": 1})
     pixels = np.eye(8, dtype=bool)
     Image.fromarray(pixels).save(folder / "train" / "a" / "0.png")
-    form = InputFormat((1, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
-    source = open_source(DataConfig(name=str(folder)))
     (folder / "train" / "b" / "0.png").write_bytes((folder / "train" / "a" / "0.png").read_bytes())
-    images = splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"].images
-    assert sorted(images[0].unique().tolist()) == [0, 255]
+    assert sorted(images_of(folder, 1).unique().tolist()) == [0, 255]
 
 
 def test_a_label_out_of_range_is_reported(tmp_path):

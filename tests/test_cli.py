@@ -83,15 +83,16 @@ def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(config, tmp_pat
 
 
 def test_the_trained_models_are_listed_with_their_results():
-    rows = [line.split() for line in sa_zoo("models").stdout.splitlines()]
-    listed = {row[0]: row[1:3] for row in rows if len(row) > 3}
-    expected = {}
+    lines = sa_zoo("models").stdout.splitlines()
     for path in (ROOT / "model_cards").glob("*/metrics.json"):
         metrics = read(path)
         if "test" in metrics:
-            result = f"{metrics['test']['top1']:.2%}"
-            expected[path.parent.name] = [f"{metrics['parameters']:,}", result]
-    assert {name: listed.get(name) for name in expected} == expected
+            shown = [
+                path.parent.name,
+                f"{metrics['parameters']:,}",
+                f"{metrics['test']['top1']:.2%}",
+            ]
+            assert shown in [line.split()[:3] for line in lines]
 
 
 def test_training_leaves_a_complete_folder_and_names_the_next(trained):
@@ -101,7 +102,7 @@ def test_training_leaves_a_complete_folder_and_names_the_next(trained):
     assert "next: sa-zoo evaluate runs/tiny --detail" in printed
     assert (run / "figures" / "learning_curve.png").is_file()
     card = (run / "README.md").read_bytes()
-    assert f"{100 * top1:.2f} %" in card.decode()
+    assert f"{100 * top1:.2f} ±" in card.decode()
     (run / "figures" / ".x.incomplete").mkdir()
     result = sa_zoo("card", run)
     (run / "figures" / ".x.incomplete").rmdir()
@@ -153,7 +154,7 @@ def test_an_interrupted_run_says_how_to_resume_and_resumes(config, tmp_path):
     with signalled_by(signal.SIGINT, out, "history.jsonl"):
         result = sa_zoo(*arguments)
     assert result.exit_code == 130
-    stopped, resume = result.stderr.splitlines()
+    *_, stopped, resume = result.stderr.splitlines()
     assert stopped.startswith("stopped in epoch")
     again = shlex.split(resume.removeprefix("resume with: sa-zoo "))
     assert again == [*map(str, arguments), "--resume"]
@@ -192,18 +193,6 @@ def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):
     assert "test accuracy" in result.stdout
 
 
-def test_a_label_column_counts_for_the_data_of_the_run_too(run, tmp_path):
-    splits = {split: noise_images(10) for split in ("train", "test")}
-    images = parquet_folder(tmp_path / "images", splits, classes=10)
-    for name in ("config.json", "model.safetensors", "train.toml"):
-        content = (run / name).read_bytes()
-        own = content.replace(b'name = "digits"', f'name = "{images}"'.encode())
-        (tmp_path / name).write_bytes(own)
-    result = sa_zoo("evaluate", tmp_path, "--label-column", "nonsense")
-    assert result.exit_code == 1
-    assert "data.label_column: got nonsense, expected one of" in result.stderr
-
-
 def test_an_unforeseen_error_is_one_line_and_names_its_origin(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
@@ -240,8 +229,8 @@ def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatc
 
 def test_a_converted_run_is_measured_on_the_data_of_the_run(tmp_path):
     images = {"train": noise_images(5, (32, 32)), "test": noise_images(7, (32, 32))}
-    data = parquet_folder(tmp_path / "data", images, classes=10)
-    source, out = make_run(tmp_path / "run", "resnet_tiny_cifar"), tmp_path / "out"
+    data = parquet_folder(tmp_path / "data", images, classes=7)
+    source, out = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7), tmp_path / "out"
     with (source / "train.toml").open("a") as recipe:
         recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n')
         recipe.write("[train]\nepochs = 1\n")

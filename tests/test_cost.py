@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sa_zoo import attention_from_conv
-from sa_zoo.folders.cost import cost_of, training_macs
+from sa_zoo.cost import cost_of, training_macs
 
 
 class Network(nn.Module):

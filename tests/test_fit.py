@@ -18,7 +18,7 @@ from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_folder, open_model
 from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.evaluate import evaluate_opened
-from sa_zoo.verbs.convert import convert
+from sa_zoo.verbs.convert import convert_model
 from sa_zoo.verbs.finish import finish_copy
 from sa_zoo.verbs.fit import fit
 
@@ -101,7 +101,7 @@ def test_a_conversion_from_python_leaves_the_folder_of_the_command_byte_for_byte
     cnn = make_run(tmp_path / "cnn", "resnet_tiny_cifar", channels=(3, 3, 5, 5))
     (cnn / "train.toml").unlink()
     python, command = tmp_path / "python" / "out", tmp_path / "command" / "out"
-    converted, report = convert(str(cnn), python, alpha=7.0, data=data)
+    converted, report = convert_model(str(cnn), python, alpha=7.0, data=data)
     result = CliRunner().invoke(
         app, ["convert", str(cnn), "--out", str(command), "--alpha", "7", "--data", data]
     )

@@ -17,6 +17,7 @@ FLOORS = [
     {"kernels"},
     {"convolution"},
     {"vit"},
+    {"cost"},
     {"folders"},
     {"interchange"},
     {"training", "publishing", "analysis"},

@@ -1,6 +1,5 @@
 """What is refused before anything leaves the machine."""
 
-import json
 import re
 import shutil
 
@@ -56,7 +55,7 @@ def test_a_header_whose_size_reads_like_a_pickle_is_none(run):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("train.toml", 'tracker = "hf_' + "a1B2" * 9 + '"', "a token"),
+        ("history.jsonl", '{"tracker": "hf_' + "a1B2" * 9 + '"}', "a token"),
         ("explorer.html", "<p>ghp_" + "x" * 36, "a token"),
         ("figures/head_maps.png", "-----BEGIN RSA PRIVATE KEY-----", "a token"),
         ("LICENSE", "licensed to a-token-of-a-hub-of-ones-own", "a token"),
@@ -75,21 +74,6 @@ def test_a_secret_or_a_pickle_in_any_file_is_refused_and_not_repeated(
     with pytest.raises(ValueError, match=f"got .*{said} .*in {name}") as raised:
         publish(open_folder(run), "you/test-vit", dry_run=True, space="you/space")
     assert content not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("architecture", "hf-hub:somebody/elses", "expected a name that timm lists"),
-        ("architecture", "local-dir:..", "expected a name that timm lists"),
-        ("model_args", {"num_classes": 7}, "num_classes"),
-    ],
-)
-def test_a_config_that_points_elsewhere_or_breaks_transformers_is_refused(run, key, value, words):
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(ValueError, match=words):
-        publish(open_folder(run), "you/test-vit", dry_run=True)
 
 
 def test_different_logits_from_the_two_libraries_are_refused(run, tmp_path):

@@ -1,18 +1,16 @@
 """Measures of heads: against NumPy in float64, pixel by pixel, and heads that were planted."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import timm
 import torch
 from numpy_sanet import learned, pixels, softmax
 from planted import KERNEL, convolutional_network, images, small_network
 from timm.utils import reparameterize_model
 
 import sa_zoo
-from sa_zoo.analysis.heads import heads_table, layers_of, measure
+from sa_zoo.analysis.heads import layers_of, measure
 
 H, W = 7, 5
 
@@ -88,27 +86,3 @@ def test_a_tilted_head_has_the_sharpness_of_its_eigenvalues():
     small, large = np.linalg.eigvalsh(S @ S.T)
     assert heads.alpha[1].item() == pytest.approx((small + large) / 4, rel=1e-5)
     assert heads.condition[1].item() == pytest.approx(large / small, rel=1e-5)
-
-
-def test_a_transformer_attending_everywhere_is_no_convolution():
-    model = timm.create_model("test_vit", img_size=(112, 80), num_classes=0)  # 7 x 5 patches of 16
-    for block in model.blocks:
-        block.attn.qkv.weight.data.zero_()
-    layers = layers_of(model, images(2, (112, 80)))
-    assert [layer.grid for layer in layers] == [(H, W)] * len(model.blocks)
-    heads = measure(layers[0])
-    P = np.full((1, H * W, H * W), 1 / (H * W))
-    assert heads.share[0].item() == pytest.approx(by_loops(P, 3)[0][0], abs=1e-6)
-    assert heads.variation[0].item() == pytest.approx(0, abs=1e-6)
-    assert heads.overlap[0].item() == pytest.approx(1, abs=1e-6)
-    assert heads.distance[0] > 0.7
-
-
-def test_the_table_has_a_line_per_head_and_a_mean_per_layer():
-    layers = layers_of(convolutional_network(), torch.zeros(1, 3, 16, 16))
-    share = torch.arange(9, dtype=torch.float64) / 8
-    lines = heads_table([replace(measure(layer), share=share) for layer in layers], 3).splitlines()
-    assert len(lines) == 2 + 2 * (9 + 1)
-    assert len({line.count("|") for line in lines}) == 1
-    assert "| -1.00, +1.00 | tap | 1 | 25.0% |" in lines[2 + 2]
-    assert lines[2 + 9].startswith("| blocks.0.attn | mean |  |  |  | 50.0% |")

@@ -11,7 +11,7 @@ from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.evaluate import evaluate_opened
-from sa_zoo.verbs.convert import convert
+from sa_zoo.verbs.convert import convert_model
 
 
 def heads(*arguments):
@@ -72,7 +72,7 @@ def test_layers_that_pad_or_have_a_stride_are_named(tmp_path):
     source = tmp_path / "cnn"
     source.mkdir()
     write_timm_files(source, timm.create_model("resnet_tiny_cifar", num_classes=3))
-    convert(str(source), tmp_path / "converted")
+    convert_model(str(source), tmp_path / "converted")
     code, output = heads(tmp_path / "converted")
     assert {row[0] for row in rows_of(code, output)} == {"layer1.0.downsample.0"}
     left_out = output.splitlines()[-1]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sa_zoo.analysis.head_figures import head_maps
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
-from sa_zoo.folders.cost import cost_of, training_macs
+from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.kernels.choose import choose
 from sa_zoo.models.configuration_sa import SAConfig

@@ -14,7 +14,7 @@ import timm
 import torch
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.folders.cost import training_macs
+from sa_zoo.cost import training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.training.config import Config, load_config
 

@@ -26,7 +26,7 @@ from tiny_runs import (
 from torch.utils.data import DataLoader, get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
-from sa_zoo.folders.cost import training_macs
+from sa_zoo.cost import training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_model
 from sa_zoo.training.config import Config, DataConfig, OptimConfig, dump_config, load_config

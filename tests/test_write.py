@@ -6,8 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import timm
-import torch
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.folders.write import (
@@ -17,7 +15,6 @@ from sa_zoo.folders.write import (
     read_json,
     write_file,
     write_json,
-    write_timm_files,
 )
 
 
@@ -63,15 +60,6 @@ def test_everything_is_written_where_a_folder_cannot_be_opened_or_replaced(tmp_p
     assert write_file(tmp_path / "folder" / "b.txt", "after").read_text() == "after"
 
 
-def test_a_file_with_the_same_content_is_not_touched(tmp_path):
-    path = write_file(tmp_path / "a.txt", "content")
-    os.utime(path, ns=(1, 1))
-    write_file(path, "content")
-    assert path.stat().st_mtime_ns == 1
-    write_file(path, "contenT")
-    assert path.read_text() == "contenT"
-
-
 def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
     out = tmp_path / "runs" / "folder"
     with pytest.raises(ValueError, match="halfway"), new_folder(out) as folder:
@@ -105,22 +93,6 @@ def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
         new_folder(Path()),
     ):
         pass
-
-
-def test_timms_two_files_load_by_timm_and_by_transformers(tmp_path):
-    from transformers import AutoModelForImageClassification
-
-    model = timm.create_model("test_vit", num_classes=7).eval()
-    write_timm_files(tmp_path, model)
-    x = torch.randn(2, *model.pretrained_cfg["input_size"])
-    with torch.no_grad():
-        assert torch.equal(
-            timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(x), model(x)
-        )
-        assert torch.equal(
-            AutoModelForImageClassification.from_pretrained(tmp_path)(x).logits, model(x)
-        )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["../outside", "/dev/null", "figures/../../outside"])

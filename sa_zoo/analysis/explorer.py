@@ -104,20 +104,23 @@ def explore(
 
 
 def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
-    """Images as the model takes them, (C, H, W), by name. Raises ValueError for images of another kind."""
+    """Images as the model takes them, (C, H, W), by name: pictures are resized, cropped and normalized.
+
+    Raises ValueError for images of another kind.
+    """
+    mode = PILLOW_MODES.get(expected["input_size"][0])
     if images is None:
         images = {name: Image.fromarray(load_sample_image(file)) for name, file in SAMPLES.items()}
     if isinstance(images, Tensor) and images.ndim == 4 and len(images):
         return {f"image {number}": image for number, image in enumerate(images, start=1)}
-    if isinstance(images, Mapping) and {
-        isinstance(each, Image.Image) for each in images.values()
-    } == {True}:
-        return _as_input(images, expected)
-    got = type(images).__name__
-    if isinstance(images, Tensor):
-        got = f"a tensor {tuple(images.shape)}"
+    pictures = images if isinstance(images, Mapping) else {}
+    if mode and pictures and all(isinstance(each, Image.Image) for each in pictures.values()):
+        transform: Any = create_transform(**expected)
+        return {name: transform(picture.convert(mode)) for name, picture in pictures.items()}
+    got = f"a tensor {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
     raise ValueError(
-        f"images: got {got}, expected a tensor (B, C, H, W) of one or more, or {{name: PIL image}}"
+        f"images: got {got} for a model of {expected['input_size'][0]} channels, expected a tensor "
+        "(B, C, H, W) of one or more, or {name: PIL image} for one or three channels"
     )
 
 
@@ -139,20 +142,6 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
         data["images"].append({"name": name, "png": png})
         for (page, _), of_layer in zip(varying, maps, strict=True):
             page["stored"].append(of_layer)
-
-
-def _as_input(pictures: Mapping[str, Image.Image], expected: dict[str, Any]) -> dict[str, Tensor]:
-    """Pictures resized, cropped and normalized for a model, (C, H, W)."""
-    channels = expected["input_size"][0]
-    if channels not in PILLOW_MODES:
-        raise ValueError(
-            f"images: got pictures for a model of {channels} channels, expected a tensor of its input"
-        )
-    transform: Any = create_transform(**expected)
-    return {
-        name: transform(picture.convert(PILLOW_MODES[channels]))
-        for name, picture in pictures.items()
-    }
 
 
 def _shown(image: Tensor, expected: dict[str, Any]) -> str:

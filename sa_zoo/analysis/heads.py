@@ -129,7 +129,7 @@ def heads_table(layers: Sequence[Heads], window: int) -> str:
     """A row per head as Markdown, and after those of a layer their mean."""
     names = ["layer", "head", "center", "alpha", "condition"]
     names += [f"inside {window} x {window}", "reach", "distance", "varies", "most like"]
-    lines = [names, ["---"] * len(names)]
+    rows = []
     for heads in layers:
         for head, center in enumerate(heads.center):
             row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center), "", ""]
@@ -138,8 +138,14 @@ def heads_table(layers: Sequence[Heads], window: int) -> str:
                 if heads.alpha[head] >= ONE_HOT and torch.equal(center, center.round()):
                     row[3] = "tap"
             twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
-            lines.append([*row, *_means(heads, [head]), twin])
-        lines.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])
+            rows.append([*row, *_means(heads, [head]), twin])
+        rows.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])
+    return markdown(names, rows)
+
+
+def markdown(names: list[str], rows: list[list[str]]) -> str:
+    """A table."""
+    lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

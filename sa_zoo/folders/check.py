@@ -111,7 +111,7 @@ def checked(source: str) -> Iterator[str]:
             f"weights: got none from {source}, which lacks {', '.join(missing)}"
         )
     check_config(folder / "config.json")
-    limit = max(PARAMETERS, 8 * check_weights(folder / "model.safetensors"))
+    limit = max(PARAMETERS, 8 * count_elements(folder / "model.safetensors"))
     with refusing(source), at_most(limit):
         yield source
 
@@ -162,7 +162,7 @@ def mistakes(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def check_weights(path: Path) -> int:
+def count_elements(path: Path) -> int:
     """Elements in a file of weights as `at_most` counts, from its header.
 
     Raises ValueError if the file is damaged or has complex numbers.

@@ -175,7 +175,7 @@ def environment(device: torch.device) -> dict[str, str | int]:
         **settings,
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
-        "sa_zoo_commit": _commit(),
+        "sa_zoo_commit": _own_commit(),
     }
 
 
@@ -189,7 +189,7 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def _commit() -> str:
+def _own_commit() -> str:
     """The commit of a checkout or of an archive that git made; empty for an installed package."""
     checkout = Path(__file__).parents[2]
     git = shutil.which("git")

@@ -63,11 +63,13 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
         facts = data | {"label_names": names}
         onnx.helper.set_model_props(model, {key: json.dumps(facts[key]) for key in facts})
         content = model.SerializeToString()
-    _check(content, images, expected)
+    _check_runtime(content, images, expected)
     return write_file(path, content)
 
 
-def _check(content: bytes, images: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+def _check_runtime(
+    content: bytes, images: list[torch.Tensor], expected: list[torch.Tensor]
+) -> None:
     """Raise ValueError unless onnxruntime gives the expected logits for each batch of images (B, C, H, W)."""
     from onnxruntime import InferenceSession
 

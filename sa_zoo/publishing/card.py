@@ -13,7 +13,7 @@ import jinja2
 import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sa_zoo.folders.cost import cost_of
+from sa_zoo.cost import cost_of
 from sa_zoo.folders.metrics import (
     Baseline,
     Metrics,
@@ -24,13 +24,14 @@ from sa_zoo.folders.metrics import (
     write_metrics,
 )
 from sa_zoo.folders.opened import Opened
+from sa_zoo.folders.parts import parts_of
 from sa_zoo.folders.write import read_json
-from sa_zoo.publishing.folder import IMAGES, MODEL, without_paths
+from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PLACEHOLDERS = re.compile(
     r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE
 )
+SHOWN = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
 PAPER = "arXiv:1911.03584"
 
 
@@ -61,23 +62,19 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     if text in ("", rendered):
         return _render(facts, repo_id, space_url)
     text = text.replace(f"you/{facts['title']}", repo_id)
-    again = "render it again with `sa-zoo card`"
-    gap = PLACEHOLDERS.search(text)
-    if gap:
-        raise ValueError(f"got {gap[0]!r} in README.md, expected a finished card: {again}")
+    mistakes = [f"got {gap!r}, expected a finished card" for gap in PLACEHOLDERS.findall(text)]
     card = ModelCard(text).data.to_dict()
     for key, value in _metadata(facts).to_dict().items():
         if card.get(key) != value:
-            got = f"got {card.get(key)!r} as {key} of README.md"
-            raise ValueError(f"{got}, expected {value!r}: {again}")
+            mistakes.append(f"got {card.get(key)!r} as {key}, expected {value!r}")
     expected = {
         facts["weights_sha256"]: "the current sha256 of model.safetensors",
         repo_id: f"usage code for {repo_id}",
         facts["recipe"]: "the recipe that is published",
     }
-    for part, what in expected.items():
-        if part not in text:
-            raise ValueError(f"got a README.md without {what}: {again}")
+    mistakes += [f"got none of {what}" for part, what in expected.items() if part not in text]
+    if mistakes:
+        raise ValueError(f"README.md: {'; '.join(mistakes)}: render it again with `sa-zoo card`")
     return text
 
 
@@ -88,8 +85,8 @@ def name_baseline(folder: Path, baseline: Path) -> None:
     """
     mine = read_metrics(folder)
     other = read_metrics(baseline)
-    got = _images_of(other)
-    expected = _images_of(mine)
+    got = _tested_on(other)
+    expected = _tested_on(mine)
     if other.test is None or got != expected:
         raise ValueError(
             f"--baseline: got {baseline}, measured on {got}, "
@@ -105,7 +102,7 @@ def name_baseline(folder: Path, baseline: Path) -> None:
     write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
 
-def _images_of(run: Metrics) -> tuple[str | None, str | None, int | None]:
+def _tested_on(run: Metrics) -> tuple[str | None, str | None, int | None]:
     """Data, revision and number of the images that a run was tested on."""
     return run.data, run.data_revision or None, run.test.n if run.test else None
 
@@ -145,12 +142,11 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "config": opened.config,
         "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(network, tuple(cfg["input_size"])),
-        "files": {path.relative_to(folder).as_posix() for path in folder.rglob("*")},
+        "files": parts_of(folder),
         "recipe": recipe.strip(),
         "settings": settings,
         "init": init,
         "placeholders": {"data.name": IMAGES, "model.init": MODEL},
-        "top5": network.num_classes > 5,
         "margin": margin,
         "base_model": opened.metrics.base_model or _hub_id(init),
     }
@@ -160,42 +156,36 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The YAML at the top, as the Hub's own classes write it."""
     metrics: Metrics = facts["metrics"]
     data = metrics.data or ""
-    dataset_type = re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-")
-    more: dict[str, Any] = {}
-    if HUB_ID.fullmatch(data):
-        dataset_type = data
-        more["datasets"] = [data]
+    on_hub = HUB_ID.fullmatch(data)
     tags = ["timm", "transformers", "image-classification"]
     # the Hub's widget and transformers' pipelines give color images to every network
     task = "image-classification" if facts["cfg"]["input_size"][0] == 3 else None
     if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
-    if metrics.test:
-        scores = {"top-1": metrics.test.top1}
-        if facts["top5"] and metrics.test.top5 is not None:
-            scores["top-5"] = metrics.test.top5
-        more["metrics"] = ["accuracy"]
-        more["model_name"] = facts["title"]
-        more["eval_results"] = [
-            EvalResult(
-                task_type="image-classification",
-                dataset_type=dataset_type,
-                dataset_name=data,
-                dataset_split="test",
-                dataset_revision=metrics.data_revision or None,
-                metric_type="accuracy",
-                metric_name=f"{name} accuracy",
-                metric_value=value,
-            )
-            for name, value in scores.items()
-        ]
+    scores = metrics.test.model_dump(include=set(SHOWN), exclude_none=True) if metrics.test else {}
+    results = [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=data if on_hub else re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-"),
+            dataset_name=data,
+            dataset_split="test",
+            dataset_revision=metrics.data_revision or None,
+            metric_type="accuracy",
+            metric_name=f"{SHOWN[score]} accuracy",
+            metric_value=value,
+        )
+        for score, value in scores.items()
+    ]
     return ModelCardData(
         license=facts["license"],
         library_name="timm",
         pipeline_tag=task,
         tags=tags,
         base_model=facts["base_model"] or None,
-        **more,
+        datasets=[data] if on_hub else None,
+        metrics=["accuracy"] if results else None,
+        model_name=facts["title"] if results else None,
+        eval_results=results or None,
     )
 
 

@@ -18,27 +18,9 @@ from safetensors import SafetensorError, deserialize
 from torch import nn
 
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import check_inside, check_sums
+from sa_zoo.folders.parts import parts_of
+from sa_zoo.folders.write import check_sums
 
-# Everything that is not here (optimizer state, logs, pickles) stays on this machine.
-PATTERNS = (
-    "config.json",
-    "metrics.json",
-    "model.safetensors",
-    "README.md",
-    "LICENSE",
-    "report.md",
-    "preprocessor_config.json",
-    "*.py",
-    "train.toml",
-    "history.jsonl",
-    "heads.safetensors",
-    "attention.safetensors",
-    "check.json",
-    "results/*.json",
-    "figures/*.png",
-    "explorer.html",
-)
 # Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}"
@@ -48,6 +30,7 @@ SECRET = re.compile(
 # Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # of a model or data set
 # In a published train.toml
 IMAGES = "path/to/images"
 MODEL = "path/to/model"
@@ -79,23 +62,20 @@ def published_files(content: bytes) -> dict[str, dict[str, str]]:
 def read_manifest(folder: Path) -> Manifest:
     """The files to publish, sorted by path. Raises ValueError for a damaged one, or a link that leads elsewhere."""
     check_sums(folder)
-    paths = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()]
-    names = [path.relative_to(folder).as_posix() for path in sorted(paths)]
-    for name in names:
-        check_inside(folder, name)
-    return {name: (folder / name).read_bytes() for name in names}
+    return {name: (folder / name).read_bytes() for name in parts_of(folder)}
 
 
 def without_paths(recipe: str, data: str | None) -> str:
     """A train.toml with IMAGES and MODEL in place of folders on this machine.
 
-    `data` is what the run calls its data in metrics.json: their name on the Hub, or the title or the last part of the
-    path of a folder.
+    `data` is what the run calls its data in metrics.json: their name on the Hub, a title, or the last part of the path
+    of a folder. A titled name with a revision is one on the Hub; without, OWNER/NAME can be a folder, too.
     """
     settings = tomllib.loads(recipe)
-    name = settings.get("data", {}).get("name", data)
-    if name != data:
-        settings["data"]["name"] = IMAGES
+    images = settings.get("data", {})
+    on_hub = images.get("revision") and HUB_ID.fullmatch(images.get("name", ""))
+    if images.get("name", data) != data and not on_hub:
+        images["name"] = IMAGES
     init = settings.get("model", {}).get("init")
     if init and not init.startswith("hf-hub:") and not timm.is_model(init):
         settings["model"]["init"] = MODEL

@@ -45,50 +45,51 @@ def publish(
     what to do.
     """
     endpoint = os.environ.get("HF_ENDPOINT")
-    _check_names(repo_id, tag)
     remote = Remote(repo_id, endpoint)
-    online = Space(space, endpoint)
+    repositories = [remote]
+    space_url = ""
     if space:
-        _check_names(space, tag)
-    manifest = _checked(opened, repo_id, online.url if space else "")
-    repositories: list[tuple[Remote, Manifest]] = [(remote, manifest)]
+        online = Space(space, endpoint)
+        space_url = online.url
+        repositories = [online, remote]  # first, as the card leads to it
+    for repository in repositories:
+        _check_names(repository.repo_id, tag)
+    remote.files = _checked(opened, repo_id, space_url)
     if space:
-        # comes first: the card leads to it
-        repositories.insert(0, (online, space_files(manifest, repo_id, remote.url)))
+        online.files = space_files(remote.files, repo_id, remote.url)
     named = f", tag {tag}" if tag else ""
-    for repository, files in repositories:
+    for repository in repositories:
         print(f"{opened.folder} -> {repository.url}{' (private)' * private}{named}")
-        for name, content in files.items():
+        for name, content in repository.files.items():
             print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
-    sent = {name.split("/")[0] for name in manifest}
-    others = {path.name for path in opened.local_folder.iterdir()} - sent
-    if others:
-        print(f"  not published: {', '.join(sorted(others))}")
+    sent = {name.split("/")[0] for name in remote.files}
+    left = {path.name for path in opened.local_folder.iterdir()} - sent
+    if left:
+        print(f"  not published: {', '.join(sorted(left))}")
     if dry_run:
         print("the local checks pass; nothing was sent")
         return None
     if is_offline_mode():
         raise ConnectionError(f"could not publish {remote.url}: HF_HUB_OFFLINE is set, unset it")
-    for repository, _ in repositories:
+    for repository in repositories:
         repository.create(private)
-    tagged = remote.tags().get(tag or "")
-    if tagged:
-        _check_same(remote, tagged, manifest, str(tag))
-        print(f"{remote.url} already has this folder as {tag}, at {tagged}")
-        repositories.remove((remote, manifest))
+    commit = remote.tags().get(tag or "")
+    if commit:
+        _check_tagged(remote, commit, str(tag))
+        print(f"{remote.url} already has this folder as {tag}, at {commit}")
+        repositories.remove(remote)
+        tag = None
     # all are looked at before the first is changed
-    found = [_found(repository, files, merge) for repository, files in repositories]
-    commit = tagged or ""
-    for (repository, files), (parent, others) in zip(repositories, found, strict=True):
-        commit = _commit(repository, files, parent, others)
-        with tempfile.TemporaryDirectory() as cache:
-            _download(repository, commit, files, cache)
-            if repository is remote:
-                _check_loads(remote, commit, cache)
-        print(f"published {repository.url} at {commit}")
-    if tag and not tagged:
+    found = [_found(repository, merge) for repository in repositories]
+    for repository, (parent, others) in zip(repositories, found, strict=True):
+        published = _committed(repository, parent, others)
+        _check_download(repository, published)
+        print(f"published {repository.url} at {published}")
+        if repository is remote:
+            commit = published
+    if commit and tag:
         _tag(remote, tag, commit)
-    return tagged or commit
+    return commit
 
 
 def _check_names(repo_id: str, tag: str | None) -> None:
@@ -122,13 +123,14 @@ def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
     return manifest
 
 
-def _check_same(remote: Remote, commit: str, manifest: Manifest, tag: str) -> None:
-    """Raise ValueError if what has the tag is not the manifest."""
-    differences = remote.differences(commit, manifest, remote.others(commit)[1])
+def _check_tagged(remote: Remote, commit: str, tag: str) -> None:
+    """Raise ValueError if the commit that has the tag is not the files."""
+    _, others = remote.others(commit)
+    differences = remote.differences(commit, others)
     if differences:
-        there = f"{remote.url} has at {commit} with other contents ({'; '.join(differences)})"
         raise ValueError(
-            f"got tag {tag}, which {there}, expected a new one: published tags do not move"
+            f"got tag {tag}, which {remote.url} has at {commit} with other contents "
+            f"({differences}), expected a new one: published tags do not move"
         )
 
 
@@ -143,14 +145,14 @@ def _tag(remote: Remote, tag: str, commit: str) -> None:
         )
 
 
-def _found(remote: Remote, manifest: Manifest, merge: bool) -> tuple[str, set[str]]:
-    """The commit of main, and its files that are not from here. Raises Refused if they are in the way of the manifest.
+def _found(remote: Remote, merge: bool) -> tuple[str, set[str]]:
+    """The commit of main, and its files that are not from here. Raises Refused if they are in the way of ours.
 
     With `merge`, they are not.
     """
     commit = remote.head()
     listed, others = remote.others(commit)
-    same = sorted(others & manifest.keys())
+    same = sorted(others & remote.files.keys())
     in_the_way = same if listed else sorted(others)
     if in_the_way and not merge:
         raise Refused(
@@ -162,33 +164,32 @@ def _found(remote: Remote, manifest: Manifest, merge: bool) -> tuple[str, set[st
     return commit, others
 
 
-def _commit(remote: Remote, manifest: Manifest, commit: str, others: set[str]) -> str:
-    """Make main, now at `commit`, hold the manifest and `others`, if it does not yet; return its commit."""
-    if not remote.differences(commit, manifest, others):
+def _committed(remote: Remote, commit: str, others: set[str]) -> str:
+    """Make main, now at `commit`, hold the files and `others`, if it does not yet; return its commit."""
+    if not remote.differences(commit, others):
         return commit
-    commit = remote.commit(manifest, commit, others)
-    differences = remote.differences(commit, manifest, others)
+    commit = remote.commit(commit, others)
+    differences = remote.differences(commit, others)
     if differences:
         raise Refused(
-            f"{remote.url} at {commit} is not what was sent ({'; '.join(differences)}): "
+            f"{remote.url} at {commit} is not what was sent ({differences}): "
             "somebody else may be writing there: look at it, then run this again"
         )
     return commit
 
 
-def _download(remote: Remote, commit: str, manifest: Manifest, cache: str) -> None:
-    """Download a commit into a new cache, and compare its bytes: the client checks lengths only."""
-    snapshot = remote.download(commit, cache)
-    for name, content in manifest.items():
-        if (snapshot / name).read_bytes() != content:
-            raise Refused(
-                f"{remote.url} returned {name} with other bytes, nothing was tagged: run this again"
-            )
-
-
-def _check_loads(remote: Remote, commit: str, cache: str) -> None:
-    """Load a commit that is in the cache by both libraries."""
-    source = f"hf-hub:{remote.repo_id}@{commit}"
-    network = timm.create_model(source, pretrained=True, cache_dir=cache)
-    where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
-    check_loads(network.eval(), remote.repo_id, **where)
+def _check_download(remote: Remote, commit: str) -> None:
+    """Download a commit into a new cache, compare its bytes, as the client checks lengths only, and load a model."""
+    with tempfile.TemporaryDirectory() as cache:
+        snapshot = remote.download(commit, cache)
+        for name, content in remote.files.items():
+            if (snapshot / name).read_bytes() != content:
+                raise Refused(
+                    f"{remote.url} returned {name} with other bytes, nothing was tagged: "
+                    "run this again"
+                )
+        if remote.kind == "model":
+            source = f"hf-hub:{remote.repo_id}@{commit}"
+            network = timm.create_model(source, pretrained=True, cache_dir=cache)
+            where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
+            check_loads(network.eval(), remote.repo_id, **where)

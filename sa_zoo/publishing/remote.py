@@ -25,6 +25,7 @@ class Refused(OSError):
 # HTTP status -> what to raise, what to do. After a ConnectionError the step is tried again; others would come back.
 # Steps already done are recognized, so running the command again is safe.
 LOG_IN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
+CHANGED = "somebody else changed {repo_id} meanwhile: look at it, then run this again"
 ADVICE: dict[int, tuple[type[Exception], str]] = {
     401: (PermissionError, f"the token is missing or not accepted: {LOG_IN}"),
     403: (
@@ -35,16 +36,19 @@ ADVICE: dict[int, tuple[type[Exception], str]] = {
         FileNotFoundError,
         "nothing there that this token can see: check --repo-id {repo_id} and HF_ENDPOINT",
     ),
-    409: (Refused, "it collides with another change of {repo_id}: look at it, then run this again"),
-    412: (
-        Refused,
-        "somebody else changed {repo_id} meanwhile: look at it, then run this again to publish on top",
-    ),
+    409: (Refused, CHANGED),
+    412: (Refused, CHANGED),
     408: (ConnectionError, "it took too long: run this again"),
     429: (ConnectionError, "too many requests: wait a few minutes, then run this again"),
     400: (Refused, "the Hub refuses"),  # and every other status below 500
     500: (ConnectionError, "the Hub has a problem of its own: run this again later"),  # and above
 }
+
+NO_ANSWER: tuple[type[Exception], str] = (
+    ConnectionError,
+    "no answer: check the network, the proxy and HF_ENDPOINT, set HF_HUB_DISABLE_XET=1 for a Hub "
+    "without Xet storage, then run this again",
+)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -87,16 +91,21 @@ class Remote:
         self.repo_id = repo_id
         self.place: dict[str, Any] = {"repo_id": repo_id, "repo_type": self.kind}
         self.url = f"{self.api.endpoint}/{self.folder}{repo_id}"
+        self.files: Manifest = {}  # that it is to hold
 
-    @retried("create the repository")
+    @retried("write to the repository")
     def create(self, private: bool) -> None:
-        """Create the repository if it does not exist. Raises PermissionError if it has to be private and is public."""
+        """Create the repository if it does not exist.
+
+        Raises PermissionError if the token may not write there, or if it has to be private and is public.
+        """
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
         # exist_ok would hide why a Hub refuses one that exists
         if not self.api.repo_exists(**self.place):
             self.api.create_repo(**self.place, **self.settings, private=private)
+        self.api.auth_check(**self.place, write=True)
         if private and not self.api.repo_info(**self.place).private:
             raise PermissionError(
                 f"{self.url} is already public, expected private: change that or choose a new name"
@@ -119,36 +128,36 @@ class Remote:
         A repository that the Hub has created, and nobody has changed, is an empty list.
         """
         tree = self._tree(commit)
-        files: dict[str, dict[str, str]] = {}
+        listed: dict[str, dict[str, str]] = {}
         if PUBLISHED in tree:
             with TemporaryDirectory() as cache:
                 path = self.api.hf_hub_download(
                     **self.place, filename=PUBLISHED, revision=commit, cache_dir=cache
                 )
-                files = published_files(Path(path).read_bytes())
-        if not files and tree and tree.keys() <= self.example:
+                listed = published_files(Path(path).read_bytes())
+        if not listed and tree and tree.keys() <= self.example:
             commits = self.api.list_repo_commits(**self.place, revision=commit)
             if [each.title for each in commits] == ["initial commit"]:  # the Hub's own
                 return True, set()
-        if not files:
+        if not listed:
             return False, set(tree)
-        mine = {name for name in files.keys() & tree.keys() if tree[name] in files[name].values()}
+        mine = {name for name in listed if tree.get(name) in listed[name].values()}
         return True, tree.keys() - mine - {PUBLISHED}
 
     @retried("read the files")
-    def differences(self, commit: str, manifest: Manifest, others: set[str]) -> list[str]:
-        """Differences between the tree of `commit`, apart from `others`, and the manifest: one line per file."""
+    def differences(self, commit: str, others: set[str]) -> str:
+        """What differs between the tree of `commit`, apart from `others`, and `files`; empty if nothing."""
         tree = self._tree(commit)
-        lines = [f"{name}: missing" for name in manifest.keys() - tree.keys()]
-        lines += [f"{name}: not in the folder" for name in tree.keys() - manifest.keys() - others]
-        for name in manifest.keys() & tree.keys():
-            if tree[name] not in digests(manifest[name]).values():
-                lines.append(f"{name}: other bytes")
-        return sorted(lines)
+        found = dict.fromkeys(self.files.keys() - tree.keys(), "missing")
+        found |= dict.fromkeys(tree.keys() - self.files.keys() - others, "not in the folder")
+        for name in self.files.keys() & tree.keys():
+            if tree[name] not in digests(self.files[name]).values():
+                found[name] = "other bytes"
+        return "; ".join(f"{name}: {found[name]}" for name in sorted(found))
 
     @retried("commit")
-    def commit(self, manifest: Manifest, parent: str, others: set[str]) -> str:
-        """Make the tree equal to the manifest and `others` in one commit on top of `parent`; return main's commit.
+    def commit(self, parent: str, others: set[str]) -> str:
+        """Make the tree equal to `files` and `others` in one commit on top of `parent`; return main's commit.
 
         If main has moved from `parent`, nothing is committed: either the answer to an earlier attempt was lost, or
         somebody else committed. `differences` tells which.
@@ -156,8 +165,8 @@ class Remote:
         head = str(self.api.repo_info(**self.place).sha)
         if head != parent:
             return head
-        left = sorted(self._tree(parent).keys() - manifest.keys() - others)
-        added = [CommitOperationAdd(name, content) for name, content in manifest.items()]
+        left = sorted(self._tree(parent).keys() - self.files.keys() - others)
+        added = [CommitOperationAdd(name, content) for name, content in self.files.items()]
         committed = self.api.create_commit(
             **self.place,
             operations=[*added, *map(CommitOperationDelete, left)],
@@ -212,18 +221,13 @@ def _asked(error: Exception) -> float:
 
 def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
     """The exception to raise: what could not be done, why, and what to do."""
-    kind: type[Exception] = ConnectionError
+    kind, advice = NO_ANSWER
+    reason = str(error)
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
         kind, advice = ADVICE.get(status, ADVICE[400 if status < 500 else 500])
-        reason = error.server_message or error.response.reason_phrase
-        why = f"{advice.format(repo_id=remote.repo_id)} (HTTP {status}: {reason})"
-    else:
-        check = (
-            "check the network, the proxy and HF_ENDPOINT, "
-            "set HF_HUB_DISABLE_XET=1 for a Hub without Xet storage"
-        )
-        why = f"no answer from {remote.api.endpoint} ({error}); {check}, then run this again"
+        reason = f"HTTP {status}: {error.server_message or error.response.reason_phrase}"
+    why = f"{advice.format(repo_id=remote.repo_id)} ({reason})"
     message = f"could not {doing} at {remote.url}: {why}"
     token = get_token()
     if token:  # a client quotes a header that it cannot send, a server may quote what it got

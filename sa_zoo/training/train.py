@@ -16,7 +16,7 @@ from accelerate import Accelerator, DistributedType
 from torch import nn
 from transformers.utils.generic import flatten_dict
 
-from sa_zoo.folders.cost import training_macs
+from sa_zoo.cost import training_macs
 from sa_zoo.folders.metrics import Metrics, Training, environment, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files

@@ -14,7 +14,7 @@ from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.finish import finish_folder
 
 
-def convert(
+def convert_model(
     source: str,
     out: Path,
     layers: str = "*",
@@ -37,7 +37,7 @@ def convert(
     return converted, report
 
 
-def summary(converted: Opened, report: Report) -> str:
+def conversion_report(converted: Opened, report: Report) -> str:
     """The report of a conversion, with the test accuracy before and after if it was measured."""
     text = report.table()
     before = converted.metrics.baseline

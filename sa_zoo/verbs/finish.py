@@ -9,7 +9,8 @@ from sa_zoo.analysis.figures import figure_files
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import Metrics, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
-from sa_zoo.folders.write import SUMS, new_folder, write_sums, write_timm_files
+from sa_zoo.folders.parts import CHANGING, parts_of
+from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
 from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
 from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import card_files
@@ -19,15 +20,8 @@ from sa_zoo.verbs.explore import explorer_files
 
 _logger = logging.getLogger(__name__)
 
-CHANGING = {
-    "README.md",
-    "metrics.json",
-    SUMS,
-}  # may be written again, so the manifest leaves them out
-
-
-# What a finished folder has besides the files of training or conversion. A card shows the files before it.
-PARTS: tuple[Callable[[Opened], dict[str, bytes]], ...] = (
+# What is made of a folder that training or conversion left. A card shows the files before it.
+MADE: tuple[Callable[[Opened], dict[str, bytes]], ...] = (
     transformers_files,  # preprocessor_config.json, *.py, config.json
     figure_files,  # figures/*.png
     explorer_files,  # explorer.html
@@ -39,14 +33,12 @@ def finish(opened: Opened) -> Opened:
     """Complete a folder that timm loads: transformers' files, figures, explorer, card, manifest."""
     folder = opened.local_folder
     with refusing(opened.source):
-        for files_of in PARTS:
+        for files_of in MADE:
             opened = opened.with_files(files_of(opened))
     for path in folder.rglob(".*.incomplete"):
         if path.is_file():  # of a process that was killed while it wrote
             path.unlink()
-    paths = [*folder.glob("*"), *folder.glob("figures/*")]
-    names = {path.relative_to(folder).as_posix() for path in paths if path.is_file()}
-    write_sums(folder, sorted(names - CHANGING))
+    write_sums(folder, sorted({*parts_of(folder)} - CHANGING))
     return opened
 
 

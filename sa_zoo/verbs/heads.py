@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.figures import save_figure
 from sa_zoo.analysis.head_figures import accuracy_by_heads, head_depth
-from sa_zoo.analysis.heads import heads_table, layers_of, measure
+from sa_zoo.analysis.heads import heads_table, layers_of, markdown, measure
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.convolution.nearest import NearestConvolution
 from sa_zoo.folders.opened import Opened, open_model
@@ -116,24 +116,21 @@ def _convolutions(
         for K in windows:
             nearest[layer.name, K] = NearestConvolution(attention, layer.maps, (height, width), K)
     accuracy = test.accuracy(network)
-    lines = [
-        "| layer |" + "".join(f" {K} x {K}: accuracy | bound |" for K in windows),
-        "|---" * (1 + 2 * len(windows)) + "|",
-    ]
+    names = ["layer"]
+    for K in windows:
+        names += [f"{K} x {K}: accuracy", "bound"]
+    rows = []
     replaced = {layer.name: [layer.name] for layer in layers}
-    replaced["all"] = list(replaced)
-    for row, names in replaced.items():
-        line = f"| {row} |"
+    for name, some in (replaced | {"all": list(replaced)}).items():
+        rows.append([name])
         for K in windows:
             changed = copy.deepcopy(network)
-            for name in names:
-                changed.set_submodule(name, nearest[name, K])
-            bound = f" {nearest[row, K].bound:.2g}" if row in names else ""
-            line += f" {test.accuracy(changed):.2%} |{bound} |"
-        lines.append(line)
+            for each in some:
+                changed.set_submodule(each, nearest[each, K])
+            bound = f"{nearest[name, K].bound:.2g}" if name in replaced else ""
+            rows[-1] += [f"{test.accuracy(changed):.2%}", bound]
     images = f"{test.name}, {len(test.split)} images"
-    lines += ["", f"Test accuracy with attention: {accuracy:.2%} ({images})."]
-    return "\n".join(lines)
+    return f"{markdown(names, rows)}\n\nTest accuracy with attention: {accuracy:.2%} ({images})."
 
 
 def _convolved_vit(
@@ -151,6 +148,8 @@ def _convolved_vit(
     curves: dict[int, list[tuple[int, float]]] = {}
     parts = []
     for K in windows:
+        names = [f"heads as {K} x {K} convolutions", "largest distance", "accuracy"]
+        names += ["images/s", "before", "bound of each layer"]
         local = local_heads(network, images, K)
         total = sum(len(heads.distance) for heads in local)
         counts = [round(total * step / STEPS) for step in range(STEPS + 1)]
@@ -159,23 +158,18 @@ def _convolved_vit(
         if below is not None:
             counts = [sum(map(len, most_local(local, below=below)))]
         curves[K] = []
-        lines = [
-            f"| heads as {K} x {K} convolutions | largest distance | accuracy | images/s | before "
-            "| bound of each layer |",
-            "|---" * 6 + "|",
-        ]
+        rows = []
         replaced = {count: most_local(local, count) for count in sorted({0, *counts})}
         for count, heads in replaced.items():
             changed = replace_heads(copy.deepcopy(network), local, heads)
             accuracy = test.accuracy(changed)
             curves[K].append((count, accuracy))
-            after, before = speeds([changed.cpu(), network], images)
+            speed = [f"{each:.0f}" for each in speeds([changed.cpu(), network], images)]
             farthest, bounds = _reached(local, heads)
-            lines.append(
-                f"| {count} of {total} | {farthest:.2f} | {accuracy:.2%} | {after:.0f} | {before:.0f} "
-                f"| {bounds} |"
+            rows.append(
+                [f"{count} of {total}", f"{farthest:.2f}", f"{accuracy:.2%}", *speed, bounds]
             )
-        parts.append("\n".join(lines))
+        parts.append(markdown(names, rows))
     parts.append(
         f"Accuracy: {test.name}, {len(test.split)} images. Heads are measured on {len(images)} of them."
     )

@@ -1,24 +1,17 @@
 """The trained models of the package and of the clone that it may be installed from."""
 
-from sa_zoo.folders.metrics import Metrics, margin, read_metrics
+from sa_zoo.folders.metrics import margin, read_metrics
 from sa_zoo.models.timm_models import HUB_OWNER, WEIGHTS
 
 
-def trained_models() -> dict[str, Metrics]:
-    """The metrics of all models that were evaluated on test images, by name, the most accurate first."""
-    found = {folder.name: read_metrics(folder) for folder in WEIGHTS.iterdir() if folder.is_dir()}
-    tested = {name: metrics for name, metrics in found.items() if metrics.test}
-    return dict(sorted(tested.items(), key=lambda item: -item[1].measured()["test"]["top1"]))
-
-
-def table() -> str:
-    """One line per trained model, and how to load one."""
+def models_table() -> str:
+    """A line per trained model that was evaluated on test images, the most accurate first, and how to load one."""
+    found = [(folder.name, read_metrics(folder)) for folder in WEIGHTS.iterdir() if folder.is_dir()]
+    rows = [(run.test.top1, run.test.n, name, run.parameters or 0) for name, run in found if run.test]
     lines = [f"{'model':32}{'parameters':>12}{'top-1':>9}          weights"]
-    for name, metrics in trained_models().items():
-        assert metrics.test
-        top1 = metrics.test.top1
-        accuracy = f"{top1:9.2%} ± {margin(top1, metrics.test.n):.2%}"
-        lines.append(f"{name:32}{metrics.parameters or 0:12,}{accuracy}  {_location(name)}")
+    for top1, n, name, parameters in sorted(rows, reverse=True):
+        accuracy = f"{top1:9.2%} ± {margin(top1, n):.2%}"
+        lines.append(f"{name:32}{parameters:12,}{accuracy}  {_location(name)}")
     lines.append("load one: timm.create_model(NAME, pretrained=True) after import sa_zoo")
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from model_folders import load_model, make_run
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.folders.check import check_config, check_weights
+from sa_zoo.folders.check import check_config, count_elements
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
@@ -123,7 +123,7 @@ def load_changed(changes: dict[str, Any]) -> None:
 
 TARGETS: dict[str, Callable[[bytes], Any]] = {
     "config": on_file("config.json", check_config),
-    "weights": on_file("model.safetensors", check_weights),
+    "weights": on_file("model.safetensors", count_elements),
     "recipe": on_file("train.toml", load_config),
     "metrics": on_file("metrics.json", lambda path: read_metrics(path.parent)),
     "published": lambda data: published_files(data),

@@ -206,13 +206,13 @@ def image_pipeline():
     """`pipeline("image-classification", "mhsa")` with a converted CNN, against timm"""
     from transformers import pipeline
 
-    from sa_zoo.verbs.convert import convert
+    from sa_zoo.verbs.convert import convert_model
 
     pixels = images(1, 32)[0].permute(1, 2, 0).mul(40).add(128).clamp(0, 255)
     picture = Image.fromarray(pixels.byte().numpy())
     with TemporaryDirectory() as folder:
         where = f"{folder}/mhsa"
-        convert("resnet_tiny_cifar", Path(where))
+        convert_model("resnet_tiny_cifar", Path(where))
         scores = pipeline("image-classification", where, top_k=10)(picture)
         network = timm.create_model(f"local-dir:{where}", pretrained=True).eval()
     config = timm.data.resolve_model_data_config(network)
