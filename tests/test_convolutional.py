@@ -125,6 +125,5 @@ def test_networks_can_look_at_the_layer_as_at_a_convolution():
     conv = nn.Conv2d(4, 6, (3, 1), stride=2, groups=2)
     layer = attention_from_conv(conv)
     assert torch.equal(layer.weight, conv.weight) and torch.equal(layer.bias, conv.bias)
-    assert (layer.in_channels, layer.out_channels, layer.groups) == (4, 6, 2)
-    assert tuple(layer.kernel_size) == conv.kernel_size and tuple(layer.stride) == conv.stride
-    assert attention_from_conv(nn.Conv2d(4, 6, 1, bias=False)).bias is None
+    for name in ("in_channels", "out_channels", "groups", "kernel_size", "stride"):
+        assert torch.equal(*(torch.tensor(getattr(each, name)) for each in (layer, conv)))

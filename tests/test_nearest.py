@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 from numpy_convolution import nearest_convolution
-from planted import convolutional_network
-from torch.nn.functional import conv2d, pad
 
 from sa_zoo.convolution.nearest import (
     NearestConvolution,
@@ -29,26 +27,6 @@ def test_taps_and_distance_are_those_of_plain_loops():
     c, C = nearest_convolution(P, (H, W), K)
     assert coefficients(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(c)
     assert distance(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(np.abs(P - C).sum(-1))
-
-
-def test_a_layer_of_one_hot_heads_is_the_convolution_of_its_value_matrices():
-    network = convolutional_network()
-    attention, X = network.blocks[1].attn, torch.randn(2, H, W, network.embed_dim)
-    P = attention.probabilities(X).detach()
-    nearest = NearestConvolution(attention, P, (H, W), K)
-    kernel = (
-        attention.W_val.weight.unflatten(1, [9, -1]).unflatten(1, [K, K]).permute(0, 3, 1, 2)
-    )  # (D_out, D, K, K)
-    by_hand = conv2d(
-        pad(X.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate"), kernel, attention.W_val.bias
-    )
-    with torch.no_grad():
-        expected = attention.W_out(by_hand.permute(0, 2, 3, 1))
-        assert torch.allclose(nearest(X), expected, atol=1e-5) and torch.allclose(
-            attention(X), expected, atol=1e-5
-        )
-    assert nearest.bound < 1e-6
-    assert distance(P, (H, W), K).max() < 1e-6
 
 
 @pytest.mark.parametrize("folded", [False, True])

@@ -134,7 +134,7 @@ def test_a_projection_without_bias_takes_a_route_that_knows_it():
         pass
 
 
-ROUTE_OF = {  # terms, images, training -> route
+ROUTE_OF = {  # terms, images, training (None: of one portion) -> route
     "one compiled pass": ((Quadratic, Learned), (13, 11), 16, False, "fused"),
     "channels that compiled code does not take": ((Quadratic,), (13, 11), 7, False, "recomputed"),
     "few pixels": ((Quadratic,), (7, 5), 7, False, "recomputed"),
@@ -145,12 +145,17 @@ ROUTE_OF = {  # terms, images, training -> route
     "training on a large batch": ((Quadratic,), (13, 11), 97, True, "recomputed"),
     "training on a small batch": ((Quadratic,), (11, 7), 5, True, "definition"),
     "training on a small batch of large images": ((Quadratic,), (19, 17), 1, True, "by axes"),
+    "more pixels than channels": ((Quadratic,), (16, 15), 239, None, "by axes"),
+    "fewer pixels than channels": ((Quadratic,), (16, 15), 241, None, "definition"),
 }
 
 
 @pytest.mark.parametrize("case", ROUTE_OF)
-def test_each_kind_of_input_has_its_route(case):
+def test_each_kind_of_input_has_its_route(case, monkeypatch):
     terms, grid, channels, trains, expected = ROUTE_OF[case]
+    if trains is None:
+        monkeypatch.setattr(portions, "PORTION", 10**9)
+        trains = True
     if expected == "fused" and LIBRARY is None:
         expected = "recomputed"
     layer = Attention(channels, HEADS, terms, grid)
@@ -164,15 +169,6 @@ def test_each_kind_of_input_has_its_route(case):
         )
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert choose(layer, X)[0].name == ("recomputed" if expected == "fused" else expected)
-
-
-@pytest.mark.parametrize(("dim", "route"), [(239, "by axes"), (241, "definition")])
-def test_training_on_a_small_batch_goes_by_axes_where_there_are_more_pixels_than_channels(
-    dim, route, monkeypatch
-):
-    X = torch.randn(1, 16, 15, dim)
-    monkeypatch.setattr(portions, "PORTION", X.numel())
-    assert choose(Attention(dim, 2, (Quadratic,), (16, 15)), X)[0].name == route
 
 
 @every_term
@@ -223,41 +219,35 @@ def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mod
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which jvp itself calls
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_function_transforms_of_torch_work(mode):
-    layer = layers((Quadratic,))[0].eval()
-    X = torch.stack([pixels(), 2.0 * pixels()])
-    with mode():
-        assert (
-            torch.func.vmap(layer)(X) - torch.stack([layer(some) for some in X])
-        ).abs().max() < 1e-10
-        y, slope = torch.func.jvp(layer, (X[0],), (X[1],))
-        assert (slope - (layer(X[0] + X[1]) - y)).abs().max() < 1e-10  # the layer is affine
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @every_term
-def test_derivatives_forward_need_no_grad_mode(terms):
-    layer = Attention(16, HEADS, terms, (13, 11), dtype=torch.float64).eval()
-    X, parameters = torch.randn(B, 13, 11, 16, dtype=torch.float64), dict(layer.named_parameters())
+@pytest.mark.parametrize(
+    ("mode", "dtype", "error"),
+    [(torch.enable_grad, torch.float64, 1e-10), (torch.no_grad, torch.float32, 1e-4)],
+)
+def test_function_transforms_are_those_of_the_definition(terms, mode, dtype, error):
+    """vmap, and derivatives forward; float32 is what compiled code takes, and a batch of several portions."""
+    layer = Attention(16, HEADS, terms, (13, 11), dtype=dtype).eval()
+    X = torch.randn(2, B, 13, 11, 16, dtype=dtype)
+    parameters = dict(layer.named_parameters())
     along = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
 
-    def tangent(mode):
-        with mode():
-            return torch.func.jvp(
-                lambda p: torch.func.functional_call(layer, p, (X,)), (parameters,), (along,)
-            )[1]
+    def transformed() -> list[torch.Tensor]:
+        def of_parameters(p: dict) -> torch.Tensor:
+            return torch.func.functional_call(layer, p, (X[0],))
 
-    expected = tangent(torch.enable_grad)
-    for _ in range(3):
-        assert (tangent(torch.no_grad) - expected).abs().max() < 1e-10
-    layer, X = layer.float(), X.float()  # float32 is what compiled code takes
-    with only("definition"), dual_level():
-        expected = unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent
-    with torch.no_grad(), dual_level():
-        assert (
-            unpack_dual(layer(make_dual(X, torch.ones_like(X)))).tangent - expected
-        ).abs().max() < 1e-4
+        moved = torch.func.jvp(of_parameters, (parameters,), (along,))[1]
+        slopes = torch.func.grad(lambda p: of_parameters(p).square().mean())(parameters)
+        with dual_level():
+            dual = unpack_dual(layer(make_dual(X[0], X[1]))).tangent
+        return [torch.func.vmap(layer)(X), moved, dual, *slopes.values()]
+
+    with mode():
+        found = transformed()
+        with only("definition"):
+            expected = transformed()
+    for got, want in zip(found, expected, strict=True):
+        largest = max(1.0, float(want.detach().abs().max()))
+        assert (got - want).abs().max() < error * largest
 
 
 @every_term

@@ -10,7 +10,6 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import seen_offsets
 
 # What `axes_cost` has to be for either evaluation to be the cheaper one.
 EVALUATIONS = {"composed": 10**9, "by axes": 0}
@@ -125,21 +124,6 @@ def test_a_head_without_a_center_costs_no_memory(value):
         layer.Delta[4, 1] = value
     x = torch.randn(1, 3, 7, 5, dtype=torch.float64)
     assert layer(x).isfinite().all() if value == 1e9 else layer(x).isnan().all()
-
-
-def test_a_head_sees_the_keys_whose_probability_counts():
-    for center, sharpness in (
-        (0.0, 5.0),
-        (2.4, 0.7),
-        (-2.7, 1e30),
-        (1e-200, INFINITY),
-        (-1.5, 1e30),
-    ):
-        first, last = seen_offsets(center, sharpness, 1e-8)
-        offsets = torch.arange(-30.0, 31.0, dtype=torch.float64)
-        scores = -min(sharpness, 1e30) * (offsets - center).square()
-        counts = offsets[(scores - scores.max()).exp() > 1e-8]
-        assert (first, last) == (counts.min().item(), counts.max().item())
 
 
 @pytest.mark.parametrize(

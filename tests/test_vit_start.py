@@ -97,13 +97,11 @@ def test_scores_are_the_parabola_that_was_asked_for():
         X = network.blocks[0].norm1(network._pos_embed(network.patch_embed(images)))
         unit = torch.nn.functional.normalize(network.pos_embed[0], dim=-1)
         sharper /= float((X * unit).sum(-1).mean()) ** 2
-    for h, (down, across) in enumerate(kernel_pixels((H, W), 5).tolist()):
-        scores = np.zeros((H * W, H * W))
-        for q in range(H * W):
-            for k in range(H * W):
-                dy, dx = k // W - q // W - down, k % W - q % W - across
-                scores[q, k] = -alpha * sharper * (min(dy**2, clip) + min(dx**2, clip))
-        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    at = np.array(list(np.ndindex(H, W)))
+    for h, Delta in enumerate(kernel_pixels((H, W), 5).numpy()):
+        away = np.minimum((at[None] - at[:, None] - Delta) ** 2, clip).sum(-1)
+        expected = np.exp(-alpha * sharper * away)
+        expected /= expected.sum(-1, keepdims=True)
         assert P[h].numpy() == pytest.approx(expected, abs=1e-4)
 
 

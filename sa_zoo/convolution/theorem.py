@@ -66,7 +66,7 @@ def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
 
 
 def windows_with(taps: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
-    """The windows of the heads in float64 that contain the taps (n, a), too, as heads of infinite sharpness see them."""
+    """The windows of heads (in float64) and of the taps (n, a), which count as heads of infinite sharpness."""
     sharp = torch.full_like(taps[:, 0], torch.inf)
     precision = torch.finfo(torch.float64).eps
     return windows(torch.cat([Delta, taps]), torch.cat([alpha, sharp]), precision)
