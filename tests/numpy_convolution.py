@@ -10,14 +10,19 @@ def padded(x: np.ndarray, amounts: list[tuple[int, int]], mode: str) -> np.ndarr
     return np.pad(x, [(0, 0), (0, 0), *amounts], mode=PAD_MODES[mode])
 
 
-def probabilities(keys: tuple, queries: tuple, Delta, alpha, stride, center) -> np.ndarray:
-    """softmax_k(-alpha_h |k - q - Delta_h|^2) for query i at stride * i + center: (N_h, queries, keys)"""
+def probabilities(
+    keys: tuple, queries: tuple, Delta, alpha, stride, center, content=lambda head, q, k: 0.0
+) -> np.ndarray:
+    """softmax_k(content - alpha_h |k - q - Delta_h|^2) for query i at stride * i + center: (N_h, queries, keys)"""
     table = np.zeros((len(alpha), int(np.prod(queries)), int(np.prod(keys))))
     for head, (shift, sharpness) in enumerate(zip(Delta, alpha, strict=True)):
         for row, index in enumerate(np.ndindex(*queries)):
             q = np.array(index) * stride + center
             scores = np.array(
-                [-sharpness * np.sum((np.array(k) - q - shift) ** 2) for k in np.ndindex(*keys)]
+                [
+                    content(head, q, k) - sharpness * np.sum((np.array(k) - q - shift) ** 2)
+                    for k in np.ndindex(*keys)
+                ]
             )
             weights = np.exp(scores - scores.max())
             table[head, row] = weights / weights.sum()
@@ -35,3 +40,26 @@ def attention(
         for head in range(len(P)):
             out[batch] += (P[head] @ tokens[batch].T @ W_val[head]).T
     return out.reshape(*out.shape[:2], *queries)
+
+
+def nearest_convolution(P: np.ndarray, grid: tuple[int, int], K: int) -> tuple:
+    """c, the mean of P over queries whose window lies in the image, and the maps of a convolution with it.
+
+    (N_h, T, T) -> (N_h, K, K) and (N_h, T, T), pixel by pixel, moved to the border where it is outside.
+    """
+    (height, width), reach = grid, K // 2
+    inner = [
+        (y, x)
+        for y, x in np.ndindex(*grid)
+        if reach <= y < height - reach and reach <= x < width - reach
+    ]
+    c, C = np.zeros((len(P), K, K)), np.zeros_like(P)
+    for i, j in np.ndindex(K, K):
+        down, across = i - reach, j - reach
+        c[:, i, j] = np.mean(
+            [P[:, y * width + x, (y + down) * width + x + across] for y, x in inner], axis=0
+        )
+        for q, (y, x) in enumerate(np.ndindex(*grid)):
+            row, column = min(max(y + down, 0), height - 1), min(max(x + across, 0), width - 1)
+            C[:, q, row * width + column] += c[:, i, j]
+    return c, C

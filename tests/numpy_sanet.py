@@ -34,11 +34,7 @@ def pairwise(X: np.ndarray, num_heads: int, score) -> np.ndarray:
 
 
 def quadratic(p: dict, X: np.ndarray) -> np.ndarray:
-    def score(h, dy, dx):
-        alpha = p["spread"][h] ** 2 / 2
-        return -alpha * ((dy - p["Delta"][h, 0]) ** 2 + (dx - p["Delta"][h, 1]) ** 2)
-
-    return positional(X, len(p["spread"]), score)
+    return generalized(p | {"spread": p["spread"][:, None, None] * np.eye(2)}, X)
 
 
 def generalized(p: dict, X: np.ndarray) -> np.ndarray:
@@ -97,14 +93,10 @@ def eq8(p: dict, X: np.ndarray) -> np.ndarray:
 
 
 def absolute(p: dict, X: np.ndarray) -> np.ndarray:
-    dim = X.shape[-1]
-
     def score(h, x_q, x_k, dy, dx):
-        q = projected(p, "W_qry", h, x_q)
-        k = projected(p, "W_key", h, x_k)
-        return q @ k / math.sqrt(dim)
+        return projected(p, "W_qry", h, x_q) @ projected(p, "W_key", h, x_k) / math.sqrt(len(x_q))
 
-    return pairwise(X + p["P"], len(p["W_qry.bias"]) // dim, score)
+    return pairwise(X + p["P"], len(p["W_qry.bias"]) // X.shape[-1], score)
 
 
 def linear(p: dict, name: str, x: np.ndarray) -> np.ndarray:

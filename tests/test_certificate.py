@@ -82,17 +82,6 @@ def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_si
     assert bound / 3 <= apart <= bound
 
 
-def test_without_bias_or_noise_the_bound_of_a_pointwise_layer_is_its_leak():
-    """One head, D_in = D_out = 1, weight 1: 2 (1 - 1 / theta^2), theta the sum of exp(-alpha t^2) over all t."""
-    conv = nn.Conv2d(1, 1, 1, bias=False).double()
-    nn.init.ones_(conv.weight)
-    theta = 1 + 2 * sum(
-        torch.exp(torch.tensor(-0.7 * t * t, dtype=torch.float64)) for t in range(1, 20)
-    )
-    part = certificate(attention_from_conv(conv, 0.7), [5, 5]).attention
-    assert part.item() == pytest.approx(2 * (1 - 1 / theta.item() ** 2), rel=1e-12)
-
-
 def test_a_bound_is_positive_where_windows_are_larger_than_the_image():
     """A kernel over all that such dull heads see would have 69^3 taps: n u of its sums is above 1."""
     layer = attention_from_conv(nn.Conv3d(64, 64, 3), 0.0145)

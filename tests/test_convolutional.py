@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from numpy_convolution import attention, padded, probabilities
+from numpy_convolution import attention, padded
 from random_layers import CONVOLUTIONS, layers
 from timm.layers.conv2d_same import Conv2dSame
 from torch import nn
@@ -70,21 +70,6 @@ def test_the_layer_is_what_the_paper_defines(conv, image, alpha):
         assert np.abs(layer(x).numpy() - expected).max() < 1e-12
 
 
-def test_attention_maps_are_those_of_the_paper_and_of_the_evaluation():
-    conv = nn.Conv2d(2, 5, 3, stride=2, padding=1).double()
-    layer = attention_from_conv(conv, 1.3)
-    x = torch.randn(3, 2, 7, 5, dtype=torch.float64)
-    P = layer.probabilities(x)
-    expected = probabilities(
-        (9, 7), (4, 3), layer.Delta.detach().numpy(), layer.alpha.detach().numpy(), 2, 1
-    )
-    assert P.shape == (9, 12, 63)
-    assert np.abs(P.detach().numpy() - expected).max() < 1e-14
-    assert torch.allclose(P.sum(dim=-1), torch.ones(9, 12, dtype=torch.float64))
-    one_hot = attention_from_conv(conv, INFINITY).probabilities(x)
-    assert set(one_hot.unique().tolist()) == {0.0, 1.0}
-
-
 @pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
 @pytest.mark.parametrize(
     ("kernel_size", "stride", "dilation"), [(3, 2, 1), (5, 3, 1), (2, 1, 2), (1, 2, 1)]
@@ -136,22 +121,9 @@ def test_weights_of_a_softer_layer_are_refused_in_the_hard_limit():
     assert hard.alpha.isinf().all()
 
 
-def test_the_hard_limit_has_the_convolutions_parameters_and_gradients():
-    conv = nn.Conv2d(3, 5, 3, padding=1, groups=1)
-    layer = attention_from_conv(conv)
-    x = torch.randn(2, 3, 7, 5)
-    conv(x).square().sum().backward()
-    layer(x).square().sum().backward()
-    assert [name for name, _ in layer.named_parameters()] == ["b_out", "W_val.weight"]
-    assert torch.equal(layer.W_val.weight.grad, conv.weight.grad)
-    assert torch.equal(layer.b_out.grad, conv.bias.grad)
-    assert sorted(layer.state_dict()) == ["Delta", "W_val.weight", "alpha", "b_out"]
-
-
 def test_networks_can_look_at_the_layer_as_at_a_convolution():
     conv = nn.Conv2d(4, 6, (3, 1), stride=2, groups=2)
     layer = attention_from_conv(conv)
     assert torch.equal(layer.weight, conv.weight) and torch.equal(layer.bias, conv.bias)
-    assert (layer.in_channels, layer.out_channels, layer.groups) == (4, 6, 2)
-    assert tuple(layer.kernel_size) == conv.kernel_size and tuple(layer.stride) == conv.stride
-    assert attention_from_conv(nn.Conv2d(4, 6, 1, bias=False)).bias is None
+    for name in ("in_channels", "out_channels", "groups", "kernel_size", "stride"):
+        assert torch.equal(*(torch.tensor(getattr(each, name)) for each in (layer, conv)))

@@ -1,6 +1,5 @@
 """fused.py and fused.cpp: attention by axes in compiled code, against loops in float64 and against the definition."""
 
-import copy
 import importlib
 import importlib.util
 import math
@@ -9,17 +8,15 @@ import platform
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
-from sa_zoo.kernels import choose, fused
-from sa_zoo.kernels.choose import only
+from sa_zoo.kernels import fused
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.terms import Learned, Quadratic
+from sa_zoo.models.terms import Quadratic
 
 # Channels by vectors: one, a part of a block, a block and a part of one, several blocks.
 VECTORS = [(1, 3), (3, 1), (5, 7), (7, 5), (11, 2)]
@@ -164,18 +161,6 @@ def test_it_writes_to_no_other_memory_and_reads_nothing_that_memory_held(threads
 
 
 @needs_it
-def test_threads_do_not_write_over_each_other():
-    tensors = [given(2, 11, 7), given(3, 5, 13), given(1, 7, 11)]
-    expected = [fused.fused_values(*some) for some in tensors]
-    with ThreadPoolExecutor(max_workers=3) as threads:
-        for _ in range(5):
-            for got, want in zip(
-                threads.map(lambda some: fused.fused_values(*some), tensors), expected, strict=True
-            ):
-                assert torch.equal(got, want)
-
-
-@needs_it
 @pytest.mark.parametrize(
     "wrong", [0, 1, 2, 3, 4], ids=["X", "P_down", "P_across", "W_val", "b_val"]
 )
@@ -191,47 +176,6 @@ def test_torch_accepts_it_as_an_operator():
     torch.library.opcheck(
         fused.fused_values, tuple(given(2, 5, 7)), test_utils=("test_schema", "test_faketensor")
     )
-
-
-# Sizes that are evaluated by axes without compiled code, and that are not.
-@needs_it
-@pytest.mark.parametrize(("H", "W"), [(17, 13), (7, 5)])
-@pytest.mark.parametrize("terms", [(Quadratic,), (Learned,), (Quadratic, Learned)])
-def test_a_layer_without_gradients_is_evaluated_by_it_and_is_its_definition(
-    H, W, terms, monkeypatch
-):
-    calls = []
-    counted = [
-        route._replace(evaluation=lambda *given: calls.append(1) or fused.fused(*given))
-        if route.name == "fused"
-        else route
-        for route in choose.ROUTES
-    ]
-    monkeypatch.setattr(choose, "ROUTES", counted)
-    torch.manual_seed(0)
-    layer = Attention(32, HEADS, terms, (H, W)).eval()
-    X = torch.randn(2, H, W, 32)
-
-    def difference(layer: Attention, X: torch.Tensor) -> float:
-        got = layer(X)
-        with only("definition"):
-            return (got - layer(X)).abs().max().item()
-
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            assert difference(layer, X) < 1e-5
-    assert len(calls) == 2
-    assert (
-        difference(layer, X) < 1e-5
-    )  # with gradients, under autocast and in other types it is not used
-    with torch.no_grad():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert difference(layer, X) < 0.02
-        copy.deepcopy(layer).bfloat16()(X.bfloat16())
-        assert difference(copy.deepcopy(layer).double(), X.double()) < 1e-10
-        assert len(calls) == 2
-        assert difference(layer, X) < 1e-5
-    assert len(calls) == 3
 
 
 @needs_it
@@ -274,18 +218,3 @@ def test_a_compiled_graph_calls_it_for_any_number_of_images(mode):
     assert len(graphs) == 1 and any("fused_values" in target for target in graphs[0])
     compiled(torch.randn(2, 17, 13, 32)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
-
-
-@needs_it
-@pytest.mark.filterwarnings("ignore:.torch.jit")
-def test_exported_and_traced_graphs_do_without_it_and_take_any_number_of_images():
-    layer = Attention(32, HEADS, (Quadratic,), (17, 13)).eval()
-    some, others = torch.randn(16, 17, 13, 32), torch.randn(5, 17, 13, 32)
-    with torch.no_grad():
-        exported = torch.export.export(
-            layer, (some,), dynamic_shapes=({0: torch.export.Dim("batch")},)
-        )
-        traced = torch.jit.trace(layer, some)
-        assert "fused_values" not in str(exported.graph) + str(traced.inlined_graph)
-        for other in (exported.module(), traced):
-            assert (other(others) - layer(others)).abs().max() < 1e-6

@@ -3,7 +3,6 @@
 import copy
 
 import numpy as np
-import onnx
 import pytest
 import timm
 import torch
@@ -15,8 +14,6 @@ from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
 import sa_zoo
-from sa_zoo.analysis.figures import gaussian_layers
-from sa_zoo.analysis.head_figures import head_positions
 from sa_zoo.cli import app
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import HardAttention
@@ -25,17 +22,14 @@ from sa_zoo.convolution.layer_conversion import (
     conv_and_distance,
     conv_from_attention,
 )
-from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, missed_attention
+from sa_zoo.convolution.theorem import head_shifts, missed_attention
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.interchange.onnx_export import write_onnx
 from sa_zoo.kernels.choose import choose, only
-from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.positions import pixels, quadratic_scores
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 from sa_zoo.training.config import dump_config, load_config
 from sa_zoo.verbs.fit import fit
 from sa_zoo.verbs.harden import config_of
-from sa_zoo.verbs.heads import study
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -76,23 +70,6 @@ def read_by_loops(layer: Attention, offsets: list[list[int]], X: torch.Tensor) -
                 place = min(max(column + across, 0), x.shape[2] - 1)
                 out[:, y, column] += x[:, row, place] @ W_val[:, head * D : (head + 1) * D].T
     return out @ layer.W_out.weight.detach().numpy().T + layer.W_out.bias.detach().numpy()
-
-
-def test_attention_of_growing_sharpness_tends_to_the_nearest_pixels():
-    """On pixels, between two and beyond the border: softmax at alpha 1e4, and the definition at an infinite one."""
-    centers = torch.tensor([0.0, 1.0, -1.5, 0.5, 2.0, -9.0], dtype=torch.float64)
-    keys = pixels(W, centers.device).double()
-    for center in centers:
-        limit = limit_of_attention((keys + center)[:, None], keys[:, None])
-        for alpha in (1e4, torch.inf):
-            scores = quadratic_scores(center[None], torch.tensor([alpha]).double(), keys, keys)
-            assert (probabilities_from(scores)[0] - limit).abs().max() < 1e-15
-    half = limit_of_attention(keys[:, None] + 0.5, keys[:, None])
-    assert half[0].tolist() == [0.5, 0.5, 0, 0, 0] and half[-1].tolist() == [0, 0, 0, 0, 1]
-    between = limit_of_attention(
-        torch.tensor([[0.5, 0.5]]), torch.cartesian_prod(*[torch.arange(3)] * 2)
-    )
-    assert between[0].tolist() == [0.25, 0.25, 0, 0.25, 0.25, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)])
@@ -187,18 +164,6 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
     assert missed_attention(torch.zeros(HEADS, 2), torch.full([HEADS], 0.5 * 64.0**2)).max() == 0.0
 
 
-def test_heads_that_look_at_one_pixel_share_it_and_one_of_them_gets_another():
-    model = network()
-    layer = model.blocks[1].attn
-    layer.terms[0].Delta.data[:2] = torch.tensor([-1.0, 2.0])
-    layer.terms[0].spread.data.fill_(64.0)
-    one, other, *_ = layer.W_val.weight.detach().clone().unflatten(1, [HEADS, D]).unbind(1)
-    taps = sa_zoo.harden(model)["blocks.1.attn"]
-    assert len({tuple(tap) for tap in taps}) == HEADS and [-1, 2] in taps
-    slices = layer.W_val.weight.unflatten(1, [HEADS, D])
-    assert torch.allclose(slices[:, taps.index([-1, 2])], one + other)
-
-
 def hard_network() -> nn.Module:
     model = network()
     sa_zoo.harden(model)
@@ -232,23 +197,6 @@ def test_what_is_made_of_taps_keeps_its_function(made):
 def test_as_many_heads_as_displacements_read_all_of_them():
     for offsets in sa_zoo.harden(network(img_size=(4, 12))).values():
         assert offsets == [[0, across] for across in range(-2, 3)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_leaves_taps_where_they_are(dtype):
-    model = network().float().train()
-    taps = sa_zoo.harden(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    before = model.blocks[1].attn.W_val.weight.detach().clone()
-    for _ in range(2):
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            loss = model(torch.randn(B, 3, 28, 20)).square().sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert not torch.equal(model.blocks[1].attn.W_val.weight, before)
-    assert [block.attn.terms[0].taps() for block in model.blocks] == list(taps.values())
-    assert all(p.grad is None for block in model.blocks for p in block.attn.terms.parameters())
 
 
 @pytest.mark.parametrize("offsets", [KERNEL, SCATTERED], ids=["kernel", "scattered"])
@@ -389,21 +337,3 @@ def test_small_images_come_first_where_the_run_had_some(tmp_path, before, after)
     (tmp_path / "train.toml").write_text(dump_config(recipe))
     config = config_of(tmp_path)
     assert (config.train.epochs, config.augment.small_epochs) == (8, after)
-
-
-def test_the_exported_file_has_no_attention_left(runs, tmp_path):
-    graph = onnx.load(write_onnx(open_folder(runs[1]), tmp_path / "model.onnx")).graph
-    kinds = {node.op_type for node in graph.node}
-    assert {"Conv", "Gather"} <= kinds
-    assert not kinds & {"Softmax", "Exp", "Einsum"}
-
-
-def test_the_table_and_the_figure_show_taps_as_taps(runs):
-    assert study(str(runs[1])).count("| tap |") == 6
-    assert "tap" not in study(str(runs[0]))
-    layers = [gaussian_layers(open_folder(folder).network.state_dict()) for folder in runs]
-    pixels_drawn = [
-        [len(axes.patches) - 1 for axes in head_positions(each).axes]  # but the query's
-        for each in layers
-    ]
-    assert pixels_drawn == [[0, 0], [3, 3]]

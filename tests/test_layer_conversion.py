@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import layers
 from timm.layers import StdConv2d
@@ -19,10 +19,12 @@ from sa_zoo.convolution.soft import SoftAttention
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
-def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
+@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.booleans())
+def test_a_convolution_comes_back_bit_for_bit(drawn, dtype, content):
+    """Also from behind a shut gate."""
     conv = drawn.conv.to(dtype)
-    again, distance = conv_and_distance(attention_from_conv(conv))
+    content = content and not why_not(conv, content=True)
+    again, distance = conv_and_distance(attention_from_conv(conv, 39.0, content))
     assert distance == 0.0
     assert type(again) is type(conv)
     assert repr(again) == repr(conv)
@@ -32,17 +34,6 @@ def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
         attention_from_conv(again).state_dict().keys()
         == attention_from_conv(conv).state_dict().keys()
     )
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.float16]))
-def test_a_convolution_comes_back_bit_for_bit_from_behind_a_shut_gate(drawn, dtype):
-    conv = drawn.conv.to(dtype)
-    assume(not why_not(conv, content=True))
-    for alpha in (39.0, 46.0):
-        again, distance = conv_and_distance(attention_from_conv(conv, alpha, content=True))
-        assert distance == 0.0 and repr(again) == repr(conv)
-        assert torch.equal(again.weight, conv.weight)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -107,18 +98,6 @@ def test_a_head_that_sees_without_end_has_no_convolution(which, value):
         getattr(layer, which)[4] = value
     with pytest.raises(ValueError, match="attention: got a head that sees without end"):
         conv_from_attention(layer)
-
-
-def test_the_sharper_the_heads_the_nearer_the_convolution():
-    conv = nn.Conv2d(3, 5, 3, padding=1)
-    found = [
-        conv_and_distance(attention_from_conv(conv, alpha))
-        for alpha in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-    ]
-    distances = [distance for _, distance in found]
-    assert distances == sorted(distances, reverse=True)
-    errors = [(near.weight - conv.weight).abs().max().item() for near, _ in found]
-    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-7
 
 
 def test_what_attention_cannot_express_is_refused_with_the_reason():

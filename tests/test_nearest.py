@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from planted import KERNEL, convolutional_network
-from torch.nn.functional import conv2d, pad
+from numpy_convolution import nearest_convolution
 
 from sa_zoo.convolution.nearest import (
     NearestConvolution,
     coefficients,
     distance,
-    maps_of_coefficients,
 )
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Quadratic
@@ -24,64 +22,11 @@ def random_maps(heads=2):
     return scores / scores.sum(-1, keepdims=True)
 
 
-def by_loops(P):
-    """taps (N_h, K, K) and distance (N_h, T), pixel by pixel."""
-    heads, r = len(P), K // 2
-    found, away = np.zeros((heads, K, K)), np.zeros((heads, H * W))
-    inner = [(y, x) for y in range(r, H - r) for x in range(r, W - r)]
-    for h in range(heads):
-        for i in range(K):
-            for j in range(K):
-                found[h, i, j] = np.mean(
-                    [P[h, y * W + x, (y + i - r) * W + x + j - r] for y, x in inner]
-                )
-        for y in range(H):
-            for x in range(W):
-                conv = np.zeros((H, W))
-                for i in range(K):
-                    for j in range(K):
-                        conv[min(max(y + i - r, 0), H - 1), min(max(x + j - r, 0), W - 1)] += found[
-                            h, i, j
-                        ]
-                away[h, y * W + x] = np.abs(P[h, y * W + x] - conv.ravel()).sum()
-    return found, away
-
-
 def test_taps_and_distance_are_those_of_plain_loops():
     P = random_maps()
-    found, away = by_loops(P)
-    assert coefficients(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(found)
-    assert distance(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(away)
-
-
-def test_a_layer_of_one_hot_heads_is_the_convolution_of_its_value_matrices():
-    network = convolutional_network()
-    attention, X = network.blocks[1].attn, torch.randn(2, H, W, network.embed_dim)
-    P = attention.probabilities(X).detach()
-    nearest = NearestConvolution(attention, P, (H, W), K)
-    kernel = (
-        attention.W_val.weight.unflatten(1, [9, -1]).unflatten(1, [K, K]).permute(0, 3, 1, 2)
-    )  # (D_out, D, K, K)
-    by_hand = conv2d(
-        pad(X.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate"), kernel, attention.W_val.bias
-    )
-    with torch.no_grad():
-        expected = attention.W_out(by_hand.permute(0, 2, 3, 1))
-        assert torch.allclose(nearest(X), expected, atol=1e-5) and torch.allclose(
-            attention(X), expected, atol=1e-5
-        )
-    assert nearest.bound < 1e-6
-    assert distance(P, (H, W), K).max() < 1e-6
-
-
-def test_the_taps_of_a_planted_head_are_where_it_looks():
-    c = coefficients(
-        convolutional_network().blocks[0].attn.probabilities(torch.zeros(1, H, W, 2)).detach(),
-        (H, W),
-        5,
-    )
-    for head, (row, column) in enumerate(KERNEL):
-        assert np.unravel_index(int(c[head].argmax()), (5, 5)) == (2 + row, 2 + column)
+    c, C = nearest_convolution(P, (H, W), K)
+    assert coefficients(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(c)
+    assert distance(torch.from_numpy(P), (H, W), K).numpy() == pytest.approx(np.abs(P - C).sum(-1))
 
 
 @pytest.mark.parametrize("folded", [False, True])
@@ -93,7 +38,7 @@ def test_no_difference_of_outputs_exceeds_the_bound(folded):
     P = attention.probabilities(torch.zeros(1, H, W, 11)).detach()
     nearest = NearestConvolution(attention, P, (H, W), K).double()
     # the sign of each weight's share in the difference makes one output as large as it can be
-    rows = by_loops(P.numpy())[1]
+    rows = np.abs(P.numpy() - nearest_convolution(P.numpy(), (H, W), K)[1]).sum(-1)
     outer = np.eye(11) if folded else attention.W_out.weight.detach().numpy()
     slices = attention.W_val.weight.detach().numpy().reshape(11, 3, 11)
     norms = np.abs(np.einsum("po,ohd->phd", outer, slices)).sum(-1)
@@ -102,13 +47,6 @@ def test_no_difference_of_outputs_exceeds_the_bound(folded):
     with torch.no_grad():
         worst = (attention(X.sign()) - nearest(X.sign())).abs().max()
     assert 0.05 * nearest.bound < worst <= nearest.bound
-
-
-def test_the_maps_of_taps_sum_to_the_sum_of_the_taps():
-    c = torch.rand(2, K, K)
-    assert torch.allclose(
-        maps_of_coefficients(c, (H, W)).sum(-1), c.sum((1, 2))[:, None].expand(-1, H * W)
-    )
 
 
 @pytest.mark.parametrize("size", [0, 2, 7])

@@ -7,7 +7,6 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from timm.utils import reparameterize_model
 from timm.utils.onnx import onnx_export
 
 import sa_zoo  # noqa: F401  registers the names
@@ -66,14 +65,6 @@ def test_exported_graphs_hold_no_maps_where_factors_do():
     assert (T, T) in shapes(small("sa_quadratic_gen_cifar"))
     for name in ("sa_quadratic_cifar", "sa_learned_cifar"):
         assert (T, T) not in shapes(small(name))
-
-
-def test_folded_models_export_without_the_folded_layer():
-    folded = reparameterize_model(small("sa_quadratic_cifar"))
-    program = torch.export.export(folded, (torch.randn(2, 3, H, W),), dynamic_shapes=(BATCH,))
-    assert not any("W_out" in name for name in program.state_dict)
-    x = torch.randn(5, 3, H, W)
-    assert torch.allclose(program.module()(x), folded(x), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own dependencies

@@ -15,7 +15,7 @@ def two_images_per_portion(monkeypatch):
 
 
 def divided(function, *tensors: torch.Tensor) -> torch.Tensor:
-    return portions.divided(function, situation([], *tensors), *tensors)
+    return portions.divided(function, situation([], *tensors), [], *tensors)
 
 
 def test_portions_give_the_gradients_and_keep_nothing_between():
@@ -39,17 +39,6 @@ def test_portions_give_the_gradients_and_keep_nothing_between():
     direction = torch.randn_like(expected)
     gradients = [torch.autograd.grad(y, [X, weight], direction) for y in (got, expected)]
     torch.testing.assert_close((got, gradients[0]), (expected, gradients[1]))
-
-
-@pytest.mark.parametrize("images", [0, 1, 2, 5])
-def test_portions_without_gradients_give_the_whole(images):
-    X, Y = torch.randn(images, 3, K), torch.randn(images, N)
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x.sum(dim=1)[:, :, None] * y[:, None]).double()
-
-    with torch.no_grad():
-        assert torch.equal(divided(function, X, Y), function(X, Y))
 
 
 def test_portions_draw_the_same_dropout_for_their_gradients():

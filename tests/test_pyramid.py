@@ -9,15 +9,11 @@ from tiny_runs import tiny_config
 from transformers import AutoBackbone, AutoModelForImageClassification
 from typer.testing import CliRunner
 
-from sa_zoo.analysis.head_figures import head_maps
-from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
 from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.kernels.choose import choose
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
-from sa_zoo.models.network import attention_in
 from sa_zoo.training.run_folder import record_maps
 from sa_zoo.verbs.fit import fit
 
@@ -84,29 +80,6 @@ def test_a_backbone_of_transformers_has_the_stages():
     assert [tuple(f.shape) for f in last(x).feature_maps] == [(2, 5, 6, 10)]
 
 
-@pytest.mark.parametrize("name", ["pyramid", "content, stages"])
-def test_transformers_recomputes_the_stages_with_the_same_gradients(name):
-    model = in_transformers(name).train()
-    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    gradients = []
-    for switch in ("disable", "enable"):
-        getattr(model, f"{kind}_checkpointing_{switch}")()
-        model.zero_grad()
-        model(images(name), labels=torch.tensor([3, 7])).loss.backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*gradients, strict=True))
-
-
-def test_a_saved_pyramid_is_loaded_by_both_libraries(tmp_path):
-    network, x = small("pyramid"), images("pyramid")
-    in_transformers("pyramid").save_pretrained(tmp_path)
-    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    ours = AutoModelForImageClassification.from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(theirs(x), network(x))
-        assert torch.equal(ours(x).logits, network(x))
-
-
 def macs(grids, widths, by_axes) -> int:
     """Multiply-adds for one image, written out by hand."""
     total = 12 * 20 * 3 * 16 * 7 + 3 * 5 * 4 * 5 * 11 + 6 * 10 * 4 * 7 * 5 + 11 * 11
@@ -123,16 +96,6 @@ def test_work_is_that_of_each_stages_grid_and_width():
     assert training_macs(network, (3, *IMAGE)) == macs(GRIDS, WIDTHS, by_axes=True)
 
 
-def test_training_on_a_cpu_takes_the_cheaper_form_of_each_stage():
-    network = timm.create_model("sa_pyramid_tiny_cifar").train()
-    x = network.embed(torch.randn(1, 3, 32, 32))
-    routes = []
-    for block in network.blocks:
-        routes += [choose(layer, block.merge(x))[0].name for layer in attention_in(block).values()]
-        x = block(x)
-    assert routes == ["by axes"] * 2 + ["definition"] * 6
-
-
 def test_maps_of_the_pixel_in_the_middle_are_recorded_on_each_grid(tmp_path):
     network, x = small("content, stages"), images("content, stages", 7)
     record_maps(tmp_path, network, x)
@@ -142,18 +105,6 @@ def test_maps_of_the_pixel_in_the_middle_are_recorded_on_each_grid(tmp_path):
         expected = P.mean(0).unflatten(1, (height, width))[:, height // 2, width // 2]
         got = recorded[f"blocks.{index}.attn"]
         assert torch.allclose(got, expected.unflatten(-1, (height, width)), atol=1e-6)
-
-
-def test_the_figure_of_maps_marks_the_middle_of_each_grid():
-    layers = attention_layers(small("pyramid"), images("pyramid"))
-    grids = [grid for grid in GRIDS for _ in range(2)]  # two layers per block
-    assert [tuple(layer.grid) for layer in layers] == grids
-    middles = [layer.at([size // 2 for size in layer.grid]) for layer in layers]
-    figure = head_maps(middles)
-    for row, (height, width) in enumerate(grids):
-        axes = figure.axes[2 * row]
-        assert axes.get_images()[0].get_array().shape == (height, width)
-        assert axes.patches[0].get_xy() == (width // 2 - 0.5, height // 2 - 0.5)
 
 
 @pytest.fixture(scope="module")

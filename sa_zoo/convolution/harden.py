@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows
+from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows_with
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import attention_in, block_of
 from sa_zoo.models.norm import holds
@@ -128,12 +128,8 @@ def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     taps = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     Delta = layer.Delta.detach().cpu().double()
     alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)  # infinity * 0 has no value
-    sharp = torch.full_like(alpha, torch.inf)  # so that the windows contain the taps
-    seen = windows(
-        torch.cat([Delta, taps]), torch.cat([alpha, sharp]), torch.finfo(alpha.dtype).eps
-    )
-    axes = [torch.tensor(list(window), dtype=torch.float64) for window in seen]
-    offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+    axes = [torch.tensor(window).double() for window in windows_with(taps, Delta, alpha)]
+    offsets = torch.cartesian_prod(*axes).view(-1, len(axes))
     S = (2 * alpha).sqrt()[:, None, None] * torch.eye(len(axes), dtype=torch.float64)
     M = attention_far_from_borders(Delta, S, offsets) @ limit_of_attention(offsets, taps)
     slices = layer.W_val()

@@ -18,10 +18,9 @@ from sa_zoo.convolution.gated import ContentAttention, without_content
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.slices import Slices
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows
-from sa_zoo.kernels.situation import is_watched
+from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows_with
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.norm import as_one_map
+from sa_zoo.models.norm import as_one_map, is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -214,10 +213,7 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
     if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
-    # With these pixels as heads of infinite sharpness, so that the windows contain them.
-    Delta = torch.cat([wide.Delta, shifts.to(wide.Delta)])
-    alpha = torch.cat([wide.alpha, torch.full_like(wide.alpha, math.inf)])
-    seen = windows(Delta, alpha, torch.finfo(torch.float64).eps)
+    seen = windows_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
     if not seen:
         raise ValueError(
             "attention: got a head that sees without end (its alpha is not positive, or its Delta not finite), "

@@ -74,9 +74,8 @@ class NearestConvolution(nn.Module):
         self.conv.weight = nn.Parameter(kernel)
         self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
-        inner = copy.deepcopy(attention.W_val).double()
-        outer = copy.deepcopy(attention.W_out).double()
-        merged, _ = as_one_map(inner, outer)
+        wide = copy.deepcopy(attention).double()
+        merged, _ = as_one_map(wide.W_val, wide.W_out)
         norms = merged.unflatten(1, [len(P), -1]).abs().sum(dim=-1)  # (D_out, N_h)
         # Of any difference of outputs, for |x| <= 1.
         self.bound = float((norms @ distance(P.double(), grid, K)).max())

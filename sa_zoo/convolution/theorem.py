@@ -65,6 +65,13 @@ def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
     ]
 
 
+def windows_with(taps: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
+    """The windows of heads (in float64) and of the taps (n, a), which count as heads of infinite sharpness."""
+    sharp = torch.full_like(taps[:, 0], torch.inf)
+    precision = torch.finfo(torch.float64).eps
+    return windows(torch.cat([Delta, taps]), torch.cat([alpha, sharp]), precision)
+
+
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     """1 - P_h[q, target]: what a head gives to keys other than its target, on an unbounded grid (less at borders).
 

@@ -15,6 +15,7 @@ from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
+from sa_zoo.models.norm import is_plain
 from sa_zoo.models.positions import displacements
 from sa_zoo.models.terms import RelativeTables, Term
 
@@ -43,10 +44,8 @@ def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
 def can_absorb(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether all content terms are known here, with projections that are a weight and a bias: no adapters."""
     content = [term for term in layer.terms if not term.positional]
-    projections = [projection for term in content for projection in term.children()]
-    known = all(type(term) in ABSORBED for term in content)
-    plain = all(type(projection) is nn.Linear for projection in projections)
-    return now.ordinary and len(content) > 0 and known and plain
+    known = all(type(term) in ABSORBED and all(map(is_plain, term.children())) for term in content)
+    return now.ordinary and len(content) > 0 and known
 
 
 def absorbed_content(term: Content) -> Scores:

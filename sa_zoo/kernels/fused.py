@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import is_plain
 
 # fused.cpp takes numbers of channels that are multiples of this.
 LANES = 16
@@ -51,21 +52,15 @@ def takes(X: Tensor, W_val: Tensor, *others: Tensor) -> bool:
 
 def can_fuse(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether `fused` evaluates the layer: separable terms, no gradients, a projection that is a weight and a bias."""
-    plain = type(layer.W_val) is nn.Linear and not now.autocast
-    inference = now.ordinary and not now.trains and not now.fixed_graph
-    return plain and inference and layer.factorizes() and takes(X, layer.W_val.weight)
+    inference = now.ordinary and not now.trains and not now.autocast
+    plain = layer.factorizes() and is_plain(layer.W_val)
+    return inference and plain and takes(X, layer.W_val.weight)
 
 
 def fused(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for separable terms, without gradients: (B, H, W, D) -> (B, H, W, D)"""
     factors = [P.to(X.dtype) for P in layer.axis_probabilities(X)]  # terms may be float64
     return fused_values(X, *factors, layer.W_val.weight, layer.W_val.bias)
-
-
-def tile_height(X: Tensor, threads: int) -> int:
-    """Rows of the images (B, H, W, D) in a tile: as a cache holds, or fewer, so that each thread gets one."""
-    B, H, W, D = X.shape
-    return max(1, min(H, TILE // (W * D), B * H // threads))
 
 
 @torch.library.custom_op("sa_zoo::fused_values", mutates_args=(), device_types="cpu")
@@ -86,28 +81,23 @@ def fused_values(
         b_val = X.new_zeros(N)
     given = [P_down, P_across, W_val, b_val]
     expected = [(N_h, H, H), (N_h, W, W), (N, N_h * D), (N,)]
-    _check(X, given, expected)
-    assert LIBRARY is not None
+    fits = [tuple(tensor.shape) for tensor in given] == expected
+    if LIBRARY is None or not fits or not takes(X, W_val, *given):
+        got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
+        raise ValueError(
+            f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "
+            f"and after X {expected}"
+        )
     inputs = [tensor.contiguous() for tensor in (X, *given)]
     threads = torch.get_num_threads()
-    height = tile_height(X, threads)
+    # Rows of an image in a tile: as a cache holds, or fewer, so that each thread gets one.
+    height = max(1, min(H, TILE // (W * D), B * H // threads))
     out = X.new_empty(B, H, W, N)
     packed = X.new_empty(W_val.numel())
     rooms = X.new_empty(threads * LIBRARY.sa_zoo_room(height, W, D))
     places = [tensor.data_ptr() for tensor in (*inputs, out, packed, rooms)]
     LIBRARY.sa_zoo_fused_values(*places, B, H, W, D, N, N_h, height, threads)
     return out
-
-
-def _check(X: Tensor, given: list[Tensor], expected: list[Any]) -> None:
-    """Raise ValueError for tensors that the compiled code does not take; W_val is the third of `given`."""
-    fits = [tuple(tensor.shape) for tensor in given] == expected
-    if not fits or not takes(X, given[2], *given):
-        got = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (X, *given))
-        raise ValueError(
-            f"got {got}, expected an AVX-512 processor, float32, channels in multiples of {LANES}, "
-            f"and after X {expected}"
-        )
 
 
 @fused_values.register_fake

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sa_zoo.kernels.portions import is_large, portions
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import is_plain
 from sa_zoo.models.positions import at_least_float32
 
 
@@ -23,7 +24,7 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
     pays = is_large(X) if now.trains else now.on_cpu
     return (
-        type(layer.W_val) is nn.Linear
+        is_plain(layer.W_val)
         and layer.W_val.bias is not None
         and all(term.positional for term in layer.terms)
         and now.ordinary

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
+from sa_zoo.models.norm import is_watched
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -44,23 +46,11 @@ def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
         # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
         fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
         compiling=compiling,
-        watched=any(is_watched(module) for module in modules),
+        watched=any(map(is_watched, modules)),
         ordinary=compiling or is_ordinary(*tensors),
         trains=torch.is_grad_enabled(),
         on_cpu=tensors[0].is_cpu,
         autocast=torch.is_autocast_enabled("cpu"),
-    )
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody expects a module, or one in it, to be called: by hooks, or by replacing `forward`."""
-    return any(
-        m._forward_pre_hooks
-        or m._forward_hooks
-        or m._backward_pre_hooks
-        or m._backward_hooks
-        or "forward" in vars(m)
-        for m in module.modules()
     )
 
 

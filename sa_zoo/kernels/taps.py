@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d
 from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import is_plain
 from sa_zoo.models.terms import Taps
 
 Lattice = tuple[range, range]  # of displacements, down and across
@@ -37,7 +38,7 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for heads that read one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
     kernel = lattice_of(offsets)
-    if kernel and type(layer.W_val) is nn.Linear:
+    if kernel and is_plain(layer.W_val):
         return convolved(layer.W_val, kernel, X)
     down, across = (torch.tensor(axis, device=X.device) for axis in zip(*offsets, strict=True))
 

@@ -1,4 +1,4 @@
-"""Batch normalization of tokens, and its place behind a linear map."""
+"""Batch normalization of tokens, and linear maps: which layers are one, and which of them are one together."""
 
 from typing import Any
 
@@ -24,10 +24,26 @@ def holds(layer: nn.Module, *names: str) -> bool:
     return all(isinstance(getattr(layer, name), nn.Parameter) for name in names)
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody expects a module, or one in it, to be called: by hooks, or by replacing `forward`."""
+    return any(
+        m._forward_pre_hooks
+        or m._forward_hooks
+        or m._backward_pre_hooks
+        or m._backward_hooks
+        or "forward" in vars(m)
+        for m in module.modules()
+    )
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is a linear map by its weight and bias alone: no adapter, parametrization, pruning or hook."""
+    return type(layer) is nn.Linear and not is_watched(layer)
+
+
 def linear_map(layer: nn.Module) -> tuple[Tensor, Tensor]:
     """Weight and bias of a linear layer, at least float32. Raises ValueError if it does anything else."""
-    plain = type(layer) is nn.Linear and holds(layer, "weight", "bias")
-    if not plain or layer._forward_hooks or "forward" in vars(layer):
+    if not is_plain(layer) or not holds(layer, "weight", "bias"):
         raise ValueError(
             f"W_val, W_out: got {type(layer).__name__}, expected nn.Linear with its own weight and bias: "
             "merge adapters and remove parametrizations, pruning and hooks first"

@@ -12,8 +12,8 @@ On these images, replacing the heads R changes no output of their layer by more 
 """
 
 import copy
+import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from sa_zoo.convolution.nearest import coefficients, maps_of_coefficients
 from sa_zoo.vit.layers import (
     attentions,
+    call_before,
     check_images,
     follow_input_size,
     grid_of,
@@ -137,16 +138,11 @@ def rows_of(attention: Any, parts: Sequence[int], heads: Sequence[int]) -> nn.Li
     return some
 
 
-def heads_on(
-    layer: Any,
-    x: Tensor,
-    grid: tuple[int, int],
-    prefix: int,
-    K: int,
-) -> LocalHeads:
+def heads_on(layer: Any, x: Tensor, grid: tuple[int, int], K: int) -> LocalHeads:
     """The heads of a layer on its input (B, N, D)."""
     if not isinstance(layer.norm, nn.Identity):
         raise ValueError("vit: got scale_attn_norm=True, expected False")
+    prefix = x.shape[1] - math.prod(grid)
     P = probabilities(layer, x)[:, :, prefix:]  # queries are pixels: (B, N_h, T, N)
     mean = P.mean(dim=0)
     c = coefficients(mean[..., prefix:], grid, K)
@@ -172,16 +168,9 @@ def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
     assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
     check_images(vit, images)
-    prefix = vit.num_prefix_tokens
-    found = []
+    found: list[LocalHeads] = []
 
-    def measure(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found.append(heads_on(layer, inputs[0], grid, prefix, K))
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_pre_hook(measure))
-        vit.eval()(images)
+    call_before(vit, layers, images, lambda layer, x: found.append(heads_on(layer, x, grid, K)))
     return found
 
 

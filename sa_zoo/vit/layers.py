@@ -6,6 +6,8 @@ width d. delta = k - q as in models/positions.py.
 
 import itertools
 import math
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -73,6 +75,20 @@ def check_images(vit: VisionTransformer, images: Tensor) -> None:
     if images.ndim != 4 or not len(images) or tuple(images.shape[1:]) != expected:
         shape = ", ".join(map(str, expected))
         raise ValueError(f"images: got {tuple(images.shape)}, expected (B, {shape})")
+
+
+def call_before(
+    vit: VisionTransformer,
+    layers: list[Any],
+    images: Tensor,
+    function: Callable[[Any, Tensor], None],
+) -> None:
+    """Evaluate the network, which is left in eval mode, and call function(layer, input) before each of these layers."""
+    with ExitStack() as hooks:
+        for layer in layers:
+            hook = layer.register_forward_pre_hook(lambda layer, inputs: function(layer, *inputs))
+            hooks.enter_context(hook)
+        vit.eval()(images)
 
 
 def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

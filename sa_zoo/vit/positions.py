@@ -103,8 +103,8 @@ class PositionAttention(nn.Module):
         alpha = at_least_float32((self.alpha / self.scale).to(v.dtype))[:, None, None]
         keys = self.quarters / 4
         queries = alpha * self.query_channels(keys[:, :2])
-        q = self._with_channels(q, query_parts(queries, v))
-        k = self._with_channels(k, key_parts(keys, v))
+        q = self._with_channels(q, in_parts(queries, v, slice(3)))
+        k = self._with_channels(k, in_parts(keys, v, slice(3, 4)))
         return q, k, v
 
     def position_scores(self) -> Tensor:
@@ -156,23 +156,17 @@ def key_channels(grid: tuple[int, int], device: torch.device | None = None) -> T
 
 
 @register_notrace_function
-def query_parts(x: Tensor, like: Tensor) -> Tensor:
-    """Channels of queries in the type of another tensor, in two parts if that is narrow: (.., 4) -> (.., 4 or 8)"""
+def in_parts(x: Tensor, like: Tensor, rounded: slice) -> Tensor:
+    """Channels in the type of another tensor, twice if that is narrow: (.., 4) -> (.., 4 or 8)
+
+    The second time, those that were `rounded` are their rounding errors. Of queries and keys, each is for the other's.
+    """
     high = x.to(like.dtype)
     if like.dtype.itemsize >= 4:
         return high
-    low = (x - high).to(like.dtype)
-    return torch.cat([high, low[..., :3], high[..., 3:]], dim=-1)
-
-
-@register_notrace_function
-def key_parts(x: Tensor, like: Tensor) -> Tensor:
-    """The channels of keys that meet those of `query_parts`: (.., 4) -> (.., 4 or 8)"""
-    high = x.to(like.dtype)
-    if like.dtype.itemsize >= 4:
-        return high
-    low = (x - high).to(like.dtype)
-    return torch.cat([high, high[..., :3], low[..., 3:]], dim=-1)
+    second = high.clone()
+    second[..., rounded] = (x - high)[..., rounded].to(like.dtype)
+    return torch.cat([high, second], dim=-1)
 
 
 def add_positions(

@@ -12,7 +12,6 @@ parabola has rank 3 per axis. Values stay as timm starts them: so small that pos
 """
 
 import math
-from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from torch import Generator, Tensor, nn
 from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.vit.layers import (
     attentions,
+    call_before,
     check_images,
     chosen,
     grid_of,
@@ -72,19 +72,15 @@ def start_as_convolution(
     P = F.normalize(_patches(vit), dim=-1)
     shares = []
 
-    def begin(layer: Attention, inputs: tuple[Tensor, ...]) -> None:
-        """Pre-hook: initialize this layer from the output of the layers already initialized."""
-        (x,) = inputs
+    def begin(layer: Attention, x: Tensor) -> None:
+        """Initialize this layer from the output of the layers already initialized."""
         length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
         # A pixel's row and column have a length of length / sqrt(2) each.
         _set_scores(layer, basis, S / (layer.scale * length**2 / 2))
         shares.append(_share(probabilities(layer, x), target))
 
     training = vit.training
-    with ExitStack() as hooks:
-        for layer in started:
-            hooks.enter_context(layer.register_forward_pre_hook(begin))
-        vit.eval()(images)
+    call_before(vit, started, images, begin)
     vit.train(training)
     return torch.stack(shares)
 
@@ -146,17 +142,16 @@ def _set_positions(vit: VisionTransformer, images: Tensor, generator: Generator 
 
 def _scores(grid: tuple[int, int], Delta: Tensor, alpha: float, clip: float) -> Tensor:
     """S_h: those of the rows, then those of the columns on the diagonal, (N_h, H + W, H + W)"""
-    S = torch.zeros(len(Delta), sum(grid), sum(grid))
     sharpness = torch.full([len(Delta)], alpha)
-    for axis, start in enumerate((0, grid[0])):
-        at = pixels(grid[axis], S.device)
-        scores = quadratic_scores(Delta[:, axis], sharpness, at, at)
+    axes = []
+    for size, center in zip(grid, Delta.T, strict=True):
+        at = pixels(size, Delta.device)
+        scores = quadratic_scores(center, sharpness, at, at)
         if math.isfinite(clip):
             # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
             scores = (scores + alpha * clip).clamp(min=0)
-        end = start + grid[axis]
-        S[:, start:end, start:end] = scores
-    return S
+        axes.append(scores)
+    return torch.stack([torch.block_diag(*of_head) for of_head in zip(*axes, strict=True)])
 
 
 def _set_scores(layer: Attention, basis: Tensor, S: Tensor) -> None:

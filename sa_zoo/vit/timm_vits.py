@@ -24,20 +24,15 @@ from sa_zoo.vit.positions import add_positions
 from sa_zoo.vit.start import start_as_convolution
 
 VIT = "vit_tiny_patch16_224"
-NOWHERE: dict[str, Any] = {
-    "architecture": None,
-    "tag": None,
-    "hf_hub_id": None,
-    "url": None,
-    "file": None,
-}
 
 
 def configuration(vit: str) -> Any:
     """timm's configuration of a vision transformer, without its weights."""
     cfg = get_pretrained_cfg(vit, allow_unregistered=False)
     assert cfg is not None
-    return dataclasses.replace(cfg, **NOWHERE)
+    return dataclasses.replace(
+        cfg, architecture=None, tag=None, hf_hub_id=None, url=None, file=None
+    )
 
 
 default_cfgs = generate_default_cfgs({"local_vit": configuration(VIT)})
