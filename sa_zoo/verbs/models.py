@@ -7,7 +7,9 @@ from sa_zoo.models.timm_models import HUB_OWNER, WEIGHTS
 def models_table() -> str:
     """A line per trained model that was evaluated on test images, the most accurate first, and how to load one."""
     found = [(folder.name, read_metrics(folder)) for folder in WEIGHTS.iterdir() if folder.is_dir()]
-    rows = [(run.test.top1, run.test.n, name, run.parameters or 0) for name, run in found if run.test]
+    rows = [
+        (run.test.top1, run.test.n, name, run.parameters or 0) for name, run in found if run.test
+    ]
     lines = [f"{'model':32}{'parameters':>12}{'top-1':>9}          weights"]
     for top1, n, name, parameters in sorted(rows, reverse=True):
         accuracy = f"{top1:9.2%} ± {margin(top1, n):.2%}"
