@@ -152,17 +152,15 @@ def test_classes_are_matched_by_name(tmp_path, capsys, caplog):
     said = capsys.readouterr().err
     assert "classes matched by name" in said and "no test images: dog" in said
     image_folder(folder, {"test/zebra": 1})
-    with pytest.raises(
-        ValueError, match="got 3 classes in D, of which the model does not know zebra,"
-    ):
+    with pytest.raises(ValueError, match=r"got 3 classes, expected 3 .*, not zebra in D"):
         open_test_split(model, DataConfig(name=str(folder)), open_accelerator())
     assert not caplog.text
 
 
-@pytest.mark.parametrize("names", [None, ["0", "1", "2"]])
+@pytest.mark.parametrize("names", [None, ["0", "1", "2"], ["LABEL_0", "LABEL_1", "LABEL_2"]])
 def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
     folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
-    with pytest.raises(ValueError, match=r"data: got 2 classes in D, .* expected its 3: 0, 1, 2"):
+    with pytest.raises(ValueError, match=r"data: got 2 classes, expected 3 .*0, 1, 2"):
         open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())
     image_folder(folder, {"test/zebra": 1})
     _, split, _ = open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())

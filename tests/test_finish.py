@@ -114,12 +114,13 @@ ARGS = Namespace(
 def test_a_checkpoint_of_timms_trainer_becomes_a_complete_folder(tmp_path, ema, capsys, caplog):
     path, network = timm_checkpoint(tmp_path, ARGS, ema)
     command = ["finish", str(path), "--out", str(tmp_path / "out")]
+    names = [f"LABEL_{number}" for number in range(7)]
     if ema:
         names = [str(number) for number in range(5, 12)]
         command += ["--classes", str(image_folder(tmp_path / "data", dict.fromkeys(names, 1)))]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    assert open_folder(tmp_path / "out").config.get("label_names") == (names if ema else None)
+    assert open_folder(tmp_path / "out").config.get("label_names") == names
     assert ("the model has no names for its 7 classes" in caplog.text) != ema
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))

@@ -68,7 +68,8 @@ def evaluate(
     if detail:
         more = _detail(predicted[:, 0], probability, true, classes)
         more["images_per_class"] = images.tolist()
-        more["per_class"] = np.where(images, accuracy, None).tolist()
+        rates = zip(accuracy.tolist(), images, strict=True)
+        more["per_class"] = [rate if n else None for rate, n in rates]
     return Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()) if classes > 5 else None,
@@ -121,7 +122,9 @@ def class_table(scores: Scores, classes: Sequence[str]) -> str:
     width = max(map(len, classes))
     rows = zip(classes, scores.images_per_class, scores.per_class, strict=True)
     lines = [
-        f"{name:{width}} {n:6} {right:.4f} ± {margin(right, n):.4f}" for name, n, right in rows if n
+        f"{name:{width}} {n:6} {right:.4f} ± {margin(right, n):.4f}"
+        for name, n, right in rows
+        if right is not None
     ]
     return "\n".join(lines)
 
@@ -135,7 +138,7 @@ def open_test_split(
     trained on these data, and otherwise all images. Raises ValueError if the classes do not fit.
     """
     source = open_source(data)
-    rule = data.hold_out
+    rule: str = data.hold_out
     which = "its test split"
     if "test" not in source.labels:
         rule = _rule_of_its_run(opened, data, source)
@@ -169,8 +172,10 @@ def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
 def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
     """The source with the classes of a model, matched by name, or by number if one of the two has only numbers."""
     given = source.classes
-    numbers = tuple(map(str, range(network.num_classes)))
+    numbers = tuple(map(str, range(network.num_classes)))  # type: ignore[arg-type]
     names = tuple(getattr(network, "pretrained_cfg", {}).get("label_names") or ())
+    if names == tuple(f"LABEL_{number}" for number in numbers):  # of transformers, for none
+        names = ()
     unknown = [name for name in given if name not in names]
     if names and not unknown:
         order = np.array([names.index(name) for name in given])
@@ -179,8 +184,8 @@ def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
     has_names = names not in ((), numbers) and given != numbers[: len(given)]
     if has_names or len(given) != len(numbers):
         raise ValueError(
-            f"data: got {len(given)} classes in {source.name}, of which the model does not know {listed(unknown)}, "
-            f"expected its {len(numbers)}: {listed(names or numbers)}"
+            f"data: got {len(given)} classes, expected {len(numbers)} that the model knows "
+            f"({listed(names or numbers)}), not {listed(unknown)} in {source.name}"
         )
     if given != (names or numbers):
         pairs = [f"{mine} is {other}" for mine, other in zip(names or numbers, given, strict=True)]

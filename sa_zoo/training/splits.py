@@ -187,7 +187,7 @@ def are_small(splits: Mapping[str, StreamedSplit]) -> bool:
 def refuse_unreadable(images: Sequence[str]) -> None:
     if images:
         named = "\n".join(images)
-        raise ValueError(f"data.name: got {len(images)} images that cannot be read:\n{named}")
+        raise ValueError(f"data.name: got {len(images)} images that cannot be read: {named}")
 
 
 def rows_of(
