@@ -12,7 +12,6 @@ from torch import nn
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import missed_attention
 
 INFINITY = float("inf")
 
@@ -81,21 +80,6 @@ def test_tensorflows_padding_follows_the_image(image, kernel_size, stride, dilat
         layer = attention_from_conv(conv, alpha)
         assert torch.allclose(layer(x), layer.definition(x), atol=1e-12)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
-
-
-def test_what_a_head_misses_is_its_softmax_on_a_wide_grid():
-    alpha, offset = (
-        torch.tensor([0.2, 1.7, 9.0]),
-        torch.tensor([[0.0, 0.3], [-0.4, 0.0], [0.1, 0.2]]),
-    )
-    missed = missed_attention(offset, alpha)
-    grid = np.arange(-40, 41)
-    for head in range(3):
-        factors = [np.exp(-alpha[head].item() * (grid - f) ** 2) for f in offset[head].tolist()]
-        at_target = np.prod([factor[40] / factor.sum() for factor in factors])
-        assert missed[head].item() == pytest.approx(1 - at_target, rel=1e-6)
-    assert missed_attention(torch.zeros(1, 2), torch.tensor([0.0])).item() == 1.0
-    assert missed_attention(torch.zeros(1, 2), torch.tensor([INFINITY])).item() == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
