@@ -20,7 +20,7 @@ def test_it_runs_and_shows_the_committed_outputs(tmp_path, monkeypatch):
     NotebookClient(notebooks[0], timeout=600, resources=resources).execute()
     executed, committed = (
         [
-            [sorted(output.get("data", [])) for output in cell.get("outputs", [])]
+            [sorted(output.data) for output in cell.get("outputs", []) if "data" in output]
             for cell in book.cells
         ]
         for book in notebooks
