@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import missing_programs
+from programs import missing_programs
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 

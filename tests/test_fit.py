@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from model_folders import make_run
-from test_paper_checkpoint import reference_state, saved
+from test_paper_checkpoint import reference_state
 from tiny_runs import tiny_config
 from typer.testing import CliRunner
 
@@ -120,7 +121,8 @@ def test_a_conversion_from_python_leaves_the_folder_of_the_command_byte_for_byte
 
 
 def test_a_checkpoint_of_the_paper_becomes_a_complete_folder_from_python_too(tmp_path):
-    path = saved(reference_state("isotropic"), tmp_path / "final.checkpoint")
+    path = tmp_path / "final.checkpoint"
+    torch.save({"model_state_dict": reference_state("isotropic")}, path)
     model = "sa_quadratic_cifar"
     python, command = tmp_path / "python" / "out", tmp_path / "command" / "out"
     converted = finish_copy(path, python, model)
@@ -181,6 +183,7 @@ def test_an_installation_without_a_checkout_trains_by_the_name_of_a_recipe(tmp_p
         "sa_zoo",
         "configs",
         "model_cards",
+        "results",
         "pyproject.toml",
         "setup.py",
         "README.md",

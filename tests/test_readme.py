@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from test_offline import without_network
+from programs import without_network
 from tiny_runs import image_folder
 
 import sa_zoo  # noqa: F401  registers the names

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from test_offline import without_network
+from programs import without_network
 
 import sa_zoo
 

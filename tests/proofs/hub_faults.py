@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +13,7 @@ from hub_server import Fault, HubServer
 
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.publishing.card import published_card
-from sa_zoo.publishing.folder import read_manifest, with_list
+from sa_zoo.publishing.folder import read_manifest, with_list, without_paths
 from sa_zoo.publishing.hub import publish
 
 REPO = "you/test-vit"
@@ -103,13 +102,11 @@ class Hub(HubServer):
         )
 
 
-@cache
-def card_of(finished_run: Path) -> str:
-    return published_card(open_folder(finished_run), REPO)
-
-
-def manifest_of(run: Path, finished_run: Path) -> Files:
-    manifest = read_manifest(run) | {"README.md": card_of(finished_run).encode()}
+def manifest_of(run: Path) -> Files:
+    opened = open_folder(run)
+    recipe = without_paths((run / "train.toml").read_text(), opened.metrics.data)
+    published = {"README.md": published_card(opened, REPO), "train.toml": recipe}
+    manifest = read_manifest(run) | {name: text.encode() for name, text in published.items()}
     return dict(sorted(manifest.items()))
 
 
@@ -125,9 +122,9 @@ def trial(seed: int, finished_run: Path, place: Path) -> Trial:
     """Publish a second revision, or a first one, through faults that `seed` chooses; then, if that fails, without."""
     chance = random.Random(seed)
     run = Path(shutil.copytree(finished_run, place / f"run-{seed}"))
-    first = with_list(manifest_of(run, finished_run)) if chance.random() < 0.7 else None
+    first = with_list(manifest_of(run)) if chance.random() < 0.7 else None
     (run / "LICENSE").write_text(f"licence {seed}\n")
-    second, local = with_list(manifest_of(run, finished_run)), bytes_of(run)
+    second, local = with_list(manifest_of(run)), bytes_of(run)
     hub = Hub(chance, first)
     try:
         outcomes = [attempt(run, hub.url)]
