@@ -44,7 +44,7 @@ STAND_INS = {
     f" && echo {PACKAGES} > $(echo .venv/lib/python*/site-packages)/packages.pth",
     "sa-zoo train quickstart": "sa-zoo train quickstart --set train.epochs=1",
     "pytest": "python -m pytest -n 0 -q tests/test_metrics.py",
-    "data.name=data/images": "data.name=data/images --set train.epochs=1",
+    "finetune_folder --data data/images": "finetune_folder --data data/images --set train.epochs=1",
     "--out runs/seed1": f"--out runs/seed1 {SMALL}",
     "accelerate launch -m sa_zoo train paper": f"python -m {LAUNCH} -m sa_zoo train paper {SMALL}"
     " --set train.precision=no",
