@@ -39,7 +39,7 @@ class Scores(Section):
     per_class: list[float | None] | None = None
     images_per_class: list[int] | None = None
     calibration_error: float | None = None
-    # confidence, accuracy and (not in older files) number of images in each bin of confidence that has any
+    # confidence, accuracy and number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
 
