@@ -4,7 +4,6 @@ Arrays travel as base64: {"shape", "f4"}, little-endian float32, or {"shape", "z
 """
 
 import base64
-import copy
 import zlib
 from collections.abc import Mapping
 from itertools import chain, product
@@ -15,13 +14,13 @@ from torch import Tensor
 
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.nearest import value_matrices
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.norm import as_one_map
 
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
-PARAMETERS = {  # by kind of maps: maps.js has the formulas
+FORMULAS = {  # the parameters of each kind of maps: maps.js has the formulas
     "quadratic": ("Delta", "alpha"),
     "generalized": ("Delta", "spread"),
     "learned": ("down", "across"),
@@ -44,23 +43,24 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
     page["kind"] = layer.kind
+    module = layer.module
     if layer.kind == "stored":
         page["stored"] = []  # the page's builder appends one item per image
     else:
         # Buffers that are not saved are the positions of taps.
-        named = chain(layer.module.named_parameters(), layer.module.named_buffers())
-        own = {f"{layer.name}.{name}": tensor for name, tensor in named}
+        own = dict(chain(module.named_parameters(), module.named_buffers()))
         page["parameters"] = _parameters(layer.kind, own)
-        path = {name: recorded[name] for name in own if name in recorded}
+        paths = {name: recorded.get(f"{layer.name}.{name}") for name in own}
+        path = {name: rows for name, rows in paths.items() if rows is not None}
         if path:
             page["path"] = _parameters(layer.kind, path)
-    module = layer.module
-    if isinstance(module, (Attention, ConvolutionalAttention)):
-        norms = value_norms(values_of(module))
-        page["values"] = {name: numbers(value) for name, value in norms.items()}
     if isinstance(module, ConvolutionalAttention):
+        kernel = module.W_val().detach()
+        page["values"] = _values(kernel.double().flatten(2).transpose(1, 2))
         page["kernel"] = list(module.kernel_size)
-        page["filters"] = _filters(module)
+        page["filters"] = _filters(kernel.float())
+    elif isinstance(module, Attention):
+        page["values"] = _values(value_matrices(module))
     return page
 
 
@@ -74,11 +74,12 @@ def _parameters(kind: str, tensors: Tensors) -> Json:
         own["alpha"] = 0.5 * own["spread"].float().square()
     if kind == "quadratic":  # JavaScript multiplies it by 0, which an infinite one cannot be
         own["alpha"] = own["alpha"].clamp(max=LARGEST_ALPHA)
-    return {name: numbers(own[name]) for name in PARAMETERS[kind]}
+    return {name: numbers(own[name]) for name in FORMULAS[kind]}
 
 
-def stored(P: Tensor) -> Json:
-    """Maps (N_h, T_queries, T_keys) in steps of 1/255 of the maximum of each query."""
+def stored(layer: LayerMaps, image: int) -> Json:
+    """Maps of an image, (N_h, T_queries, T_keys), in steps of 1/255 of the maximum of each query."""
+    P = layer.maps if layer.positional else layer.maps[image]
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
     packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
@@ -100,29 +101,18 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     return torch.stack(means).mean(dim=0)
 
 
-def values_of(module: Attention | ConvolutionalAttention) -> Tensor:
-    """W_h of Eq. 10 for all heads: (D_out, N_h, D_in), float64"""
-    if isinstance(module, ConvolutionalAttention):
-        return module.W_val().detach().double().flatten(2).transpose(1, 2)
-    inner = copy.deepcopy(module.W_val).double()
-    outer = copy.deepcopy(module.W_out).double()
-    W, _ = as_one_map(inner, outer)
-    return W.unflatten(1, [-1, module.W_val.out_features])
-
-
-def value_norms(W: Tensor) -> dict[str, Tensor]:
+def _values(W: Tensor) -> Json:
     """Norms of value matrices (D_out, N_h, D_in) in float64.
 
     In float32, some processors add the D_out * D_in products of the gram matrix one by one, and lose three digits.
     """
     norms = W.abs().sum(dim=2)  # (D_out, N_h): what certificate.py multiplies missed attention by
     gram = torch.einsum("ohi,ogi->hg", W, W)  # (N_h, N_h): norms of any sum of value matrices
-    return {"norms": norms, "gram": gram}
+    return {"norms": numbers(norms), "gram": numbers(gram)}
 
 
-def _filters(module: ConvolutionalAttention) -> Json:
-    """Some filters of the kernel: all colors of a first layer, else the input channel of most weight: (n, C, *K)"""
-    kernel = module.W_val().detach().float()
+def _filters(kernel: Tensor) -> Json:
+    """Some filters of a kernel: all colors of a first layer, else the input channel of most weight: (n, C, *K)"""
     kernel = kernel[spaced(len(kernel), FILTERS)]
     if kernel.shape[1] != 3:
         strongest = kernel.square().sum(dim=(2, 3)).argmax(dim=1)

@@ -98,8 +98,7 @@ def explore(
         "epochs": epochs,
         "layers": [described(layer, path) for layer in layers],
     }
-    pictures = {name: _shown(image, expected) for name, image in inputs.items()}
-    _add_images(data, layers, pictures)
+    _add_images(data, layers, {name: _shown(image, expected) for name, image in inputs.items()})
     return Page(_assembled(data))
 
 
@@ -108,18 +107,21 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
 
     Raises ValueError for images of another kind.
     """
-    mode = PILLOW_MODES.get(expected["input_size"][0])
+    channels = expected["input_size"][0]
     if images is None:
         images = {name: Image.fromarray(load_sample_image(file)) for name, file in SAMPLES.items()}
-    if isinstance(images, Tensor) and images.ndim == 4 and len(images):
-        return {f"image {number}": image for number, image in enumerate(images, start=1)}
-    pictures = images if isinstance(images, Mapping) else {}
-    if mode and pictures and all(isinstance(each, Image.Image) for each in pictures.values()):
+    got = type(images).__name__
+    if isinstance(images, Tensor):
+        if images.ndim == 4 and len(images):
+            return {f"image {number}": image for number, image in enumerate(images, start=1)}
+        got = f"a tensor {tuple(images.shape)}"
+    elif isinstance(images, Mapping) and images and channels in PILLOW_MODES:
         transform: Any = create_transform(**expected)
-        return {name: transform(picture.convert(mode)) for name, picture in pictures.items()}
-    got = f"a tensor {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        if all(isinstance(picture, Image.Image) for picture in images.values()):
+            mode = PILLOW_MODES[channels]
+            return {name: transform(picture.convert(mode)) for name, picture in images.items()}
     raise ValueError(
-        f"images: got {got} for a model of {expected['input_size'][0]} channels, expected a tensor "
+        f"images: got {got} for a model of {channels} channels, expected a tensor "
         "(B, C, H, W) of one or more, or {name: PIL image} for one or three channels"
     )
 
@@ -127,10 +129,10 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
 def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
     """Add to a page as many images as it has room for, with the maps that it cannot compute."""
     room = PAGE_BYTES - FRAME_BYTES - len(json.dumps(data))
-    pairs = zip(data["layers"], layers, strict=True)
-    varying = [(page, layer) for page, layer in pairs if page["kind"] == "stored"]
+    pages = [page for page in data["layers"] if page["kind"] == "stored"]
+    varying = [layer for layer in layers if layer.kind == "stored"]
     for number, (name, png) in enumerate(pictures.items()):
-        maps = [stored(layer.of_image(number)) for _, layer in varying]
+        maps = [stored(layer, number) for layer in varying]
         taken = len(json.dumps([name, png, maps]))
         if number == 0 and taken > room:
             got = f"{len(layers)} layers whose maps of one image take {taken:,} bytes"
@@ -140,7 +142,7 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
             break
         room -= taken
         data["images"].append({"name": name, "png": png})
-        for (page, _), of_layer in zip(varying, maps, strict=True):
+        for page, of_layer in zip(pages, maps, strict=True):
             page["stored"].append(of_layer)
 
 

@@ -27,6 +27,13 @@ Layers = Sequence[dict[str, Tensor]]
 Color = Any  # of matplotlib
 
 
+def figure_of(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> Figure:
+    """A figure of (width, height) inches, with a grid of panels."""
+    figure = Figure(figsize=size, layout="constrained")
+    figure.subplots(rows, columns, **options)
+    return figure
+
+
 def head_colors(heads: int) -> Sequence[Color]:
     """Colors that people with color vision deficiencies tell apart, up to ten; more heads share a gradient."""
     if heads <= 10:
@@ -41,21 +48,17 @@ def head_positions(layers: Layers) -> Figure:
     head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale: every center is
     in the frame, and so are the contours of the sharper half of the heads.
     """
-    contours = [_contours(layer["Delta"], layer["spread"]) for layer in layers]
-    center = max(float(layer["Delta"].abs().max()) for layer in layers)
-    ends = torch.cat([each.abs().amax(dim=(1, 2, 3)) for each in contours])
-    widest = float(ends.quantile(ENCLOSED))
-    figure, panels = _panels(len(layers), 1 + max(center, min(widest, WIDEST)))
-    for axes, layer, curves in zip(panels, layers, contours, strict=True):
-        for head, color in enumerate(head_colors(len(curves))):
-            row, column = layer["Delta"][head]
-            axes.plot(column, row, ".", color=color, markersize=5)
-            _number(axes, head, (column, row), color)
-            if float((curves[head] - layer["Delta"][head, :, None]).abs().max()) < POINT:
-                corner = (column - 0.5, row - 0.5)
-                axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor=color, alpha=0.4))
-            for curve, style in zip(curves[head], SHARES.values(), strict=True):
-                axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
+    outlines = torch.cat([_contours(layer["Delta"], layer["spread"]) for layer in layers])
+    widest = float(outlines.abs().amax(dim=(1, 2, 3)).quantile(ENCLOSED))
+    figure, heads = _heads_by_layer([layer["Delta"] for layer in layers], min(widest, WIDEST))
+    for (axes, color, center), contours in zip(heads, outlines, strict=True):
+        row, column = center
+        axes.plot(column, row, ".", color=color, markersize=5)
+        if float((contours - center[:, None]).abs().max()) < POINT:
+            corner = (column - 0.5, row - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor=color, alpha=0.4))
+        for curve, style in zip(contours, SHARES.values(), strict=True):
+            axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure
 
 
@@ -64,42 +67,49 @@ def head_paths(layers: Layers) -> Figure:
 
     Each layer has Delta: (epochs + 1, N_h, 2).
     """
-    furthest = max(float(layer["Delta"].abs().max()) for layer in layers)
-    figure, panels = _panels(len(layers), 1 + furthest)
-    for axes, layer in zip(panels, layers, strict=True):
-        for head, color in enumerate(head_colors(layer["Delta"].shape[1])):
-            down, across = layer["Delta"][:, head].T
-            axes.plot(across[0], down[0], "o", color=color, markersize=4, fillstyle="none")
-            axes.plot(across, down, "-o", color=color, markersize=4, linewidth=1, markevery=[-1])
-            _number(axes, head, (across[-1], down[-1]), color)
+    figure, heads = _heads_by_layer([layer["Delta"] for layer in layers])
+    for axes, color, path in heads:
+        down, across = path.T
+        axes.plot(across[0], down[0], "o", color=color, markersize=4, fillstyle="none")
+        axes.plot(across, down, "-o", color=color, markersize=4, linewidth=1, markevery=[-1])
     return figure
 
 
-def _number(axes: Axes, head: int, at: tuple[float, float], color: Color) -> None:
-    """Write the number of a head beside a point."""
-    number = str(head + 1)
-    axes.annotate(number, at, (2, 2), textcoords="offset points", fontsize=7, color=color)
+def _heads_by_layer(
+    layers: Sequence[Tensor], reach: float = 0.0
+) -> tuple[Figure, list[tuple[Axes, Color, Tensor]]]:
+    """A square of displacements per layer, rows downwards, with the numbers of the heads at their last centers.
 
-
-def _panels(layers: int, reach: float) -> tuple[Figure, list[Axes]]:
-    """One square of displacements per layer, from -reach to reach, rows downwards."""
-    columns = min(layers, 3)
-    rows = math.ceil(layers / columns)
+    Centers: (N_h, 2) or (epochs, N_h, 2). A square reaches one pixel beyond all centers, and beyond `reach`. Returns
+    the panel, the color and the centers of each head.
+    """
+    reach = 1 + max(reach, *(float(centers.abs().max()) for centers in layers))
+    columns = min(len(layers), 3)
+    rows = math.ceil(len(layers) / columns)
     size = (max(2.5 * columns + 0.3, 3.6), max(2.6 * rows + 0.2, 3.6))
-    figure = Figure(figsize=size, layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for index, axes in enumerate(panels[:layers]):
+    figure = figure_of(size, rows, columns)
+    heads = []
+    for index, axes in enumerate(figure.axes):
+        if index >= len(layers):
+            axes.set_axis_off()
+            continue
         axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1))
         title = f"layer {index + 1}"
         axes.set(title=title, aspect="equal", xlim=(-reach, reach), ylim=(reach, -reach))
         axes.locator_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize="small")
-    for axes in panels[layers:]:
-        axes.set_axis_off()
+        of_heads = layers[index].unbind(-2)
+        for head, (centers, color) in enumerate(
+            zip(of_heads, head_colors(len(of_heads)), strict=True), start=1
+        ):
+            last = centers.reshape(-1, 2)[-1].flip(0)
+            offset = {"xytext": (2, 2), "textcoords": "offset points"}
+            axes.annotate(str(head), last, **offset, fontsize=7, color=color)
+            heads.append((axes, color, centers))
     figure.supxlabel("columns from the query, in pixels of the layer", fontsize="medium")
     figure.supylabel("rows from the query, in pixels of the layer", fontsize="medium")
-    return figure, panels[:layers]
+    return figure, heads
 
 
 def head_maps(layers: Sequence[Tensor]) -> Figure:
@@ -109,42 +119,42 @@ def head_maps(layers: Sequence[Tensor]) -> Figure:
     """
     heads = max(map(len, layers))
     size = (0.9 * heads + 0.5, 0.95 * len(layers) + 0.3)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(layers), heads, squeeze=False)
-    for index, (row, maps) in enumerate(zip(grid, layers, strict=True)):
-        height, width = maps.shape[1:]
-        corner = (width // 2 - 0.5, height // 2 - 0.5)
-        for axes, shown in zip(row, maps, strict=False):
-            axes.imshow(shown.numpy(), cmap="cividis", vmin=0)
-            # an outline that is seen on any color, and what is inside is seen too
-            for color, thickness in (("black", 2.4), ("white", 1.2)):
-                outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=thickness)
-                axes.add_patch(outline)
-            axes.set(xticks=[], yticks=[])
-        for axes in row[len(maps) :]:
+    figure = figure_of(size, len(layers), heads)
+    for index, axes in enumerate(figure.axes):
+        layer, head = divmod(index, heads)
+        if layer == 0:
+            axes.set_title(f"head {head + 1}", fontsize="medium")
+        if head == 0:
+            axes.set_ylabel(f"layer {layer + 1}")
+        if head >= len(layers[layer]):
             axes.set_axis_off()
-        row[0].set_ylabel(f"layer {index + 1}")
-    for head, axes in enumerate(grid[0]):
-        axes.set_title(f"head {head + 1}", fontsize="medium")
+            continue
+        axes.imshow(layers[layer][head].numpy(), cmap="cividis", vmin=0)
+        axes.set(xticks=[], yticks=[])
+        height, width = layers[layer].shape[1:]
+        corner = (width // 2 - 0.5, height // 2 - 0.5)
+        # The outline can be seen on any color, and the color inside it too.
+        for color, thickness in (("black", 2.4), ("white", 1.2)):
+            outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=thickness)
+            axes.add_patch(outline)
     return figure
 
 
 def head_depth(layers: Sequence[Heads], window: int) -> Figure:
     """How far heads reach, and how much of their attention is near the query, layer by layer."""
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    reach, share = figure.subplots(1, 2)
-    _depth(reach, [heads.reach for heads in layers])
-    _depth(share, [100 * heads.share for heads in layers])
-    over_whole_numbers(reach, "layer", "mean distance from the query, in pixels")
-    over_whole_numbers(share, "layer", f"attention inside {window} x {window} pixels, %")
+    figure = figure_of((8, 3), columns=2)
+    reach, share = figure.axes
+    _depth(reach, [heads.reach for heads in layers], "mean distance from the query, in pixels")
+    inside = f"attention inside {window} x {window} pixels, %"
+    _depth(share, [100 * heads.share for heads in layers], inside)
     reach.legend(frameon=False)
     return figure
 
 
 def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
     """Accuracy against the number of heads that became K x K convolutions, a line for each K."""
-    figure = Figure(figsize=(5, 3), layout="constrained")
-    axes = figure.subplots()
+    figure = figure_of((5, 3))
+    (axes,) = figure.axes
     for (K, points), color in zip(curves.items(), head_colors(len(curves)), strict=True):
         counts, accuracies = zip(*points, strict=True)
         percent = [100 * accuracy for accuracy in accuracies]
@@ -154,7 +164,7 @@ def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
     return figure
 
 
-def _depth(axes: Axes, layers: list[Tensor]) -> None:
+def _depth(axes: Axes, layers: list[Tensor], title: str) -> None:
     """A dot per head and the mean of each layer. layers: (N_h,) each"""
     each, mean = head_colors(2)
     for at, values in enumerate(layers, start=1):
@@ -162,6 +172,7 @@ def _depth(axes: Axes, layers: list[Tensor]) -> None:
     means = [values.mean() for values in layers]
     axes.plot(range(1, len(means) + 1), means, "-s", color=mean, label="mean of the layer")
     axes.set_ylim(bottom=0)
+    over_whole_numbers(axes, "layer", title)
 
 
 def over_whole_numbers(axes: Axes, what: str, title: str) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.positions import ONE_HOT, displacements_between
+from sa_zoo.models.positions import ONE_HOT
+from sa_zoo.vit.layers import displacements_in
 
 MAPS_AT_ONCE = 16  # images
 LARGEST_SPREAD = 1e15  # of taps, whose infinite spread has no matrix
@@ -73,7 +74,7 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
     """The measures of a layer of `layers_of`. `window`: K, an odd number of pixels."""
     P = layer.maps
     height, width = layer.grid
-    delta = displacements_of(layer.grid)
+    delta = displacements_in((height, width)).double()
     inside = delta.abs().amax(dim=-1) <= window // 2
     overlaps = torch.stack([per_head(torch.minimum(P, other)) for other in P])
     overlap, twin = overlaps.fill_diagonal_(0).max(dim=-1)
@@ -109,13 +110,6 @@ def spread_matrices(spread: Tensor) -> Tensor:
     if spread.ndim == 3:
         return spread
     return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(2)
-
-
-def displacements_of(grid: Pixel) -> Tensor:
-    """delta = k - q of all pairs of pixels: (T, T, 2), (row, column), float64"""
-    axes = [torch.arange(size, dtype=torch.float64) for size in grid]
-    pixels = torch.cartesian_prod(*axes)
-    return displacements_between(pixels, pixels)
 
 
 def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:

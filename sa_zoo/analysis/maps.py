@@ -7,7 +7,6 @@ or for a convolution as attention the padded image, where query (i, j) stands on
 import math
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.network_conversion import call_before
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import outer_sum
 
@@ -57,11 +57,6 @@ class LayerMaps:
             return self.factors[0]
         return outer_sum(*(factor.log() for factor in self.factors)).exp()
 
-    def of_image(self, number: int) -> Tensor:
-        """P of one of the images, (N_h, T_queries, T_keys)"""
-        P = self.maps
-        return P if self.positional else P[number]
-
     def at(self, query: Pixel) -> Tensor:
         """The maps of the query pixel (row, column): (N_h, *keys) or (B, N_h, *keys)"""
         row, column = query
@@ -87,13 +82,22 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     Raises:
         ValueError: for a network without attention maps that can be shown on an image.
     """
-    names: dict[nn.Module, str] = {
+    own = {
         module: name
         for name, module in model.named_modules()
         if isinstance(module, Attention)
         or (isinstance(module, ConvolutionalAttention) and len(module.stride) == 2)
     }
-    layers = _of_modules(model, names, images) if names else _of_transformer(model, images)
+    layers: list[LayerMaps] = []
+
+    def record(module: nn.Module, x: Tensor) -> None:
+        maps_of: Any = _of_attention if isinstance(module, Attention) else _of_convolution
+        layers.append(maps_of(own[module], module, x))
+
+    if own:
+        call_before(model, own, images, record)
+    else:
+        layers = _of_transformer(model, images)
     if not layers:
         raise ValueError(
             f"model: got {type(model).__name__}, expected one with attention over the pixels of a grid"
@@ -101,28 +105,11 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     return layers
 
 
-def _of_modules(model: nn.Module, names: dict[nn.Module, str], images: Tensor) -> list[LayerMaps]:
-    """Layers of this package, from what each is called with."""
-    layers: list[LayerMaps] = []
-
-    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        maps_of: Any = _of_attention if isinstance(module, Attention) else _of_convolution
-        layers.append(maps_of(names[module], module, inputs[0]))
-
-    with ExitStack() as hooks:
-        for module in names:
-            hooks.enter_context(module.register_forward_pre_hook(record))
-        model.eval()(images)
-    return layers
-
-
 def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     """X: (B, H, W, D)"""
     positional = all(term.positional for term in module.terms)
     factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
-    kind = "stored"
-    if positional and len(module.terms) == 1:
-        kind = module.terms[0].drawn
+    kind = module.terms[0].drawn if len(module.terms) == 1 else "stored"
     grid = X.shape[1:3]
     return LayerMaps(name, module, grid, grid, grid, positional, factors, kind)
 

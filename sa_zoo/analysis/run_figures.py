@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import ConfusionMatrixDisplay
 
-from sa_zoo.analysis.head_figures import over_whole_numbers
+from sa_zoo.analysis.head_figures import figure_of, over_whole_numbers
 
-COLORS = color_sequences["petroff10"]
+COLOR = color_sequences["petroff10"][0]
 MOST_NUMBERS = 20  # classes, up to which each cell of a confusion matrix shows its number
 
 History = Sequence[dict[str, Any]]  # the lines of history.jsonl
@@ -19,16 +19,15 @@ History = Sequence[dict[str, Any]]  # the lines of history.jsonl
 
 def learning_curves(history: History) -> Figure:
     """Loss and accuracy after each epoch, on training images as augmented and, where there are any, held-out ones."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    loss, accuracy = figure.subplots(1, 2)
+    figure = figure_of((8, 3.2), columns=2)
+    loss, accuracy = figure.axes
     held_out = [line | line["validation"] for line in history if "validation" in line]
     for name, style, lines in (("training, augmented", "--", history), ("held out", "-", held_out)):
         if not lines:
             continue
         epochs = [line["epoch"] for line in lines]
-        look = {"color": COLORS[0], "linestyle": style, "label": name}
-        if len(epochs) == 1:
-            look["marker"] = "o"
+        marker = "o" if len(epochs) == 1 else None
+        look: Any = {"color": COLOR, "linestyle": style, "label": name, "marker": marker}
         loss.plot(epochs, [line["loss"] for line in lines], **look)
         accuracy.plot(epochs, [100 * line["top1"] for line in lines], **look)
     over_whole_numbers(loss, "epoch", "loss, nats")
@@ -43,8 +42,8 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = N
     percent = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     few = len(matrix) <= MOST_NUMBERS
     side = 0.42 * len(matrix) + 1.6 if few else 7.0
-    figure = Figure(figsize=(side + 0.4, side), layout="constrained")
-    axes = figure.subplots()
+    figure = figure_of((side + 0.4, side))
+    (axes,) = figure.axes
     display = ConfusionMatrixDisplay(percent, display_labels=classes if few else None)
     display.plot(
         ax=axes,
@@ -64,14 +63,14 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = N
 
 def reliability(curve: Mapping[str, Sequence[float]], error: float) -> Figure:
     """Accuracy of the images of each bin of confidence, and how many there are (Guo et al. 2017, arXiv:1706.04599)."""
-    figure = Figure(figsize=(4.4, 4.8), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    figure = figure_of((4.4, 4.8), rows=2, sharex=True, height_ratios=(3, 1))
+    upper, lower = figure.axes
     confidence = np.array(curve["confidence"])
     display = CalibrationDisplay(np.array(curve["accuracy"]), confidence, confidence)
-    display.plot(ax=upper, name="test images", color=COLORS[0])
+    display.plot(ax=upper, name="test images", color=COLOR)
     title = f"expected calibration error {100 * error:.1f} %"
     upper.set(title=title, ylabel="accuracy", xlabel="", ylim=(0, 1))
     upper.grid(alpha=0.3)
-    lower.bar(confidence, curve["images"], width=0.04, color=COLORS[0])
+    lower.bar(confidence, curve["images"], width=0.04, color=COLOR)
     lower.set(xlabel="confidence: probability of the predicted class", ylabel="images", xlim=(0, 1))
     return figure

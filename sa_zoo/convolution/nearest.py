@@ -55,6 +55,13 @@ def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     return (P - maps_of_coefficients(coefficients(P, grid, K), grid)).abs().sum(dim=-1)
 
 
+def value_matrices(attention: Attention) -> Tensor:
+    """W_h of Eq. 10 for all heads, which includes W_out: (D_out, N_h, D), float64"""
+    wide = copy.deepcopy(attention).double()
+    W, _ = as_one_map(wide.W_val, wide.W_out)
+    return W.unflatten(1, [-1, wide.W_val.out_features])
+
+
 class NearestConvolution(nn.Module):
     """An attention layer's nearest K x K convolution, in its place: (B, H, W, D) -> (B, H, W, D).
 
@@ -74,9 +81,7 @@ class NearestConvolution(nn.Module):
         self.conv.weight = nn.Parameter(kernel)
         self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
-        wide = copy.deepcopy(attention).double()
-        merged, _ = as_one_map(wide.W_val, wide.W_out)
-        norms = merged.unflatten(1, [len(P), -1]).abs().sum(dim=-1)  # (D_out, N_h)
+        norms = value_matrices(attention).abs().sum(dim=2)  # (D_out, N_h)
         # Of any difference of outputs, for |x| <= 1.
         self.bound = float((norms @ distance(P.double(), grid, K)).max())
 

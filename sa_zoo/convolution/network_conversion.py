@@ -6,7 +6,8 @@ import fnmatch
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,19 +91,16 @@ def convert(
     """
     if example is None:
         example = _noise(network)
-    converted = copy.deepcopy(network).eval()
+    converted = copy.deepcopy(network)
     convolutions, skipped = _chosen(converted, layers, content)
     inputs: dict[nn.Module, list[Tensor]] = {conv: [] for conv in convolutions.values()}
 
-    def record(conv: nn.Module, arguments: tuple[Tensor]) -> None:
+    def record(conv: nn.Module, x: Tensor) -> None:
         # A copy, as a network may overwrite its activations.
-        inputs[conv].append(arguments[0].clone())
+        inputs[conv].append(x.clone())
 
-    hooks = [conv.register_forward_pre_hook(record) for conv in inputs]
     with torch.no_grad():
-        before = converted(example)
-        for hook in hooks:
-            hook.remove()
+        before = call_before(converted, inputs, example, record)
         attentions = _swap(converted, convolutions.values(), alpha, content)
         swapped = [
             (name, conv, attentions[conv], inputs[conv])
@@ -117,6 +115,20 @@ def convert(
     for name, module in network.named_modules(remove_duplicate=False):
         converted.get_submodule(name).train(module.training)
     return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
+
+
+def call_before(
+    network: nn.Module,
+    layers: Iterable[nn.Module],
+    images: Tensor,
+    function: Callable[[Any, Tensor], None],
+) -> Any:
+    """Evaluate a network, which is left in eval mode, and call function(layer, input) before each of these layers."""
+    with ExitStack() as hooks:
+        for layer in layers:
+            hook = layer.register_forward_pre_hook(lambda layer, inputs: function(layer, *inputs))
+            hooks.enter_context(hook)
+        return network.eval()(images)
 
 
 def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:

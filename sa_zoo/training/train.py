@@ -43,8 +43,7 @@ from sa_zoo.training.run_folder import (
 from sa_zoo.training.sources import Source, digest_of, open_source
 from sa_zoo.training.splits import Split, kept_if_small, streamed_splits
 from sa_zoo.training.whitening import whiten_first_convolution
-from sa_zoo.vit.start import IMAGES as START_IMAGES
-from sa_zoo.vit.start import start_as_convolution
+from sa_zoo.vit.start import START_IMAGES, start_as_convolution
 
 
 @report_lost_process()

@@ -23,14 +23,15 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sa_zoo.convolution.nearest import coefficients, maps_of_coefficients
+from sa_zoo.convolution.network_conversion import call_before
 from sa_zoo.vit.layers import (
     attentions,
-    call_before,
     check_images,
     follow_input_size,
     grid_of,
     probabilities,
     projected,
+    split_heads,
 )
 from sa_zoo.vit.positions import PositionAttention
 
@@ -69,9 +70,9 @@ class ConvolvedAttention(nn.Module):
         kept = [head for head in range(attention.num_heads) if head not in heads]
         weight = attention.qkv.weight
         self.kept = heads_of(attention, kept)
-        # the queries of class and register tokens, and the keys that they look at
-        self.looking = rows_of(attention, [0, 1], heads)
-        self.values = rows_of(attention, [2], heads)
+        # Only class and register tokens need queries and keys.
+        self.parts = [0, 1, 2] if self.prefix else [2]
+        self.replaced = projection_of(attention, self.parts, heads)
         self.q_norm = attention.q_norm
         self.k_norm = attention.k_norm
         kernel = local.coefficients[heads].to(weight).repeat_interleave(self.head_dim, dim=0)
@@ -80,7 +81,7 @@ class ConvolvedAttention(nn.Module):
         self.proj = copy.deepcopy(attention.proj)
         columns = attention.proj.weight.detach().unflatten(1, [attention.num_heads, -1])
         self.proj.weight = nn.Parameter(columns[:, [*kept, *heads]].flatten(1))
-        self.set_grid(grid)
+        self.grid = grid
 
     def set_grid(self, grid: tuple[int, int]) -> None:
         """Expect (H, W) pixels."""
@@ -93,24 +94,20 @@ class ConvolvedAttention(nn.Module):
 
     def convolved(self, x: Tensor) -> Tensor:
         """The heads that are replaced: (B, replaced, N, d)"""
-        (v,) = self._heads(self.values(x), 1)
+        *looking, v = split_heads(self.replaced(x), len(self.parts), self.head_dim)
         channels = v[:, :, self.prefix :].transpose(2, 3).flatten(1, 2)  # (B, replaced d, T)
         images = channels.unflatten(-1, self.grid)
         reach = self.kernel.shape[-1] // 2
         padded = F.pad(images, [reach] * 4, mode="replicate")
         pixels = F.conv2d(padded, self.kernel, groups=len(self.kernel)).flatten(2)
         pixels = pixels.unflatten(1, [-1, self.head_dim]).transpose(2, 3)
-        if not self.prefix:
+        if not looking:
             return pixels
+        q, k = looking
         pixels = pixels + self.tokens[:, None] @ v[:, :, : self.prefix]
-        q, k = self._heads(self.looking(x), 2)
         q = self.q_norm(q[:, :, : self.prefix])
         tokens = F.scaled_dot_product_attention(q, self.k_norm(k), v, scale=self.scale)
         return torch.cat([tokens, pixels], dim=2)
-
-    def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(B, N, parts heads d) -> parts of (B, heads, N, d)"""
-        return x.unflatten(-1, [parts, -1, self.head_dim]).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def heads_of(attention: Any, heads: Sequence[int]) -> Any:
@@ -118,7 +115,7 @@ def heads_of(attention: Any, heads: Sequence[int]) -> Any:
     some = copy.deepcopy(attention)
     some.num_heads = len(heads)
     some.attn_dim = len(heads) * attention.head_dim
-    some.qkv = rows_of(attention, [0, 1, 2], heads)
+    some.qkv = projection_of(attention, [0, 1, 2], heads)
     some.proj = nn.Identity()
     some.proj_drop = nn.Identity()
     if isinstance(some, PositionAttention):
@@ -128,7 +125,7 @@ def heads_of(attention: Any, heads: Sequence[int]) -> Any:
     return some
 
 
-def rows_of(attention: Any, parts: Sequence[int], heads: Sequence[int]) -> nn.Linear:
+def projection_of(attention: Any, parts: Sequence[int], heads: Sequence[int]) -> nn.Linear:
     """A layer for queries (0), keys (1) and values (2) of some heads: (B, N, D) -> (B, N, parts heads d)"""
     some = copy.deepcopy(attention.qkv)
     for name, parameter in some.named_parameters():
@@ -169,7 +166,6 @@ def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
     grid = grid_of(vit)
     check_images(vit, images)
     found: list[LocalHeads] = []
-
     call_before(vit, layers, images, lambda layer, x: found.append(heads_on(layer, x, grid, K)))
     return found
 
@@ -198,16 +194,11 @@ def most_local(
     return [sorted(some) for some in heads]
 
 
-def replace_heads(
-    vit: VisionTransformer,
-    local: Sequence[LocalHeads],
-    heads: Sequence[Sequence[int]],
-) -> VisionTransformer:
+def replace_heads(vit: Any, local: Sequence[LocalHeads], heads: Sequence[list[int]]) -> nn.Module:
     """Replace these heads of each block by their convolutions, in place."""
-    blocks: Any = vit.blocks
-    for block, measured, some in zip(blocks, local, heads, strict=True):
+    for block, measured, some in zip(vit.blocks, local, heads, strict=True):
         if some:
-            block.attn = ConvolvedAttention(block.attn, measured, list(some), grid_of(vit))
+            block.attn = ConvolvedAttention(block.attn, measured, some, grid_of(vit))
     follow_input_size(vit)
     return vit
 
@@ -232,6 +223,5 @@ def convolve_heads(
     """
     local = local_heads(vit, images, K)
     heads = most_local(local, most, below)
-    assert isinstance(vit, VisionTransformer)
     replace_heads(vit, local, heads)
     return heads

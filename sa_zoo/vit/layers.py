@@ -6,8 +6,6 @@ width d. delta = k - q as in models/positions.py.
 
 import itertools
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -77,26 +75,15 @@ def check_images(vit: VisionTransformer, images: Tensor) -> None:
         raise ValueError(f"images: got {tuple(images.shape)}, expected (B, {shape})")
 
 
-def call_before(
-    vit: VisionTransformer,
-    layers: list[Any],
-    images: Tensor,
-    function: Callable[[Any, Tensor], None],
-) -> None:
-    """Evaluate the network, which is left in eval mode, and call function(layer, input) before each of these layers."""
-    with ExitStack() as hooks:
-        for layer in layers:
-            hook = layer.register_forward_pre_hook(lambda layer, inputs: function(layer, *inputs))
-            hooks.enter_context(hook)
-        vit.eval()(images)
-
-
 def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each"""
-    qkv = layer.qkv(x).unflatten(-1, [3, layer.num_heads, layer.head_dim])
-    qkv = qkv.permute(2, 0, 3, 1, 4)
-    q, k, v = qkv.unbind(0)
+    q, k, v = split_heads(layer.qkv(x), 3, layer.head_dim)
     return layer.q_norm(q), layer.k_norm(k), v
+
+
+def split_heads(x: Tensor, parts: int, d: int) -> tuple[Tensor, ...]:
+    """(B, N, parts N_h d) -> parts of (B, N_h, N, d)"""
+    return x.unflatten(-1, [parts, -1, d]).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def probabilities(layer: Any, x: Tensor) -> Tensor:
@@ -129,7 +116,7 @@ def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
     return torch.tensor(list(nearest), dtype=torch.float32)
 
 
-def targets(grid: tuple[int, int], Delta: Tensor) -> Tensor:
-    """[k = q + Delta_h], for whole Delta: (N_h, 2) -> (N_h, T, T), bool"""
+def displacements_in(grid: tuple[int, int]) -> Tensor:
+    """delta = k - q of all pairs of pixels: (T, T, 2), float32"""
     at = places(grid)
-    return (displacements_between(at, at) == Delta[:, None, None]).all(dim=-1)
+    return displacements_between(at, at)

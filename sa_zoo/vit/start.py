@@ -19,19 +19,19 @@ from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Generator, Tensor, nn
 
+from sa_zoo.convolution.network_conversion import call_before
 from sa_zoo.models.positions import pixels, quadratic_scores
 from sa_zoo.vit.layers import (
     attentions,
-    call_before,
     check_images,
     chosen,
+    displacements_in,
     grid_of,
     kernel_pixels,
     probabilities,
-    targets,
 )
 
-IMAGES = 16  # random ones, on which scales are set and attention is measured
+START_IMAGES = 16  # on which scales are set and attention is measured
 
 
 @torch.no_grad()
@@ -64,11 +64,16 @@ def start_as_convolution(
     _check(vit, layers, alpha, clip)
     grid = grid_of(vit)
     started = chosen(layers, blocks)
-    images = _images(vit, images, generator)
+    if images is None:
+        size = (START_IMAGES, vit.in_chans, *vit.patch_embed.img_size)
+        images = torch.randn(size, generator=generator)
+    check_images(vit, images)
+    images = images.to(vit.pos_embed)
     Delta = kernel_pixels(grid, layers[0].num_heads)
     basis = _set_positions(vit, images, generator)
     S = _scores(grid, Delta, alpha, clip)
-    target = targets(grid, Delta).to(images.device)
+    # [k = q + Delta_h]: (N_h, T, T)
+    target = (displacements_in(grid) == Delta[:, None, None]).all(dim=-1).to(images.device)
     P = F.normalize(_patches(vit), dim=-1)
     shares = []
 
@@ -83,15 +88,6 @@ def start_as_convolution(
     call_before(vit, started, images, begin)
     vit.train(training)
     return torch.stack(shares)
-
-
-def _images(vit: VisionTransformer, images: Tensor | None, generator: Generator | None) -> Tensor:
-    """The images on which scales are set, by default noise. Raises ValueError for some that do not fit."""
-    if images is None:
-        size = (IMAGES, vit.in_chans, *vit.patch_embed.img_size)
-        images = torch.randn(size, generator=generator)
-    check_images(vit, images)
-    return images.to(vit.pos_embed)
 
 
 def _share(P: Tensor, target: Tensor) -> Tensor:
@@ -123,20 +119,19 @@ def _patches(vit: VisionTransformer) -> Tensor:
 
 def _set_positions(vit: VisionTransformer, images: Tensor, generator: Generator | None) -> Tensor:
     """Set the position embedding, as long as a patch of the images is on average; its basis B, (D, H + W)"""
-    height, width = grid_of(vit)
+    grid = grid_of(vit)
     D = vit.embed_dim
-    if height + width >= D:
-        raise ValueError(f"vit: got embed_dim={D}, expected more than {height + width}, H + W")
+    if sum(grid) >= D:
+        raise ValueError(f"vit: got embed_dim={D}, expected more than {sum(grid)}, H + W")
     mean = torch.ones(D, 1)
-    drawn = torch.randn(D, height + width, generator=generator)
+    drawn = torch.randn(D, sum(grid), generator=generator)
     orthonormal, _ = torch.linalg.qr(torch.cat([mean, drawn], dim=1))
     basis = orthonormal[:, 1:]
     content = vit.patch_embed(images).flatten(1, -2)
     content = content - content.mean(dim=-1, keepdim=True)
-    rows, columns = basis.T.split([height, width])
-    P = (rows[:, None] + columns[None, :]).flatten(0, 1) / 2**0.5
-    length_of_content = float(content.norm(dim=-1).mean())
-    _patches(vit).copy_(length_of_content * P)
+    rows, columns = basis.T.split(grid)
+    P = (rows[:, None] + columns).flatten(0, 1) / 2**0.5
+    _patches(vit).copy_(float(content.norm(dim=-1).mean()) * P)
     return basis
 
 
