@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from sa_zoo.analysis.heads import Heads, spread_matrices
+from sa_zoo.analysis.heads import Heads
+from sa_zoo.convolution.theorem import spread_matrices
 
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
 ENCLOSED = 0.5  # share of the heads whose contours fit into a figure
@@ -89,24 +90,21 @@ def _heads_by_layer(
     size = (max(2.5 * columns + 0.3, 3.6), max(2.6 * rows + 0.2, 3.6))
     figure = figure_of(size, rows, columns)
     heads = []
-    for index, axes in enumerate(figure.axes):
-        if index >= len(layers):
-            axes.set_axis_off()
-            continue
+    for axes in figure.axes[len(layers) :]:
+        axes.set_axis_off()
+    for number, (axes, centers) in enumerate(zip(figure.axes, layers, strict=False), start=1):
         axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1))
-        title = f"layer {index + 1}"
+        title = f"layer {number}"
         axes.set(title=title, aspect="equal", xlim=(-reach, reach), ylim=(reach, -reach))
         axes.locator_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize="small")
-        of_heads = layers[index].unbind(-2)
-        for head, (centers, color) in enumerate(
-            zip(of_heads, head_colors(len(of_heads)), strict=True), start=1
-        ):
-            last = centers.reshape(-1, 2)[-1].flip(0)
-            offset = {"xytext": (2, 2), "textcoords": "offset points"}
-            axes.annotate(str(head), last, **offset, fontsize=7, color=color)
-            heads.append((axes, color, centers))
+        for head, color in enumerate(head_colors(centers.shape[-2])):
+            path = centers[..., head, :]
+            row, column = path.reshape(-1, 2)[-1]
+            look: Any = {"textcoords": "offset points", "fontsize": 7, "color": color}
+            axes.annotate(str(head + 1), (column, row), (2, 2), **look)
+            heads.append((axes, color, path))
     figure.supxlabel("columns from the query, in pixels of the layer", fontsize="medium")
     figure.supylabel("rows from the query, in pixels of the layer", fontsize="medium")
     return figure, heads

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
 from sa_zoo.convolution.nearest import distance
+from sa_zoo.convolution.theorem import spread_matrices
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.positions import ONE_HOT
 from sa_zoo.vit.layers import displacements_in
 
 MAPS_AT_ONCE = 16  # images
-LARGEST_SPREAD = 1e15  # of taps, whose infinite spread has no matrix
 # What the table also shows the mean of -> format.
 MEANS = {"share": "{:.1%}", "reach": "{:.2f}", "distance": "{:.2f}", "variation": "{:.0%}"}
 
@@ -103,13 +103,6 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
 def per_head(x: Tensor) -> Tensor:
     """Mean over queries of the sum over keys: (.., N_h, T, T) -> (.., N_h)"""
     return x.sum(dim=-1).mean(dim=-1)
-
-
-def spread_matrices(spread: Tensor) -> Tensor:
-    """S, whose S S^T is the inverse covariance of a Gaussian head: (N_h,) or (N_h, 2, 2) -> (N_h, 2, 2)"""
-    if spread.ndim == 3:
-        return spread
-    return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(2)
 
 
 def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:

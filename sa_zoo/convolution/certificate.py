@@ -125,6 +125,6 @@ def _underflow(
         mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
         results += norms * (mixed * (magnitude + 1) + len(keys))
         # A composed kernel's weights, each a sum over heads, and its products with the image.
-        per_tap = inner * (1 + magnitude * (heads + 1)) + norms * magnitude * len(keys)
-        results += _composed(layer, keys) * per_tap
+        per_pixel = inner * (1 + magnitude * (heads + 1)) + norms * magnitude * len(keys)
+        results += _composed(layer, keys) * per_pixel
     return results * limits.smallest_normal * limits.eps / 2

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows_with
+from sa_zoo.convolution.theorem import (
+    head_shifts,
+    limit_of_attention,
+    spread_matrices,
+    windows_with,
+)
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import attention_in, block_of
 from sa_zoo.models.norm import holds
@@ -26,7 +31,7 @@ from sa_zoo.models.stages import Grid, Layout
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 
 # Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
-SPREAD = 64.0
+TAP_SPREAD = 64.0
 COMPUTED = "some of its numbers are computed; remove parametrizations and pruning first"
 Layer = Attention | ConvolutionalAttention
 
@@ -60,7 +65,15 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
                 )
     if not layers:
         raise ValueError(f"model: got {type(model).__name__}, expected one with quadratic heads")
-    return {name: _hardened(layer, grids.get(layer)) for name, layer in layers.items()}
+    hardened = {}
+    for name, layer in layers.items():
+        if isinstance(layer, ConvolutionalAttention):
+            hardened[name] = _harden_convolutional(layer)
+        elif isinstance(layer.terms[0], Taps):
+            hardened[name] = layer.terms[0].offsets
+        else:
+            hardened[name] = _harden_attention(layer, grids[layer])
+    return hardened
 
 
 def why_not_taps(layer: Layer, grid: Grid | None) -> str:
@@ -95,52 +108,41 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
     return ""
 
 
-def _hardened(layer: Layer, grid: Grid | None) -> list[list[int]]:
-    """The taps of a layer, which it then has."""
-    if isinstance(layer, ConvolutionalAttention):
-        return _harden_convolutional(layer)
-    if isinstance(layer.terms[0], Taps):
-        return layer.terms[0].offsets
-    assert grid is not None  # why_not_taps
-    return _harden_attention(layer, grid)
-
-
 def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
     (term,) = layer.terms
-    spread = term.spread.detach().cpu().double()
-    identity = torch.eye(2, dtype=torch.float64)
-    S = spread if spread.ndim == 3 else spread[:, None, None] * identity
     axes = [torch.arange(1 - size, size, dtype=torch.float64) for size in grid]
     offsets = torch.cartesian_prod(*axes)
     # of equal shares, the pixel nearest to the query comes first
     offsets = offsets[offsets.square().sum(dim=1).argsort(stable=True)]
-    P = attention_far_from_borders(term.Delta, S, offsets)
+    P = attention_far_from_borders(term.Delta, term.spread, offsets)
     taps = offsets[distinct_keys(P)].unique(dim=0)  # row by row, as a convolution stores its kernel
     M = P @ limit_of_attention(offsets, taps)
     slices = layer.W_val.weight.double().unflatten(1, [len(M), -1])  # (D_out, N_h, D)
     mixed = torch.einsum("ohi,hg->ogi", slices, M.to(slices))
     layer.W_val.weight.copy_(mixed.flatten(1))
-    term.spread.copy_(SPREAD * identity if spread.ndim == 3 else torch.tensor(SPREAD))
-    return _freeze(taps, term.Delta, term.spread)
+    one = torch.eye(2) if term.spread.ndim == 3 else torch.ones(())
+    term.spread.copy_(TAP_SPREAD * one)
+    return _fixed(taps, term.Delta, term.spread)
 
 
 def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     taps = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     Delta = layer.Delta.detach().cpu().double()
-    alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)  # infinity * 0 has no value
+    alpha = layer.alpha.detach().cpu().double()
     axes = [torch.tensor(window).double() for window in windows_with(taps, Delta, alpha)]
     offsets = torch.cartesian_prod(*axes).view(-1, len(axes))
-    S = (2 * alpha).sqrt()[:, None, None] * torch.eye(len(axes), dtype=torch.float64)
-    M = attention_far_from_borders(Delta, S, offsets) @ limit_of_attention(offsets, taps)
+    P = attention_far_from_borders(Delta, (2 * alpha).sqrt(), offsets)
+    M = P @ limit_of_attention(offsets, taps)
     slices = layer.W_val()
     mixed = slices.double().flatten(2) @ M.to(slices.device)
     slices.copy_(mixed.view_as(slices))
-    layer.alpha.fill_(0.5 * SPREAD**2)
-    return _freeze(taps, layer.Delta, layer.alpha)
+    layer.alpha.fill_(0.5 * TAP_SPREAD**2)
+    return _fixed(taps, layer.Delta, layer.alpha)
 
 
-def attention_far_from_borders(Delta: Tensor, S: Tensor, offsets: Tensor) -> Tensor:
-    """softmax(-1/2 |S_h^T (delta - Delta_h)|^2) over n displacements: (N_h, a), (N_h, a, a), (n, a) -> (N_h, n)"""
+def attention_far_from_borders(Delta: Tensor, spread: Tensor, offsets: Tensor) -> Tensor:
+    """softmax(-1/2 |S_h^T (delta - Delta_h)|^2) at (d, n): (N_h, n), (N_h,) or (N_h, n, n) -> (N_h, d)"""
+    S = spread_matrices(spread.detach().cpu().double(), offsets.shape[1])
     away = offsets - Delta.detach().cpu().double()[:, None, :]
     return torch.softmax(-0.5 * (away @ S).square().sum(dim=-1), dim=1)
 
@@ -157,7 +159,7 @@ def distinct_keys(P: Tensor) -> Tensor:
     return keys
 
 
-def _freeze(taps: Tensor, Delta: Tensor, sharpness: Tensor) -> list[list[int]]:
+def _fixed(taps: Tensor, Delta: Tensor, sharpness: Tensor) -> list[list[int]]:
     Delta.copy_(taps)
     Delta.requires_grad_(False)
     sharpness.requires_grad_(False)

@@ -163,24 +163,25 @@ def conv_and_distance(attention: nn.Module) -> tuple[_ConvNd, float]:
     else:
         geometry["padding"] = pad.before if pad.before == pad.after else "same"
         geometry["padding_mode"] = pad.mode
-    conv: _ConvNd = kind(
-        attention.in_channels,
-        attention.out_channels,
-        attention.kernel_size,
-        groups=attention.groups,
-        bias=attention.b_out is not None,
-        device="meta",
-        **geometry,
-    )
-    conv.weight = nn.Parameter(kernel)
-    if attention.b_out is not None:
-        conv.bias = nn.Parameter(attention.b_out.detach().clone())
+    conv = conv_of(kernel, attention.b_out, kind, groups=attention.groups, **geometry)
     _train_what_was_trained(conv, next(attention.W_val.parameters()), attention.b_out)
     return conv.train(attention.training), distance
 
 
+def conv_of(kernel: Tensor, bias: Tensor | None, kind: Any, **geometry: Any) -> _ConvNd:
+    """A convolution with this kernel, (D_out, D_in / groups, *K), and this bias."""
+    channels = kernel.shape[1] * geometry.get("groups", 1)
+    conv: _ConvNd = kind(
+        channels, len(kernel), kernel.shape[2:], bias=bias is not None, device="meta", **geometry
+    )
+    conv.weight = nn.Parameter(kernel)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias.detach().clone())
+    return conv
+
+
 @torch.no_grad()
-def _conv_of_network(attention: Attention) -> nn.Conv2d:
+def _conv_of_network(attention: Attention) -> _ConvNd:
     """The convolution of a network's attention whose heads are taps. Raises ValueError for other heads."""
     offsets = attention.terms[0].taps()
     if len(attention.terms) > 1 or not offsets:
@@ -191,19 +192,10 @@ def _conv_of_network(attention: Attention) -> nn.Conv2d:
     weight, bias = (x.to(attention.W_val.weight) for x in merged)
     slices = weight.unflatten(1, [len(offsets), -1]).transpose(0, 1)  # (N_h, D_out, D)
     down, across = torch.tensor(offsets).abs().amax(dim=0).tolist()
-    conv = nn.Conv2d(
-        slices.shape[2],
-        slices.shape[1],
-        (2 * down + 1, 2 * across + 1),
-        padding=(down, across),
-        padding_mode="replicate",
-        device=weight.device,
-        dtype=weight.dtype,
-    )
-    conv.weight.zero_()
+    kernel = weight.new_zeros(*slices.shape[1:], 2 * down + 1, 2 * across + 1)
     for (row, column), matrix in zip(offsets, slices, strict=True):
-        conv.weight[:, :, down + row, across + column] += matrix  # heads may share a tap
-    conv.bias = nn.Parameter(bias)
+        kernel[:, :, down + row, across + column] += matrix  # heads may share a pixel
+    conv = conv_of(kernel, bias, nn.Conv2d, padding=(down, across), padding_mode="replicate")
     return conv.train(attention.training)
 
 

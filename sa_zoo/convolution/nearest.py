@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sa_zoo.convolution.layer_conversion import conv_of
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import as_one_map
 
@@ -75,11 +76,9 @@ class NearestConvolution(nn.Module):
         weight = attention.W_val.weight.detach()
         slices = weight.unflatten(1, [len(P), -1])  # (D_out, N_h, D)
         kernel = torch.einsum("hij,ohd->odij", coefficients(P, grid, K).to(weight), slices)
-        self.conv = nn.Conv2d(
-            kernel.shape[1], len(kernel), K, padding=K // 2, padding_mode="replicate"
+        self.conv = conv_of(
+            kernel, attention.W_val.bias, nn.Conv2d, padding=K // 2, padding_mode="replicate"
         )
-        self.conv.weight = nn.Parameter(kernel)
-        self.conv.bias = nn.Parameter(attention.W_val.bias.detach())
         self.W_out = attention.W_out
         norms = value_matrices(attention).abs().sum(dim=2)  # (D_out, N_h)
         # Of any difference of outputs, for |x| <= 1.

@@ -45,7 +45,7 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class NetworkReport:
     """What `convert` did. `logits`: largest difference of the networks' outputs, relative to the largest output."""
 
     layers: list[LayerReport]
@@ -78,7 +78,7 @@ def convert(
     alpha: float = 46.0,
     content: bool = False,
     example: Tensor | None = None,
-) -> tuple[nn.Module, Report]:
+) -> tuple[nn.Module, NetworkReport]:
     """A copy of any network with the chosen convolutions as multi-head self-attention, and a report of the effect.
 
     Args:
@@ -92,7 +92,7 @@ def convert(
     if example is None:
         example = _noise(network)
     converted = copy.deepcopy(network)
-    convolutions, skipped = _chosen(converted, layers, content)
+    convolutions, skipped = _to_convert(converted, layers, content)
     inputs: dict[nn.Module, list[Tensor]] = {conv: [] for conv in convolutions.values()}
 
     def record(conv: nn.Module, x: Tensor) -> None:
@@ -114,7 +114,9 @@ def convert(
     # Parents come first: a mode is passed on to all children, which then get their own.
     for name, module in network.named_modules(remove_duplicate=False):
         converted.get_submodule(name).train(module.training)
-    return converted, Report(rows, skipped, list(example.shape[1:]), _difference(before, after))
+    return converted, NetworkReport(
+        rows, skipped, list(example.shape[1:]), _difference(before, after)
+    )
 
 
 def call_before(
@@ -133,11 +135,11 @@ def call_before(
 
 def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
     """Replace the chosen convolutions that can be expressed, in place. Arguments and errors: see `convert`."""
-    convolutions, _ = _chosen(network, layers, content)
+    convolutions, _ = _to_convert(network, layers, content)
     _swap(network, convolutions.values(), alpha, content)
 
 
-def _chosen(
+def _to_convert(
     network: nn.Module, layers: str, content: bool
 ) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""

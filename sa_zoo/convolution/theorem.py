@@ -15,7 +15,8 @@ EXACT = torch.finfo(torch.float64).eps / 2
 # Attention less sharp than this is treated as uniform: sums over its neighborhood would not end.
 DULLEST = 1e-4
 # A head of any other sharpness, centered this far from its target, gives it less than float64 can tell from nothing.
-FARTHEST = 1e3
+LARGEST_OFFSET = 1e3
+LARGEST_SPREAD = 1e15  # infinite ones have no matrix
 
 
 def head_shifts(
@@ -27,6 +28,13 @@ def head_shifts(
         for K, step, middle in zip(kernel_size, dilation, center, strict=True)
     ]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def spread_matrices(spread: Tensor, n: int = 2) -> Tensor:
+    """S, whose S S^T is the inverse covariance of a Gaussian head: (N_h,) or (N_h, n, n) -> (N_h, n, n)"""
+    if spread.ndim == 3:
+        return spread
+    return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(n)
 
 
 def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int]:
@@ -65,11 +73,11 @@ def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
     ]
 
 
-def windows_with(taps: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
-    """The windows of heads (in float64) and of the taps (n, a), which count as heads of infinite sharpness."""
-    sharp = torch.full_like(taps[:, 0], torch.inf)
+def windows_with(targets: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
+    """The windows of heads (in float64) and of targets (N_h, n), which count as heads of infinite sharpness."""
+    sharp = torch.full_like(alpha, torch.inf)
     precision = torch.finfo(torch.float64).eps
-    return windows(torch.cat([Delta, taps]), torch.cat([alpha, sharp]), precision)
+    return windows(torch.cat([Delta, targets]), torch.cat([alpha, sharp]), precision)
 
 
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
@@ -79,7 +87,7 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
 
     offset (N_h, n), Delta_h minus the displacement of the target, in pixels, and alpha (N_h,) -> (N_h,), float64
     """
-    offset = offset.detach().cpu().double().clamp(-FARTHEST, FARTHEST)
+    offset = offset.detach().cpu().double().clamp(-LARGEST_OFFSET, LARGEST_OFFSET)
     alpha = alpha.detach().cpu().double()
     sharp = alpha.clamp(DULLEST, 1e30)
     vanishing = -math.log(torch.finfo(torch.float64).tiny)

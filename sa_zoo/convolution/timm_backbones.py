@@ -129,7 +129,7 @@ def _create(
     return as_loaded(network) if pretrained else network
 
 
-def register(cnn: str, sentence: str, feature_levels: int) -> None:
+def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
     """Register a CNN's backbone with timm, with all of the CNN's weights; its entry point becomes an attribute here."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -146,7 +146,7 @@ def register(cnn: str, sentence: str, feature_levels: int) -> None:
 
 
 for row in CNNS:
-    register(*row)
+    register_backbone(*row)
 network_cfg = dataclasses.replace(backbone_cfg(cnn_cfg("resnet18")), hf_hub_id=None, url=None)
 default_cfgs.update(generate_default_cfgs({"mhsa_network": network_cfg}))
 

@@ -8,7 +8,7 @@ import timm
 from timm.models import PretrainedCfg
 from torch import nn
 
-from sa_zoo.convolution.network_conversion import Report, convert
+from sa_zoo.convolution.network_conversion import NetworkReport, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.folders.metrics import Conversion, Metrics, write_metrics
 from sa_zoo.folders.opened import Opened
@@ -18,7 +18,7 @@ from sa_zoo.models.network import SANet
 
 def write_converted(
     opened: Opened, folder: Path, layers: str = "*", alpha: float = 46.0, content: bool = False
-) -> Report:
+) -> NetworkReport:
     """Convert a trained CNN and write timm's two files, metrics.json and the report into an empty folder.
 
     The arguments are those of `convert`. Raises ValueError for a network that cannot be converted or written.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from sa_zoo.convolution.network_conversion import Report
+from sa_zoo.convolution.network_conversion import NetworkReport
 from sa_zoo.folders.metrics import Baseline, write_test
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import new_folder
@@ -21,7 +21,7 @@ def convert_model(
     alpha: float = 46.0,
     content: bool = False,
     data: str = "",
-) -> tuple[Opened, Report]:
+) -> tuple[Opened, NetworkReport]:
     """Turn the convolutions of a trained CNN into attention, in a complete folder `out`.
 
     With `data`, the test accuracy before and after goes into metrics.json and the card; if that fails, the folder
@@ -37,7 +37,7 @@ def convert_model(
     return converted, report
 
 
-def conversion_report(converted: Opened, report: Report) -> str:
+def conversion_report(converted: Opened, report: NetworkReport) -> str:
     """The report of a conversion, with the test accuracy before and after if it was measured."""
     text = report.table()
     before = converted.metrics.baseline

@@ -29,9 +29,9 @@ from sa_zoo.vit.layers import (
     check_images,
     follow_input_size,
     grid_of,
+    heads_apart,
     probabilities,
     projected,
-    split_heads,
 )
 from sa_zoo.vit.positions import PositionAttention
 
@@ -94,7 +94,7 @@ class ConvolvedAttention(nn.Module):
 
     def convolved(self, x: Tensor) -> Tensor:
         """The heads that are replaced: (B, replaced, N, d)"""
-        *looking, v = split_heads(self.replaced(x), len(self.parts), self.head_dim)
+        *looking, v = heads_apart(self.replaced(x), len(self.parts), self.head_dim)
         channels = v[:, :, self.prefix :].transpose(2, 3).flatten(1, 2)  # (B, replaced d, T)
         images = channels.unflatten(-1, self.grid)
         reach = self.kernel.shape[-1] // 2

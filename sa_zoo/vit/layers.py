@@ -77,11 +77,11 @@ def check_images(vit: VisionTransformer, images: Tensor) -> None:
 
 def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each"""
-    q, k, v = split_heads(layer.qkv(x), 3, layer.head_dim)
+    q, k, v = heads_apart(layer.qkv(x), 3, layer.head_dim)
     return layer.q_norm(q), layer.k_norm(k), v
 
 
-def split_heads(x: Tensor, parts: int, d: int) -> tuple[Tensor, ...]:
+def heads_apart(x: Tensor, parts: int, d: int) -> tuple[Tensor, ...]:
     """(B, N, parts N_h d) -> parts of (B, N_h, N, d)"""
     return x.unflatten(-1, [parts, -1, d]).permute(2, 0, 3, 1, 4).unbind(0)
 

@@ -35,7 +35,7 @@ from sa_zoo.vit.layers import (
 )
 
 NAME = {"architecture": "local_vit", "tag": None}  # of these networks for timm; timm_vits.py
-SPREAD = 2.0  # pixels, the standard deviation of drawn centers, as in the paper
+CENTERS_STD = 2.0  # pixels, of drawn centers, as in the paper
 
 
 class PositionAttention(nn.Module):
@@ -206,7 +206,7 @@ def add_positions(
         if block.attn in some:
             Delta = kernel_pixels(grid, block.attn.num_heads)
             if generator is not None:
-                Delta = SPREAD * torch.randn(Delta.shape, generator=generator)
+                Delta = CENTERS_STD * torch.randn(Delta.shape, generator=generator)
             block.attn = PositionAttention(block.attn, grid, vit.num_prefix_tokens, Delta, alpha)
     follow_input_size(vit)
     cfg = getattr(vit, "pretrained_cfg", None)

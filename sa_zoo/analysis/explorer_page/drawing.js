@@ -147,7 +147,7 @@ function kernelPicture(norms, window, largest, labels, marked) {
 }
 
 /** A filter of a CNN, (C, K, K): its colors if C is 3, else red for positive and blue for negative weights. */
-function drawFilter(canvas, filter, tap) {
+function drawFilter(canvas, filter, pixel) {
   const [height, width] = [filter[0].length, filter[0][0].length];
   [canvas.width, canvas.height] = [12 * width, 12 * height];
   const context = canvas.getContext("2d");
@@ -163,7 +163,7 @@ function drawFilter(canvas, filter, tap) {
       context.fillRect(12 * x, 12 * y, 12, 12);
     }
   }
-  const [row, column] = [Math.floor(tap / width), tap % width];
+  const [row, column] = [Math.floor(pixel / width), pixel % width];
   context.lineWidth = 2;
   context.strokeStyle = color("--query");
   context.strokeRect(12 * column + 1, 12 * row + 1, 10, 10);
