@@ -1,4 +1,4 @@
-"""Small networks of every kind, for tests that run over variants: one stage of each list of terms, and pyramids."""
+"""Small networks of every kind, and one whose heads are known: one stage of each list of terms, and pyramids."""
 
 import timm
 import torch
@@ -17,13 +17,17 @@ NETWORKS = {
     **{f"{kind}, stages": STAGES | {"img_size": (24, 40)} for kind in IN_STAGES},
     "pyramid": RESIDUAL | {"img_size": (24, 40)},
 }
+# 7 x 5 tokens, five heads
+SMALL = {"img_size": (28, 20), "patch_size": 4, "embed_dim": 11, "depth": 3}
+SMALL |= {"hidden_dim": 13, "num_heads": 5, "num_classes": 7}
+KERNEL = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]  # displacements
 
 
 def small(name: str, **changes) -> TimmSANet:
     """A network of the table, whose tensors are all away from zero and one."""
     torch.manual_seed(0)
     kind = name.partition(",")[0]
-    arguments = NETWORKS[name] | {"num_classes": 11} | changes
+    arguments = NETWORKS.get(name, {}) | {"num_classes": 11} | changes
     network = timm.create_model(f"sa_{kind}_cifar", **arguments).eval()
     for norm in network.modules():
         if isinstance(norm, nn.BatchNorm2d):
@@ -36,3 +40,22 @@ def small(name: str, **changes) -> TimmSANet:
 def images(name: str, batch: int = 2) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, 3, *NETWORKS[name]["img_size"], generator=generator)
+
+
+def small_network(variant: str = "quadratic", **changes) -> TimmSANet:
+    return small(variant, **SMALL | changes)
+
+
+def pictures(count: int = 2, size: tuple[int, int] = (28, 20), channels: int = 3) -> torch.Tensor:
+    return torch.rand(count, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+def convolutional_network() -> TimmSANet:
+    """A network whose nine heads per layer look at one pixel of a 3x3 kernel each."""
+    sizes = {"img_size": 16, "patch_size": 2, "depth": 2, "num_heads": 9, "num_classes": 10}
+    network = small_network("quadratic_tiny", **sizes)
+    with torch.no_grad():
+        for block in network.blocks:
+            block.attn.terms[0].Delta.copy_(torch.tensor(KERNEL))
+            block.attn.terms[0].spread.fill_(12.0)
+    return network

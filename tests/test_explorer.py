@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,27 +13,26 @@ from browser import chromium
 from matplotlib.image import imread
 from model_folders import make_run
 from PIL import Image
-from planted import SMALL, images, small_network
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.keys import Keys
+from small_networks import SMALL, pictures, small_network
 from timm.utils import reparameterize_model
 from tiny_runs import tiny_config
 from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.analysis import explorer
-from sa_zoo.analysis.explored_layers import values_of
 from sa_zoo.analysis.explorer import explore
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
 from sa_zoo.convolution.theorem import head_shifts
-from sa_zoo.folders.opened import open_model
-from sa_zoo.models.attention import Attention, attend
-from sa_zoo.models.terms import Quadratic
+from sa_zoo.folders.opened import open_folder
 from sa_zoo.verbs.explore import explore_source, explorer_files
 from sa_zoo.verbs.fit import fit
+
+CARDS = Path(__file__).parents[1] / "model_cards"
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,8 @@ def browser(chromium_of_module):
 def show(browser, tmp_path):
     """Open the page of a model."""
 
-    def opened(model, pictures=None, fragment="", **arguments):
-        pictures = images() if pictures is None else pictures
-        page = explore(model, pictures, **arguments)
+    def opened(model, fragment="", images=None, **arguments):
+        page = explore(model, pictures() if images is None else images, **arguments)
         browser.open(page.save(tmp_path / "page.html"), fragment)
 
     return opened
@@ -62,7 +61,7 @@ def show(browser, tmp_path):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A page of a small quadratic network, as most tests need it."""
-    small = explore(small_network(), images(3), title="small")
+    small = explore(small_network(), pictures(3), title="small")
     return small.save(tmp_path_factory.mktemp("page") / "small.html")
 
 
@@ -70,7 +69,7 @@ def converted(alpha=1.3, content=False):
     torch.manual_seed(0)
     first = torch.nn.Conv2d(3, 7, 5, stride=2, padding=2)
     cnn = torch.nn.Sequential(first, torch.nn.Conv2d(7, 5, (3, 2), dilation=2))
-    network, _ = sa_zoo.convert(cnn, alpha=alpha, content=content, example=images())
+    network, _ = sa_zoo.convert(cnn, alpha=alpha, content=content, example=pictures())
     for layer in network if content else []:
         torch.nn.init.normal_(layer.gate)
     return network
@@ -89,9 +88,11 @@ def maps_in_page(browser, layer, query):
     return torch.tensor(browser.run(script, layer, list(query)), dtype=torch.float32)
 
 
-VARIANTS = ["quadratic", "quadratic_gen", "learned", "content", "absolute"]
-MODELS = {variant: lambda variant=variant: small_network(variant) for variant in VARIANTS}
-MODELS |= {
+MODELS = {
+    "quadratic": small_network,
+    "quadratic_gen": lambda: small_network("quadratic_gen"),
+    "learned": lambda: small_network("learned"),
+    "mixed": lambda: small_network("mixed"),
     "pyramid": lambda: small_network("pyramid", depth=(1, 2), hidden_dim=0, patch_size=2),
     "converted": converted,
     "converted, content": lambda: converted(content=True),
@@ -104,11 +105,11 @@ MODELS |= {
 @pytest.mark.parametrize("name", MODELS)
 def test_maps_in_the_page_are_those_of_the_model(name, browser, show):
     model = MODELS[name]()
-    pictures = images(size=(96, 96)) if name.startswith("vision") else images()
-    show(model, pictures)
+    images = pictures(size=(96, 96) if name.startswith("vision") else (28, 20))
+    show(model, images=images)
     browser.run("explorer.update({image: 1})")
     browser.settle()
-    for index, layer in enumerate(attention_layers(model, pictures)):
+    for index, layer in enumerate(attention_layers(model, images)):
         height, width = layer.grid
         for query in ((0, 0), (height // 2, width // 3), (height - 1, width - 1)):
             P = layer.at(query)
@@ -133,7 +134,6 @@ def test_buttons_and_keys_select_the_view(browser, page):
     for button, head in (("next", 4), ("next", 0), ("previous", 4)):
         browser.click(f"#{button}")
         assert browser.state("head") == [head]
-    assert browser.text("head-number") == "5 of 5, layer 2"
     arrows = [Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT]
     keys = ["3", *arrows, "]", "]", "[", "i", "p", Keys.ARROW_UP]
     browser.find("body").send_keys(*keys)
@@ -162,12 +162,9 @@ def test_dragging_on_the_map_moves_the_query(kind, browser, page):
 
 
 def test_a_large_view_is_zoomed_and_clicks_count_there(browser, show):
-    model = small_network(img_size=(160, 124))
-    show(model, images(size=(160, 124)), "query=20,15&zoom=1")
-    stage = browser.find("#stage canvas")
-    stage.click()  # the middle pixel of 17 x 17 around row 20, column 15
-    browser.settle()
-    assert browser.state("query") == [[20, 15]]
+    size = (160, 124)
+    show(small_network(img_size=size), "query=20,15&zoom=1", pictures(size=size))
+    stage = browser.find("#stage canvas")  # 17 x 17 pixels around row 20, column 15
     left = -round(stage.size["width"] / 17 * 3)
     ActionChains(browser.driver).move_to_element_with_offset(stage, left, 0).click().perform()
     browser.settle()
@@ -185,15 +182,14 @@ def maps_by_the_shown_code(browser, model):
 
 def test_a_dragged_center_changes_maps_and_shown_code(browser, show):
     model = small_network()
-    show(model, fragment="layer=2&head=3&query=2,3")
+    show(model, "layer=2&head=3&query=2,3")
     before = maps_in_page(browser, 1, (2, 3))
     handle = browser.find(".handle.chosen")
     ActionChains(browser.driver).click_and_hold(handle).move_by_offset(40, -25).release().perform()
     browser.settle()
     moved = browser.run("explorer.state().edits[1][2].Delta")
     start = model.blocks[1].attn.terms[0].Delta[2].tolist()
-    assert moved[0] < start[0] - 0.2
-    assert moved[1] > start[1] + 0.3
+    assert moved[0] < start[0] - 0.2 and moved[1] > start[1] + 0.3
     browser.find(".handle.chosen").send_keys(Keys.ARROW_DOWN)
     browser.settle()
     assert browser.run("explorer.state().edits[1][2].Delta[0]") == pytest.approx(moved[0] + 0.25)
@@ -210,7 +206,7 @@ def test_a_dragged_center_changes_maps_and_shown_code(browser, show):
 @pytest.mark.parametrize("name", ["quadratic_gen", "learned", "converted"])
 def test_sharper_heads_are_those_of_the_shown_code(name, browser, show):
     model = MODELS[name]()
-    show(model, fragment="layer=1&query=2,3")
+    show(model, "layer=1&query=2,3")
     start = maps_in_page(browser, 0, (2, 3))
     browser.slide("sharpness", 0.7)
     after = maps_in_page(browser, 0, (2, 3))
@@ -220,13 +216,13 @@ def test_sharper_heads_are_those_of_the_shown_code(name, browser, show):
 
 def test_hardening_makes_the_layer_its_convolution(browser, show):
     browser.emulate("prefers-reduced-motion", "reduce")
-    show(converted(), fragment="layer=1&query=5,3")
+    show(converted(), "layer=1&query=5,3")
     share = "document.getElementById('meter').value"
     soft = browser.run(share)
     browser.click("#harden")
     assert browser.run(share) < 1e-12 < 0.1 < soft
     maps = maps_in_page(browser, 0, (5, 3))
-    assert torch.allclose(maps.amax(dim=1), torch.ones(25, dtype=maps.dtype))
+    assert torch.allclose(maps.amax(dim=1), torch.ones(25))
     # the 5 x 5 keys around the query (5, 3), at a stride of 2 on 32 x 24 keys
     window = [row * 24 + column for row in range(10, 15) for column in range(6, 11)]
     assert sorted(maps.argmax(dim=1).tolist()) == window
@@ -253,16 +249,14 @@ def test_bound_and_kernel_are_those_of_the_layer(alpha, browser, show):
 
 
 def test_missed_attention_of_tilted_heads_is_of_a_large_grid(browser, show):
-    small = small_network("quadratic_gen")
     large = small_network("quadratic_gen", img_size=(100, 100))
-    (P, *_) = [layer.at((12, 12)) for layer in attention_layers(large, images(1, (100, 100)))]
-    show(small)
+    P = attention_layers(large, pictures(1, (100, 100)))[0].at((12, 12))
+    show(small_network("quadratic_gen"))
+    heads = "'generalized', explorer.heads(0), arguments[0]"
     for head in range(5):
-        heads = "'generalized', explorer.heads(0), arguments[0]"
-        target = browser.run(f"targetOf({heads})", head)
+        down, across = target = browser.run(f"targetOf({heads})", head)
         missed = browser.run(f"missedAttention({heads}, arguments[1])", head, target)
-        expected = 1 - float(P[head, 12 + target[0], 12 + target[1]])
-        assert missed == pytest.approx(expected, abs=1e-5)
+        assert missed == pytest.approx(1 - float(P[head, 12 + down, 12 + across]), abs=1e-5)
 
 
 def test_the_epoch_slider_moves_heads_along_their_path(browser, show):
@@ -272,29 +266,25 @@ def test_the_epoch_slider_moves_heads_along_their_path(browser, show):
         for block in range(3)
         for name, shape in {"Delta": (5, 2), "spread": (5,)}.items()
     }
-    show(model, fragment="layer=3&query=1,1", recorded=recorded)
+    show(model, "layer=3&query=1,1", recorded=recorded)
     final = maps_in_page(browser, 2, (1, 1))
-    assert browser.text("epoch-text") == "3 of 3"
     browser.slide("epoch", 1)
     model.load_state_dict({name: rows[1] for name, rows in recorded.items()}, strict=False)
-    expected = attention_layers(model, images())[2].at((1, 1)).flatten(1)
+    expected = attention_layers(model, pictures())[2].at((1, 1)).flatten(1)
     assert torch.allclose(maps_in_page(browser, 2, (1, 1)), expected, atol=1e-5)
     assert not torch.allclose(final, expected, atol=1e-2)
     assert "epoch=1" in browser.run("location.hash")
 
 
 def test_the_address_holds_the_view(browser, page):
-    fragment = "image=2&layer=3&head=4&query=1,2&pin=6,0&zoom=1&edits=3,4,2.5,0.25,-1;1,1,0.5"
-    browser.open(page, fragment)
+    browser.open(page, "image=2&layer=3&head=4&query=1,2&pin=6,0&zoom=1&edits=3,4,2.5,0.25,-1")
     view = browser.run("explorer.state()")
-    changed = {"Delta": [0.25, -1], "sharpness": 2.5}
-    assert view["edits"] == {"0": {"0": {"sharpness": 0.5}}, "2": {"3": changed}}
+    assert view["edits"] == {"2": {"3": {"Delta": [0.25, -1], "sharpness": 2.5}}}
     expected = [1, 2, 3, [1, 2], [6, 0]]
     assert browser.state("image", "layer", "head", "query", "pin") == expected
     browser.run("explorer.update({})")
     browser.settle()
-    address = browser.run("location.hash")
-    browser.open(page, address.removeprefix("#"))
+    browser.open(page, browser.run("location.hash").removeprefix("#"))
     assert browser.run("explorer.state()") == view
 
 
@@ -310,14 +300,11 @@ def test_an_address_from_elsewhere_gives_a_valid_view(fragment, browser, page):
 def test_code_is_copied_and_the_view_saved_as_svg_and_png(browser, page):
     browser.open(page, "layer=2&query=1,1&pin=5,2")
     browser.click("#copy")
-    assert browser.text("copy") == "Copied"
     assert "attention_layers(model, images)[" in browser.run("getSelection().toString()")
     browser.click("#svg")
     tree = ElementTree.fromstring(browser.downloaded("attention.svg"))
     space = "{http://www.w3.org/2000/svg}"
-    texts = [text.text for text in tree.iter(f"{space}text")]
-    assert texts[0] == "small"
-    assert texts[2:] == [f"head {head}" for head in range(1, 6)]
+    assert [text.text for text in tree.iter(f"{space}text")][::2][:2] == ["small", "head 1"]
     # two enlarged maps, and both queries for every head
     assert len(list(tree.iter(f"{space}image"))) == 2 * 2 + 5 * 3
     browser.click("#png")
@@ -330,11 +317,8 @@ def test_code_is_copied_and_the_view_saved_as_svg_and_png(browser, page):
 
 
 def test_nothing_in_a_model_becomes_script_or_connects(browser, show):
-    class Hostile(torch.nn.Sequential):
-        pass
-
     attack = "</script><script>taken = 1</script><img src=x onerror='taken = 2'>\u2028"
-    model = Hostile()
+    model = torch.nn.Sequential()
     model.add_module(attack, small_network())
     show(model, title=attack, source=attack)
     assert browser.run("window.taken === undefined")
@@ -360,7 +344,7 @@ def test_own_pictures_are_opened_and_dropped(browser, page, tmp_path):
     })()""")
     browser.wait("explorer.state().image === 4")
     names = browser.run("[...document.querySelectorAll('#images img')].map((image) => image.alt)")
-    assert names == ["image 1", "image 2", "image 3", "own <b>.png", "dropped.png"]
+    assert names[3:] == ["own <b>.png", "dropped.png"]
     assert browser.run("[pictures[4].width, pictures[4].height]") == [20, 28]
 
 
@@ -385,7 +369,7 @@ def test_every_control_has_a_name(browser, page):
 
 
 def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
-    frame = explore(small_network(), images())._repr_html_()
+    frame = explore(small_network(), pictures())._repr_html_()
     (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title>{frame}")
     browser.driver.get((tmp_path / "notebook.html").as_uri())
     browser.driver.switch_to.frame(browser.find("iframe"))
@@ -394,26 +378,32 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
     browser.driver.switch_to.default_content()
 
 
-def data_of(page):
-    return json.loads(re.search(r'type="application/json" id="data">(.*?)</script>', page.html)[1])
+def data_of(html):
+    return json.loads(re.search(r'type="application/json" id="data">(.*?)</script>', html)[1])
 
 
 def test_a_page_has_as_many_images_as_fit(monkeypatch):
-    assert len(explore(timm.create_model("sa_quadratic_tiny_cifar")).html) < 1_000_000
-    model, pictures = small_network("content"), images(9)
-    whole = explore(model, pictures)
+    model, images = small_network("content"), pictures(9)
+    whole = explore(model, images).html
     assert len(data_of(whole)["images"]) == 9
-    monkeypatch.setattr(explorer, "PAGE_BYTES", len(whole.html) + 20_000)
-    fewer = explore(model, pictures)
+    monkeypatch.setattr(explorer, "PAGE_BYTES", len(whole) + 20_000)
+    fewer = explore(model, images).html
     assert 2 < len(data_of(fewer)["images"]) < 9
-    assert len(fewer.html) < explorer.PAGE_BYTES
+    assert len(fewer) < explorer.PAGE_BYTES
     monkeypatch.setattr(explorer, "PAGE_BYTES", 100_000)
     with pytest.raises(ValueError, match="3 layers whose maps of one image take"):
-        explore(model, pictures)
+        explore(model, images)
 
 
-def explored(*arguments):
-    return CliRunner().invoke(app, ["explore", *map(str, arguments)])
+@pytest.mark.parametrize(
+    "path", [*CARDS.glob("*/explorer.html")], ids=lambda path: path.parent.name
+)
+def test_a_committed_page_holds_the_weights_of_its_model(path):
+    fresh = explorer_files(open_folder(path.parent))["explorer.html"].decode()
+    committed, expected = (data_of(html)["layers"] for html in (path.read_text(), fresh))
+    assert [layer["parameters"] for layer in committed] == [
+        layer["parameters"] for layer in expected
+    ]
 
 
 def test_a_run_has_a_page_and_the_command_shows_pictures(browser, tmp_path):
@@ -427,45 +417,36 @@ def test_a_run_has_a_page_and_the_command_shows_pictures(browser, tmp_path):
     names = "explorer.data.images.map((image) => image.name)"
     assert all("CC BY 2.0" in name for name in browser.run(names)), "they may be published"
     assert "local-dir:run" in browser.text("code")
-    result = explored(run, "--images", 3, "--out", page)
+
+    def explored(*arguments):
+        return CliRunner().invoke(app, ["explore", str(run), *map(str, arguments)])
+
+    result = explored("--images", 3, "--out", page)
     assert result.exit_code == 0, result.output
-    browser.open(page)
-    assert browser.run(names) == ["1: 0", "2: 1", "3: 2"], "digits"
+    images = data_of(page.read_text())["images"]
+    assert [each["name"] for each in images] == ["1: 0", "2: 1", "3: 2"], "digits"
     (tmp_path / "blue").mkdir()
     files = [tmp_path / name for name in ("red.png", "blue/red.png", "lime.png")]
     for file in files:
         Image.new("RGB", (50, 40)).save(file)
-    pictures = data_of(explore_source(str(run), files))["images"]
-    assert [each["name"] for each in pictures] == [str(files[0]), str(files[1]), "lime.png"]
+    images = data_of(explore_source(str(run), files).html)["images"]
+    assert [each["name"] for each in images] == [str(files[0]), str(files[1]), "lime.png"]
     files[0].write_text("no picture")
     for arguments in (["--image", files[0]], ["--out", tmp_path / "nowhere" / "page.html"]):
-        refused = explored(run, *arguments)
+        refused = explored(*arguments)
         assert refused.exit_code == 1
         assert f"got {arguments[1]}, expected" in refused.output
 
 
-def test_value_matrices_include_the_map_after_them():
-    layer = Attention(7, 5, (Quadratic,), (3, 11), normalize=True).eval()
-    bn = layer.W_out.bn
-    for values in (bn.weight, bn.running_mean, layer.W_val.weight):
-        torch.nn.init.normal_(values)
-    torch.nn.init.uniform_(bn.running_var, 0.5, 2.0)
-    X = torch.randn(2, 3, 11, 7)
-    heads = attend(layer.probabilities(X), X.flatten(1, 2)).unflatten(-1, [5, 7])
-    summed = torch.einsum("ohi,bqhi->bqo", values_of(layer).float(), heads).unflatten(1, [3, 11])
-    constant = layer(X) - summed
-    assert torch.allclose(constant, constant[0, 0, 0].expand_as(constant), atol=1e-5)
-
-
 def test_images_of_another_kind_are_refused(tmp_path):
-    model = small_network()
-    picture = Image.new("RGB", (20, 28))
-    for given in ([picture], picture, images().numpy(), {"a": images()[0]}, images()[0], images(0)):
+    model, picture = small_network(), Image.new("RGB", (20, 28))
+    for given in (picture, pictures().numpy(), {"a": pictures()[0]}, pictures()[0], pictures(0)):
         with pytest.raises(ValueError, match=r"^images: got .*, expected a tensor \(B, C, H, W\)"):
             explore(model, given)
     of_five_channels = small_network(in_chans=5)
     with pytest.raises(ValueError, match="model of 5 channels"):
         explore(of_five_channels)
-    assert data_of(explore(of_five_channels, images(channels=5)))["size"] == [5, 28, 20]
+    shown = explore(of_five_channels, pictures(channels=5)).html
+    assert data_of(shown)["size"] == [5, 28, 20]
     folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
-    assert explorer_files(open_model(str(folder))) == {}
+    assert explorer_files(open_folder(folder)) == {}

@@ -9,23 +9,23 @@ import torch
 from timm.utils import reparameterize_model
 from tiny_runs import tiny_config
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.cli import app
 from sa_zoo.convolution.certificate import certificate
-from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
     conv_and_distance,
     conv_from_attention,
 )
-from sa_zoo.convolution.theorem import head_shifts, missed_attention
+from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 from sa_zoo.training.config import dump_config, load_config
 from sa_zoo.verbs.fit import fit
@@ -42,6 +42,8 @@ KERNEL = [
     [-2, 0],
 ]  # dilated, not centered, not in order
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
+OFFSETS = {"kernel": sorted(KERNEL), "not in order": KERNEL, "scattered": SCATTERED}
+every_offset = pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
 
 
 def network(name: str = "sa_quadratic_tiny_cifar", **more) -> nn.Module:
@@ -73,9 +75,7 @@ def read_by_loops(layer: Attention, offsets: list[list[int]], X: torch.Tensor) -
 
 
 @pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)])
-@pytest.mark.parametrize(
-    "offsets", [sorted(KERNEL), KERNEL, SCATTERED], ids=["kernel", "not in order", "scattered"]
-)
+@every_offset
 @pytest.mark.parametrize("trains", [True, False])
 def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, trains):
     layer = layer_with(offsets, terms=terms)
@@ -99,49 +99,54 @@ def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, t
             assert (mine - theirs).abs().max() < 1e-12
 
 
-def test_only_heads_that_read_one_pixel_everywhere_take_that_route():
+@pytest.mark.parametrize(
+    ("spread", "changed", "value"),
+    [
+        (64.0, "Delta", 0.5),  # half-way between two pixels
+        (64.0, "spread", 2.0),
+        (8.8, "Delta", 0.0),  # an alpha of 38.7
+    ],
+)
+def test_other_heads_do_not_take_that_route(spread, changed, value):
     X = torch.randn(B, H, W, D, dtype=torch.float64)
-    assert layer_with(KERNEL, spread=9.0).terms[0].taps() == KERNEL  # alpha 40.5
-    assert layer_with(KERNEL, spread=8.8).terms[0].taps() == []  # 38.7
-    assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # alpha beyond float16
-    half_way = layer_with(KERNEL)
-    half_way.terms[0].Delta[2, 0] += 0.5
-    free = layer_with(KERNEL)
-    free.terms[0].Delta.requires_grad_(True)
-    one_dull = layer_with(KERNEL)
-    one_dull.terms[0].spread[3] = 2.0
+    layer = layer_with(KERNEL, spread)
+    getattr(layer.terms[0], changed)[2] = value
+    with only("definition"):
+        expected = layer(X)
+    assert choose(layer, X)[0].name != "taps"
+    assert (layer(X) - expected).abs().max() < 1e-12
+
+
+def test_sharp_heads_that_move_tilt_or_drop_do_not_take_it_either():
+    X = torch.randn(B, H, W, D, dtype=torch.float64)
+    assert layer_with(KERNEL, spread=9.0).terms[0].taps() == KERNEL  # an alpha of 40.5
+    assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # beyond float16
+    free = layer_with(KERNEL).requires_grad_(True)
     tilted = layer_with(KERNEL, terms=(GeneralizedQuadratic,))
     tilted.terms[0].spread[1, 0, 1] = 40.0  # reads another pixel of the border
-    for layer in (half_way, free, one_dull, tilted):
-        with only("definition"):
-            expected = layer(X)
-        assert choose(layer, X)[0].name != "taps"
-        assert (layer(X) - expected).abs().max() < 1e-12
     dropping = Attention(D, HEADS, (Quadratic,), (H, W), attn_drop=0.1, dtype=torch.float64)
     dropping.terms = layer_with(KERNEL[:HEADS]).terms
-    assert choose(dropping, X)[0].name != "taps"
+    assert all(choose(layer, X)[0].name != "taps" for layer in (free, tilted, dropping))
 
 
 def mixing(Delta: np.ndarray, S: np.ndarray, taps: list[list[int]]) -> np.ndarray:
     """M_hg by loops over all displacements of the image."""
     M = np.zeros((len(Delta), len(taps)))
+    offsets = np.array([(y, x) for y in range(1 - H, H) for x in range(1 - W, W)])
     for head in range(len(Delta)):
-        shares = {}
-        for y in range(1 - H, H):
-            for x in range(1 - W, W):
-                away = S[head].T @ (np.array([y, x]) - Delta[head])
-                shares[y, x] = np.exp(-0.5 * away @ away)
-        for (y, x), share in shares.items():
-            distance = [(y - row) ** 2 + (x - column) ** 2 for row, column in taps]
-            near = [g for g, each in enumerate(distance) if each == min(distance)]
-            for g in near:
-                M[head, g] += share / sum(shares.values()) / len(near)
+        shares = np.exp(-0.5 * (((offsets - Delta[head]) @ S[head]) ** 2).sum(-1))
+        for offset, share in zip(offsets, shares / shares.sum(), strict=True):
+            distance = ((offset - taps) ** 2).sum(-1)
+            near = distance == distance.min()
+            M[head, near] += share / near.sum()
     return M
 
 
 @pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "sa_quadratic_gen_tiny_cifar"])
 def test_hardening_moves_attention_to_the_nearest_tap(name):
     before = network(name)
+    term = before.blocks[0].attn.terms[0]
+    term.Delta.data[1] = term.Delta.data[0]  # two heads on one pixel
     model = copy.deepcopy(before)
     taps = sa_zoo.harden(model)
     assert list(taps) == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
@@ -161,7 +166,6 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
         assert old.terms[0].Delta[sharpest].round().tolist() in offsets == sorted(offsets)
     color = torch.randn(1, 3, 1, 1, dtype=torch.float64).expand(1, 3, 28, 20)
     assert (model(color) - before(color)).abs().max() < 1e-12
-    assert missed_attention(torch.zeros(HEADS, 2), torch.full([HEADS], 0.5 * 64.0**2)).max() == 0.0
 
 
 def hard_network() -> nn.Module:
@@ -190,8 +194,6 @@ def test_what_is_made_of_taps_keeps_its_function(made):
     taps = sa_zoo.harden(model)
     assert sa_zoo.harden(model) == taps
     assert (model(x) - expected).abs().max() < 1e-12
-    kinds = sa_zoo.explore(model, x).html.count('"kind":"quadratic"')
-    assert kinds == len(taps)
 
 
 def test_as_many_heads_as_displacements_read_all_of_them():
@@ -199,7 +201,7 @@ def test_as_many_heads_as_displacements_read_all_of_them():
         assert offsets == [[0, across] for across in range(-2, 3)]
 
 
-@pytest.mark.parametrize("offsets", [KERNEL, SCATTERED], ids=["kernel", "scattered"])
+@every_offset
 def test_a_network_layer_of_taps_is_a_convolution(offsets):
     layer = layer_with(offsets)
     conv, distance = conv_and_distance(layer)
@@ -234,44 +236,53 @@ def test_trained_convolutions_become_convolutions_again(axes):
     assert (layer(color)[middle] - before).abs().max() < 1e-9
 
 
-def test_heads_that_cannot_be_taps_are_refused_with_the_reason():
-    refused = {
-        "learned tables": network("sa_learned_tiny_cifar"),
-        "depend on content": network("sa_mixed_tiny_cifar"),
-        "its 1x1 pixels have 1 displacements for 5 heads": network(img_size=4),
-        "the size of its images is not known": nn.Sequential(network().blocks[0]),
-        "it looks at content": nn.Sequential(
-            attention_from_conv(nn.Conv2d(3, 5, 3), 3.0, content=True)
-        ),
-        "Sequential, expected one with quadratic heads": nn.Sequential(
-            attention_from_conv(nn.Conv2d(3, 5, 3))
-        ),
-        "VisionTransformer, expected": timm.create_model("test_vit"),
-    }
-    endless = attention_from_conv(nn.Conv2d(3, 5, 3), 3.0)
-    endless.alpha.data[4] = 0.0
-    refused["sees without end"] = nn.Sequential(endless)
-    adapted = network()
-    adapted.blocks[2].attn.W_val = nn.Sequential(adapted.blocks[2].attn.W_val)
-    refused["merge adapters"] = adapted
-    nowhere = network()
-    nowhere.blocks[1].attn.terms[0].Delta.data[2, 0] = torch.inf
-    refused["not finite"] = nowhere
-    pruned = network()
-    prune.random_unstructured(pruned.blocks[0].attn.W_val, "weight", amount=0.5)
-    refused["are computed"] = pruned
-    parametrized = network()
-    parametrizations.weight_norm(parametrized.blocks[2].attn.terms[0], "Delta")
-    refused["some of its numbers are computed"] = parametrized
-    normed = attention_from_conv(nn.Conv2d(3, 5, 3), 3.0)
-    parametrizations.weight_norm(normed.W_val)
-    refused["its numbers are computed"] = nn.Sequential(normed)
-    for reason, model in refused.items():
-        before = copy.deepcopy(model.state_dict())
-        with pytest.raises(ValueError, match=f"model: got .*{reason}"):
-            sa_zoo.harden(model)
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert isinstance(attention_from_conv(nn.Conv2d(3, 5, 3)), HardAttention)
+def of_conv(**changed: torch.Tensor) -> nn.Module:
+    """A converted convolution with other numbers."""
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 3.0)
+    for name, value in changed.items():
+        getattr(layer, name).data[4] = value
+    return nn.Sequential(layer)
+
+
+def with_weight_norm(model: nn.Module, path: str, name: str) -> nn.Module:
+    parametrizations.weight_norm(model.get_submodule(path), name)
+    return model
+
+
+def infinite() -> nn.Module:
+    model = network()
+    model.blocks[1].attn.terms[0].Delta.data[2, 0] = torch.inf
+    return model
+
+
+def adapted() -> nn.Module:
+    model = network()
+    model.blocks[2].attn.W_val = nn.Sequential(model.blocks[2].attn.W_val)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda: network("sa_learned_tiny_cifar"), "learned tables"),
+        (lambda: network("sa_mixed_tiny_cifar"), "depend on content"),
+        (lambda: network(img_size=4), "its 1x1 pixels have 1 displacements for 5 heads"),
+        (lambda: nn.Sequential(network().blocks[0]), "the size of its images is not known"),
+        (lambda: attention_from_conv(nn.Conv2d(3, 5, 3), 3.0, content=True), "looks at content"),
+        (lambda: attention_from_conv(nn.Conv2d(3, 5, 3)), "expected one with quadratic heads"),
+        (lambda: of_conv(alpha=0.0), "sees without end"),
+        (lambda: with_weight_norm(of_conv(), "0.W_val", "weight"), "are computed"),
+        (lambda: with_weight_norm(network(), "blocks.2.attn.terms.0", "Delta"), "are computed"),
+        (infinite, "not finite"),
+        (adapted, "merge adapters"),
+    ],
+)
+def test_heads_that_cannot_be_taps_are_refused(made, reason):
+    model = made()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=f"model: got .*{reason}"):
+        sa_zoo.harden(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
@@ -285,14 +296,11 @@ def test_graphs_of_a_hardened_network_have_convolutions_and_gathers_only():
     assert not any(word in name for name in called for word in ("softmax", "matmul", "bmm", "exp"))
     with torch.no_grad(), only("definition"):
         expected = model(x)
-    for y in (program.module()(x), torch.jit.trace(deployed, x)(x), deployed(x)):
-        assert (y - expected).abs().max() < 1e-5
-    assert (torch.jit.script(deployed)(x) - expected).abs().max() < 1e-5
+    for graph in (program.module(), torch.jit.trace(deployed, x), torch.jit.script(deployed)):
+        assert (graph(x) - expected).abs().max() < 1e-5
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A run of two epochs, and its continuation with taps."""
+def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
     args = {
         "img_size": 8,
         "patch_size": 2,
@@ -302,38 +310,27 @@ def runs(tmp_path_factory):
         "hidden_dim": 7,
     }
     config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": args, "whiten": True})
-    folder = tmp_path_factory.mktemp("runs")
-    fit(config, folder / "run")
-    result = CliRunner().invoke(
-        app,
-        ["harden", str(folder / "run"), "--out", str(folder / "hard"), "--set", "train.epochs=1"],
-    )
+    folders = tmp_path / "run", tmp_path / "hard"
+    fit(config, folders[0])
+    arguments = ["harden", folders[0], "--out", folders[1], "--set", "train.epochs=1"]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
-    return folder / "run", folder / "hard"
-
-
-def test_the_verb_continues_a_run_and_leaves_a_folder_of_the_same_architecture(runs):
-    run, hard = (open_folder(folder) for folder in runs)
+    run, hard = map(open_folder, folders)
     expected = copy.deepcopy(run.network)
     taps = sa_zoo.harden(expected)
     assert run.config["architecture"] == hard.config["architecture"]
     assert run.config["model_args"] == hard.config["model_args"]
-    for name, layer in hard.network.named_modules():
-        if isinstance(layer, Attention):
-            assert layer.terms[0].taps() == taps[name]
+    read = {name: term.taps() for name, term in terms_in(hard.network).items()}
+    assert list(read.values()) == list(taps.values())
     assert not torch.equal(hard.network.head.weight, run.network.head.weight)  # trained on
-    recipe = load_config(runs[1] / "train.toml")
+    recipe = load_config(folders[1] / "train.toml")
     assert recipe.model.harden and not recipe.model.whiten and recipe.train.epochs == 1
-    assert recipe.optim.lr == pytest.approx(load_config(runs[0] / "train.toml").optim.lr / 3)
+    assert recipe.optim.lr == pytest.approx(config.optim.lr / 3)
     x = torch.randn(B, 3, 8, 8)
-    soft, of_transformers = map(AutoModelForImageClassification.from_pretrained, runs)
-    assert (of_transformers(x).logits - hard.network(x)).abs().max() < 1e-5
-    assert sa_zoo.harden(soft) == taps
-
-
-@pytest.mark.parametrize(("before", "after"), [(14, 4), (2, 2), (0, 0)])
-def test_small_images_come_first_where_the_run_had_some(tmp_path, before, after):
-    recipe = load_config("tiny", [f"augment.small_epochs={before}"])
-    (tmp_path / "train.toml").write_text(dump_config(recipe))
-    config = config_of(tmp_path)
-    assert (config.train.epochs, config.augment.small_epochs) == (8, after)
+    loaded = AutoModelForImageClassification.from_pretrained(folders[1])
+    assert (loaded(x).logits - hard.network(x)).abs().max() < 1e-5
+    (folders[0] / "train.toml").write_text(
+        dump_config(load_config("tiny", ["augment.small_epochs=14"]))
+    )
+    longer = config_of(folders[0])
+    assert (longer.train.epochs, longer.augment.small_epochs) == (8, 4)

@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from planted import convolutional_network
+from small_networks import convolutional_network
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
