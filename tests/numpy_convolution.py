@@ -48,18 +48,15 @@ def nearest_convolution(P: np.ndarray, grid: tuple[int, int], K: int) -> tuple:
     (N_h, T, T) -> (N_h, K, K) and (N_h, T, T), pixel by pixel, moved to the border where it is outside.
     """
     (height, width), reach = grid, K // 2
-    inner = [
-        (y, x)
-        for y, x in np.ndindex(*grid)
-        if reach <= y < height - reach and reach <= x < width - reach
-    ]
     c, C = np.zeros((len(P), K, K)), np.zeros_like(P)
     for i, j in np.ndindex(K, K):
-        down, across = i - reach, j - reach
-        c[:, i, j] = np.mean(
-            [P[:, y * width + x, (y + down) * width + x + across] for y, x in inner], axis=0
-        )
-        for q, (y, x) in enumerate(np.ndindex(*grid)):
-            row, column = min(max(y + down, 0), height - 1), min(max(x + across, 0), width - 1)
-            C[:, q, row * width + column] += c[:, i, j]
+        seen = []
+        for y, x in np.ndindex(*grid):
+            row, column = y + i - reach, x + j - reach
+            if reach <= y < height - reach and reach <= x < width - reach:
+                seen.append(P[:, y * width + x, row * width + column])
+        c[:, i, j] = np.mean(seen, axis=0)
+        for y, x in np.ndindex(*grid):
+            row, column = np.clip([y + i - reach, x + j - reach], 0, [height - 1, width - 1])
+            C[:, y * width + x, row * width + column] += c[:, i, j]
     return c, C

@@ -32,9 +32,8 @@ class RandomLayer:
     def inputs(self, batch: int = 1) -> Tensor:
         """(batch, channels, *image), uniform in [-1, 1], in the convolution's type."""
         generator = torch.Generator().manual_seed(self.seed + 1)
-        noise = torch.rand(
-            batch, self.conv.in_channels, *self.image, generator=generator, dtype=torch.float64
-        )
+        shape = (batch, self.conv.in_channels, *self.image)
+        noise = torch.rand(shape, generator=generator, dtype=torch.float64)
         return (2 * noise - 1).to(self.conv.weight.dtype)
 
 
@@ -49,10 +48,8 @@ def layers(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> RandomLayer:
     largest = 4 if axes < 3 else 2  # the explicit softmax of all queries and keys shall stay small
     kernel_size, stride = per_axis(1, largest), per_axis(1, 3)
     dilation, padding = per_axis(1, largest - 1), per_axis(0, largest - 1)
-    groups, mode = (
-        draw(st.integers(1, 2)),
-        draw(st.sampled_from(["zeros", "replicate", "reflect", "circular"])),
-    )
+    groups = draw(st.integers(1, 2))
+    mode = draw(st.sampled_from(["zeros", "replicate", "reflect", "circular"]))
     channels = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
     seed = draw(st.integers(0, 10**6))
     with torch.random.fork_rng():

@@ -61,23 +61,20 @@ def test_no_input_breaks_the_bound(dtype, drawn, alpha, magnitude, content):
 def test_the_bound_holds_for_trained_positions(drawn, alpha, moved):
     layer = attention_from_conv(drawn.conv, alpha)
     generator = torch.Generator().manual_seed(drawn.seed)
-    with torch.no_grad():
-        layer.Delta += moved * (2 * torch.rand(layer.Delta.shape, generator=generator) - 1)
-        layer.alpha *= 0.5 + torch.rand(layer.alpha.shape, generator=generator)
+    layer.Delta.data += moved * (2 * torch.rand(layer.Delta.shape, generator=generator) - 1)
+    layer.alpha.data *= 0.5 + torch.rand(layer.alpha.shape, generator=generator)
     assert excess(layer, drawn.conv, drawn.inputs()) <= 1
 
 
-@pytest.mark.parametrize("kernel_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("alpha", [1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("kernel_size", [1, 2, 5])
+@pytest.mark.parametrize("alpha", [1.0, 8.0])
 def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_size):
     """The factor is what the heads' errors cancel among each other, which the bound adds up."""
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, kernel_size, padding=kernel_size // 2).double()
     layer = attention_from_conv(conv, alpha)
-    x = adversary(
-        attention_from_conv(conv, alpha), attention_from_conv(conv), torch.zeros(1, 3, 17, 19)
-    )
-    apart = (layer(x.double()) - conv(x.double())).detach().abs().amax(dim=(0, 2, 3))[-1]
+    x = adversary(layer, conv, torch.zeros(1, 3, 17, 19)).double()
+    apart = (layer(x) - conv(x)).detach().abs().amax(dim=(0, 2, 3))[-1]
     bound = certificate(layer, [17, 19]).bound[-1]
     assert bound / 3 <= apart <= bound
 
@@ -100,9 +97,8 @@ def test_weights_that_underflow_stay_within_the_bound(dtype, scale, alpha, kerne
     for seed in range(7):
         torch.manual_seed(seed)
         conv = nn.Conv2d(1, 1, kernel_size, dtype=dtype, bias=bool(seed % 2))
-        with torch.no_grad():
-            for parameter in conv.parameters():
-                parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * scale)
+        for parameter in conv.parameters():
+            parameter.data = (torch.randn(parameter.shape, dtype=torch.float64) * scale).to(dtype)
         x = (2 * torch.rand(1, 1, 11, 13) - 1).to(dtype)
         layer = attention_from_conv(conv, alpha)
         with without_onednn():
@@ -115,19 +111,16 @@ def test_weights_that_underflow_stay_within_the_bound(dtype, scale, alpha, kerne
 def test_heads_without_a_center_or_a_sharpness_cost_no_memory(which, value):
     conv = nn.Conv2d(3, 5, 3, padding=1)
     layer = attention_from_conv(conv, 20.0)
-    with torch.no_grad():
-        getattr(layer, which)[4] = value
-    found = certificate(layer, [7, 7]).attention
-    output = layer(torch.zeros(1, 3, 7, 7))
-    assert certificate(layer, [7, 7]).rounding.isnan().all() == output.isnan().any()
+    expected = certificate(layer, [7, 7]).attention
+    getattr(layer, which).data[4] = value
+    found = certificate(layer, [7, 7])
+    assert found.rounding.isnan().all() == layer(torch.zeros(1, 3, 7, 7)).isnan().any()
     if value != value:
-        assert found.isnan().all()
+        expected = torch.full_like(expected, torch.nan)
     elif which == "Delta":
         # This head's whole value matrix, twice, and little of the others.
-        lost = 2 * conv.weight.detach().double()[:, :, 1, 1].abs().sum(dim=1)
-        assert torch.allclose(found, lost, rtol=1e-5)
-    else:
-        assert torch.allclose(found, certificate(attention_from_conv(conv, 20.0), [7, 7]).attention)
+        expected = 2 * conv.weight.detach().double()[:, :, 1, 1].abs().sum(dim=1)
+    assert torch.allclose(found.attention, expected, rtol=1e-5, equal_nan=True)
 
 
 def test_an_open_gate_has_no_bound():

@@ -19,18 +19,18 @@ INFINITY = float("inf")
 def by_numpy(layer, conv, x):
     """The layer's output by the loop over queries and keys; numeric padding alone."""
     keys = padded(x.numpy(), [(amount, amount) for amount in conv.padding], conv.padding_mode)
-    weight = conv.weight.detach().numpy()
-    dense = np.zeros((conv.out_channels, conv.in_channels, *conv.kernel_size))  # groups as blocks
-    rows, columns = conv.out_channels // conv.groups, conv.in_channels // conv.groups
-    for group in range(conv.groups):
-        block = slice(group * rows, group * rows + rows)
-        dense[block, group * columns : group * columns + columns] = weight[block]
-    heads = [dense[(slice(None), slice(None), *tap)].T for tap in np.ndindex(*conv.kernel_size)]
-    bias = np.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().numpy()
+    weight = conv.weight.detach()
+    dense = torch.stack(  # groups as blocks
+        [
+            torch.block_diag(*weight[:, :, *pixel].chunk(conv.groups))
+            for pixel in np.ndindex(*conv.kernel_size)
+        ]
+    )
+    bias = torch.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()
     Delta, alpha = layer.Delta.detach().numpy(), layer.alpha.detach().numpy()
-    queries = layer(x).shape[2:]
+    geometry = np.array(conv.stride), np.array(conv.padding)
     return attention(
-        keys, queries, Delta, alpha, heads, bias, np.array(conv.stride), np.array(conv.padding)
+        keys, layer(x).shape[2:], Delta, alpha, dense.mT.numpy(), bias.numpy(), *geometry
     )
 
 
@@ -69,17 +69,16 @@ def test_the_layer_is_what_the_paper_defines(conv, image, alpha):
         assert np.abs(layer(x).numpy() - expected).max() < 1e-12
 
 
-@pytest.mark.parametrize("image", [(7, 8), (11, 5), (2, 3)])
+@pytest.mark.parametrize("image", [(7, 8), (2, 3)])
 @pytest.mark.parametrize(
     ("kernel_size", "stride", "dilation"), [(3, 2, 1), (5, 3, 1), (2, 1, 2), (1, 2, 1)]
 )
 def test_tensorflows_padding_follows_the_image(image, kernel_size, stride, dilation):
     conv = Conv2dSame(2, 3, kernel_size, stride=stride, dilation=dilation).double()
     x = torch.randn(2, 2, *image, dtype=torch.float64)
-    for alpha in (46.0, 3.0):
-        layer = attention_from_conv(conv, alpha)
-        assert torch.allclose(layer(x), layer.definition(x), atol=1e-12)
     assert torch.equal(attention_from_conv(conv)(x), conv(x))
+    layer = attention_from_conv(conv, 3.0)
+    assert torch.allclose(layer(x), layer.definition(x), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -95,12 +94,10 @@ def test_from_alpha_39_on_a_layer_runs_as_its_convolution(axes, dtype):
 def test_weights_of_a_softer_layer_are_refused_in_the_hard_limit():
     conv = nn.Conv2d(2, 3, 3)
     hard, soft = attention_from_conv(conv), attention_from_conv(conv, 4.0)
-    with pytest.raises(RuntimeError, match=r"alpha: got heads that miss their targets by 6\.9e-02"):
-        hard.load_state_dict(soft.state_dict())
-    moved = hard.state_dict()
-    moved["Delta"] = moved["Delta"] + 0.5
-    with pytest.raises(RuntimeError, match="expected exact ones"):
-        hard.load_state_dict(moved)
+    moved = hard.state_dict() | {"Delta": hard.Delta + 0.5}
+    for state in (soft.state_dict(), moved):
+        with pytest.raises(RuntimeError, match="expected exact ones"):
+            hard.load_state_dict(state)
     hard.load_state_dict(attention_from_conv(conv, INFINITY).state_dict())
     assert hard.alpha.isinf().all()
 

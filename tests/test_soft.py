@@ -11,32 +11,22 @@ from torch.func import functional_call, stack_module_state, vmap
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft import SoftAttention
 
-# What `axes_cost` has to be for either evaluation to be the cheaper one.
-EVALUATIONS = {"composed": 10**9, "by axes": 0}
+EVALUATIONS = {"composed": 10**9, "by axes": 0}  # the `axes_cost` that makes each the cheaper one
 INFINITY = float("inf")
 
 
-def soft(conv, alpha, moved=0.0):
-    """A layer with trained positions: each alpha and Delta a little off, by a generator of its own."""
-    layer = attention_from_conv(conv, alpha)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        layer.Delta += moved * torch.randn(
-            layer.Delta.shape, generator=generator, dtype=layer.Delta.dtype
-        )
-        layer.alpha *= 1 + moved * torch.rand(
-            layer.alpha.shape, generator=generator, dtype=layer.alpha.dtype
-        )
-    return layer
-
-
-def assert_is_the_definition(layer, x):
-    """Every evaluation gives the definition's outputs."""
+def assert_is_the_definition(layer, x, gradients=()):
+    """Both evaluations give the outputs of the explicit softmax, and its gradients."""
     expected = layer.definition(x)
+    direction = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, gradients, direction) if gradients else ()
     for evaluation, cost in EVALUATIONS.items():
         layer.axes_cost = cost
-        assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12), evaluation
-    layer.axes_cost = SoftAttention.axes_cost
+        y = layer(x)
+        assert torch.allclose(y, expected, rtol=0, atol=1e-12), evaluation
+        found = torch.autograd.grad(y, gradients, direction) if gradients else ()
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9), evaluation
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -44,9 +34,15 @@ def assert_is_the_definition(layer, x):
     layers(), st.floats(0.05, 37.0), st.sampled_from([0.0, 0.4])
 )  # soft in one dimension up to 37.4
 def test_both_evaluations_are_the_definition(drawn, alpha, moved):
-    layer = soft(drawn.conv, alpha, moved)
+    """With gradients of the image, of Delta and alpha, a little off their start, and of values."""
+    layer = attention_from_conv(drawn.conv, alpha)
     assert isinstance(layer, SoftAttention)
-    assert_is_the_definition(layer, drawn.inputs(batch=2))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        layer.Delta += moved * torch.randn(layer.Delta.shape, generator=generator)
+        layer.alpha *= 1 + moved * torch.rand(layer.alpha.shape, generator=generator)
+    x = drawn.inputs(batch=2).requires_grad_()
+    assert_is_the_definition(layer, x, [x, layer.Delta, layer.alpha, layer.W_val.weight])
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -72,40 +68,26 @@ def test_one_hot_heads_between_pixels_are_the_definition_up_to_the_border(alpha,
     assert_is_the_definition(layer, torch.randn(1, 2, 11, 13, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    "conv",
-    [
-        nn.Conv1d(2, 3, 3, stride=2, padding=1),
-        nn.Conv2d(2, 4, (3, 2), padding=(1, 0), groups=2),
-        nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", dilation=(1, 2), bias=False),
-    ],
-)
-@pytest.mark.parametrize("cost", EVALUATIONS.values(), ids=EVALUATIONS)
-def test_gradients_of_positions_sharpness_and_values(conv, cost):
-    """Numerical derivatives move the numbers in place, so that the window is theirs."""
-    layer = soft(conv.double(), 5.3, moved=0.2)
-    layer.axes_cost = cost
-    x = torch.randn(1, 2, *[11] * (conv.weight.ndim - 2), dtype=torch.float64, requires_grad=True)
-    assert {"Delta", "alpha", "W_val.weight"} <= {name for name, _ in layer.named_parameters()}
-    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()), atol=1e-6)
+def test_a_shifted_image_has_shifted_outputs_away_from_borders():
+    x = torch.zeros(1, 2, 41, 43)
+    x[..., 19:22, 17:24] = torch.randn(3, 7)
+    for alpha in (46.0, 3.0):
+        layer = attention_from_conv(nn.Conv2d(2, 3, 5, stride=2, padding=2), alpha)
+        shifted = layer(x.roll((4, -6), (2, 3)))
+        assert torch.allclose(shifted, layer(x).roll((2, -3), (2, 3)), atol=1e-6)
+        assert shifted.std(dim=(2, 3)).min() > 0.01
 
 
 def sharp():
     return attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0)
 
 
-def dull_state(layer, moved):
-    """Other numbers for a layer built sharp: its heads see far, around other centers."""
-    state = {name: value.detach().clone() for name, value in layer.named_parameters()}
-    state["alpha"].fill_(1.0)
-    state["Delta"] += moved
-    return state
-
-
 def test_stacked_layers_are_each_evaluated_with_their_own_numbers():
+    """Dull heads around other centers, in layers that were built sharp."""
     stacked, x = [sharp() for _ in range(3)], torch.randn(2, 3, 11, 13, dtype=torch.float64)
     for layer, moved in zip(stacked, (0.0, 2.3, -1.7), strict=True):
-        layer.load_state_dict(dull_state(layer, moved))
+        layer.alpha.data.fill_(1.0)
+        layer.Delta.data += moved
     state, _ = stack_module_state(stacked)
     outputs = vmap(lambda state: functional_call(stacked[0], state, (x,)))(state)
     for layer, output in zip(stacked, outputs, strict=True):
@@ -120,10 +102,9 @@ def test_a_layer_on_the_meta_device_has_the_shape_of_its_outputs():
 @pytest.mark.parametrize("value", [float("nan"), INFINITY, 1e9])
 def test_a_head_without_a_center_costs_no_memory(value):
     layer = sharp()
-    with torch.no_grad():
-        layer.Delta[4, 1] = value
-    x = torch.randn(1, 3, 7, 5, dtype=torch.float64)
-    assert layer(x).isfinite().all() if value == 1e9 else layer(x).isnan().all()
+    layer.Delta.data[4, 1] = value
+    y = layer(torch.randn(1, 3, 7, 5, dtype=torch.float64))
+    assert y.isfinite().all() if value == 1e9 else y.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -141,8 +122,7 @@ def test_the_cheaper_evaluation_is_chosen_by_size(channels, side, evaluation, mo
 def test_the_dullest_heads_see_all_of_a_long_axis(alpha):
     layer = attention_from_conv(nn.Conv1d(1, 1, 1).double(), 1e-3)
     layer.alpha.data.fill_(alpha)
-    x = torch.zeros(1, 1, 2003, dtype=torch.float64)
-    x[..., 1009:] = 1.0
+    x = (torch.arange(2003.0, dtype=torch.float64) > 1009).double()[None, None]
     assert torch.allclose(layer(x), layer.definition(x), rtol=0, atol=1e-12)
 
 
@@ -154,9 +134,9 @@ def test_autocast_and_half_precision_agree_with_float32():
         expected = layer(x)
         with torch.autocast("cpu", dtype=torch.bfloat16), without_onednn():
             assert (layer(x) - expected).abs().max() < 0.05
-        half = attention_from_conv(conv, alpha).half()
-        assert half(x.half()).dtype == torch.float16
-        assert (half(x.half()) - expected).abs().max() < 0.01
+        half = layer.half()(x.half())
+        assert half.dtype == torch.float16
+        assert (half - expected).abs().max() < 0.01
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
