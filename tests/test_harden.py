@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import timm
 import torch
+from numpy.testing import assert_allclose
 from timm.utils import reparameterize_model
-from tiny_runs import tiny_config
+from tiny_runs import MUON, tiny_config
 from torch import nn
-from torch.nn.utils import parametrizations
-from transformers import AutoModelForImageClassification
+from torch.nn.utils.parametrizations import weight_norm
 from typer.testing import CliRunner
 
 import sa_zoo
@@ -44,33 +44,37 @@ KERNEL = [
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
 OFFSETS = {"kernel": sorted(KERNEL), "not in order": KERNEL, "scattered": SCATTERED}
 every_offset = pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+close = {"rtol": 0, "atol": 1e-12}
 
 
-def network(name: str = "sa_quadratic_tiny_cifar", **more) -> nn.Module:
+def network(name="quadratic", **more):
     torch.manual_seed(0)
-    return timm.create_model(name, **SMALL | more).double().eval()
+    return timm.create_model(f"sa_{name}_tiny_cifar", **SMALL | more).double().eval()
 
 
-def layer_with(offsets: list[list[int]], spread: float = 64.0, terms=(Quadratic,)) -> Attention:
+def layer_with(offsets, spread=64.0, terms=(Quadratic,)):
     torch.manual_seed(1)
-    layer = Attention(D, len(offsets), terms, (H, W), dtype=torch.float64)
-    term = layer.terms[0]
-    term.Delta.data.copy_(torch.tensor(offsets))
-    eye = torch.eye(2) if terms == (GeneralizedQuadratic,) else 1.0
-    term.spread.data.copy_(spread * torch.as_tensor(eye))
-    return layer.requires_grad_(False)
+    layer = Attention(D, len(offsets), terms, (H, W), dtype=torch.float64).requires_grad_(False)
+    layer.terms[0].Delta.copy_(torch.tensor(offsets))
+    layer.terms[0].spread.copy_(
+        spread * (torch.eye(2) if terms != (Quadratic,) else torch.ones(()))
+    )
+    return layer
 
 
-def read_by_loops(layer: Attention, offsets: list[list[int]], X: torch.Tensor) -> np.ndarray:
+def pixels():
+    return torch.randn(B, H, W, D, dtype=torch.float64)
+
+
+def read_by_loops(layer, offsets, X):
     """b + sum_h X[q + Delta_h, moved into the image] W_h, pixel by pixel, then W_out."""
     x, W_val = X.detach().numpy(), layer.W_val.weight.detach().numpy()
     out = np.zeros(x.shape) + layer.W_val.bias.detach().numpy()
-    for y in range(x.shape[1]):
-        for column in range(x.shape[2]):
-            for head, (down, across) in enumerate(offsets):
-                row = min(max(y + down, 0), x.shape[1] - 1)
-                place = min(max(column + across, 0), x.shape[2] - 1)
-                out[:, y, column] += x[:, row, place] @ W_val[:, head * D : (head + 1) * D].T
+    for y, column in np.ndindex(H, W):
+        for head, (down, across) in enumerate(offsets):
+            row = min(max(y + down, 0), H - 1)
+            place = min(max(column + across, 0), W - 1)
+            out[:, y, column] += x[:, row, place] @ W_val[:, head * D : (head + 1) * D].T
     return out @ layer.W_out.weight.detach().numpy().T + layer.W_out.bias.detach().numpy()
 
 
@@ -80,23 +84,24 @@ def read_by_loops(layer: Attention, offsets: list[list[int]], X: torch.Tensor) -
 def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, trains):
     layer = layer_with(offsets, terms=terms)
     layer.W_val.requires_grad_(trains)
-    X = torch.randn(B, H, W, D, dtype=torch.float64, requires_grad=trains)
-    expected = read_by_loops(layer, offsets, X)
+    X = pixels().requires_grad_(trains)
     assert choose(layer, X)[0].name == "taps"
     fused = copy.deepcopy(layer)
     fused.terms[0] = layer.terms[0].fuse()
+    assert isinstance(fused.terms[0], Taps) and not list(fused.terms.parameters())
     with only("definition"):
         definition = layer(X)
         of_fused = fused(X)
-    assert isinstance(fused.terms[0], Taps) and not list(fused.terms.parameters())
+    expected = read_by_loops(layer, offsets, X)
     for y in (layer(X), definition, fused(X), of_fused):
-        assert np.abs(y.detach().numpy() - expected).max() < 1e-12
+        assert_allclose(y.detach().numpy(), expected, **close)
     if trains:
         direction = torch.randn_like(definition)
-        wanted = torch.autograd.grad(definition, [X, layer.W_val.weight], direction)
-        got = torch.autograd.grad(layer(X), [X, layer.W_val.weight], direction)
-        for mine, theirs in zip(got, wanted, strict=True):
-            assert (mine - theirs).abs().max() < 1e-12
+        wanted, got = (
+            torch.autograd.grad(y, [X, layer.W_val.weight], direction)
+            for y in (definition, layer(X))
+        )
+        torch.testing.assert_close(got, wanted, **close)
 
 
 @pytest.mark.parametrize(
@@ -108,17 +113,15 @@ def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, t
     ],
 )
 def test_other_heads_do_not_take_that_route(spread, changed, value):
-    X = torch.randn(B, H, W, D, dtype=torch.float64)
-    layer = layer_with(KERNEL, spread)
+    layer, X = layer_with(KERNEL, spread), pixels()
     getattr(layer.terms[0], changed)[2] = value
     with only("definition"):
         expected = layer(X)
     assert choose(layer, X)[0].name != "taps"
-    assert (layer(X) - expected).abs().max() < 1e-12
+    torch.testing.assert_close(layer(X), expected, **close)
 
 
 def test_sharp_heads_that_move_tilt_or_drop_do_not_take_it_either():
-    X = torch.randn(B, H, W, D, dtype=torch.float64)
     assert layer_with(KERNEL, spread=9.0).terms[0].taps() == KERNEL  # an alpha of 40.5
     assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # beyond float16
     free = layer_with(KERNEL).requires_grad_(True)
@@ -126,10 +129,10 @@ def test_sharp_heads_that_move_tilt_or_drop_do_not_take_it_either():
     tilted.terms[0].spread[1, 0, 1] = 40.0  # reads another pixel of the border
     dropping = Attention(D, HEADS, (Quadratic,), (H, W), attn_drop=0.1, dtype=torch.float64)
     dropping.terms = layer_with(KERNEL[:HEADS]).terms
-    assert all(choose(layer, X)[0].name != "taps" for layer in (free, tilted, dropping))
+    assert all(choose(layer, pixels())[0].name != "taps" for layer in (free, tilted, dropping))
 
 
-def mixing(Delta: np.ndarray, S: np.ndarray, taps: list[list[int]]) -> np.ndarray:
+def mixing(Delta, S, taps):
     """M_hg by loops over all displacements of the image."""
     M = np.zeros((len(Delta), len(taps)))
     offsets = np.array([(y, x) for y in range(1 - H, H) for x in range(1 - W, W)])
@@ -142,48 +145,47 @@ def mixing(Delta: np.ndarray, S: np.ndarray, taps: list[list[int]]) -> np.ndarra
     return M
 
 
-@pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "sa_quadratic_gen_tiny_cifar"])
+@pytest.mark.parametrize("name", ["quadratic", "quadratic_gen"])
 def test_hardening_moves_attention_to_the_nearest_tap(name):
     before = network(name)
-    term = before.blocks[0].attn.terms[0]
-    term.Delta.data[1] = term.Delta.data[0]  # two heads on one pixel
+    Delta = before.blocks[0].attn.terms[0].Delta.data
+    Delta[1] = Delta[0]  # two heads on one pixel
     model = copy.deepcopy(before)
-    taps = sa_zoo.harden(model)
-    assert list(taps) == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
-    for index, offsets in enumerate(taps.values()):
-        old, new = before.blocks[index].attn, model.blocks[index].attn
+    for path, offsets in sa_zoo.harden(model).items():
+        old, new = before.get_submodule(path), model.get_submodule(path)
         assert len({tuple(offset) for offset in offsets}) == HEADS
         assert new.terms[0].taps() == offsets == new.terms[0].Delta.tolist()
-        assert not any(parameter.requires_grad for parameter in new.terms.parameters())
-        assert new.W_val.weight.requires_grad and new.W_out.weight.requires_grad
+        trained = {name for name, value in new.named_parameters() if value.requires_grad}
+        assert trained == {"W_val.weight", "W_val.bias", "W_out.weight", "W_out.bias"}
         spread = old.terms[0].spread.detach()
         S = spread if spread.ndim == 3 else spread[:, None, None] * torch.eye(2)
-        M = mixing(old.terms[0].Delta.detach().numpy(), S.double().numpy(), offsets)
+        M = mixing(old.terms[0].Delta.detach().numpy(), S.numpy(), offsets)
         slices = old.W_val.weight.detach().numpy().reshape(D, HEADS, D)
         expected = np.einsum("ohi,hg->ogi", slices, M).reshape(D, -1)
-        assert np.abs(new.W_val.weight.detach().numpy() - expected).max() < 1e-12
-        sharpest = int(torch.linalg.det(S.float()).abs().argmax())
+        assert_allclose(new.W_val.weight.detach().numpy(), expected, **close)
+        sharpest = int(torch.linalg.det(S).abs().argmax())
         assert old.terms[0].Delta[sharpest].round().tolist() in offsets == sorted(offsets)
     color = torch.randn(1, 3, 1, 1, dtype=torch.float64).expand(1, 3, 28, 20)
-    assert (model(color) - before(color)).abs().max() < 1e-12
+    torch.testing.assert_close(model(color), before(color), **close)
 
 
-def hard_network() -> nn.Module:
+def hard_network():
     model = network()
     sa_zoo.harden(model)
     return model
 
 
-def one_hot_layer() -> nn.Module:
-    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0)
-    layer.alpha.data.fill_(torch.inf)
+def converted(alpha, head=4, **arguments):
+    """A convolution as attention, with one head of another sharpness."""
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0, **arguments)
+    layer.alpha.data[head] = alpha
     return nn.Sequential(layer)
 
 
 TAPS = {
     "a network": hard_network,
     "a folded network": lambda: reparameterize_model(hard_network()),
-    "a converted layer of infinite alpha": one_hot_layer,
+    "a converted layer of infinite alpha": lambda: converted(torch.inf, slice(None)),
 }
 
 
@@ -193,7 +195,7 @@ def test_what_is_made_of_taps_keeps_its_function(made):
     expected = model(x)
     taps = sa_zoo.harden(model)
     assert sa_zoo.harden(model) == taps
-    assert (model(x) - expected).abs().max() < 1e-12
+    torch.testing.assert_close(model(x), expected, **close)
 
 
 def test_as_many_heads_as_displacements_read_all_of_them():
@@ -203,82 +205,72 @@ def test_as_many_heads_as_displacements_read_all_of_them():
 
 @every_offset
 def test_a_network_layer_of_taps_is_a_convolution(offsets):
-    layer = layer_with(offsets)
+    layer, X = layer_with(offsets), pixels()
     conv, distance = conv_and_distance(layer)
-    assert distance == 0.0 and conv.padding_mode == "replicate"
-    x = torch.randn(B, D, H, W, dtype=torch.float64)
-    expected = read_by_loops(layer, offsets, x.permute(0, 2, 3, 1))
-    assert np.abs(conv(x).detach().permute(0, 2, 3, 1).numpy() - expected).max() < 1e-12
+    assert distance == 0.0
+    y = conv(X.permute(0, 3, 1, 2)).detach().permute(0, 2, 3, 1)
+    assert_allclose(y.numpy(), read_by_loops(layer, offsets, X), **close)
     layer.terms[0].spread.fill_(2.0)
     with pytest.raises(ValueError, match="attention: got heads that are not all taps"):
         conv_from_attention(layer)
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_trained_convolutions_become_convolutions_again(axes):
-    torch.manual_seed(axes)
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_trained_convolutions_become_convolutions_again(kind):
     conv = kind(4, 6, 3, stride=2, padding=2, dilation=2, groups=2).double()
+    axes = conv.weight.ndim - 2
     layer = attention_from_conv(conv, 3.0)
-    with torch.no_grad():
-        layer.Delta += 0.4 * torch.randn_like(layer.Delta)
+    layer.Delta.data += 0.4 * torch.randn(
+        layer.Delta.shape, generator=torch.Generator().manual_seed(0)
+    )
     color = torch.ones(1, 4, *[13] * axes, dtype=torch.float64)
     middle = (0, slice(None), *[3] * axes)  # a query that sees no border
     before = layer(color)[middle]
     (taps,) = sa_zoo.harden(nn.Sequential(layer)).values()
     assert taps == head_shifts([3] * axes, [2] * axes, [2] * axes).tolist()
+    assert (layer(color)[middle] - before).abs().max() < 1e-9
+    assert certificate(layer, [13] * axes).attention.max() == 0.0
     again, distance = conv_and_distance(layer)
     assert distance == 0.0 and repr(again) == repr(conv)
-    x = torch.randn(B, 4, *[13] * axes, dtype=torch.float64)
-    assert (layer(x) - again(x)).abs().max() < 1e-12
-    assert (layer.definition(x) - again(x)).abs().max() < 1e-12
-    assert certificate(layer, [13] * axes).attention.max() == 0.0
-    assert (layer(color)[middle] - before).abs().max() < 1e-9
+    x = torch.randn_like(color)
+    for y in (layer(x), layer.definition(x)):
+        torch.testing.assert_close(y, again(x), **close)
 
 
-def of_conv(**changed: torch.Tensor) -> nn.Module:
-    """A converted convolution with other numbers."""
-    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 3.0)
-    for name, value in changed.items():
-        getattr(layer, name).data[4] = value
-    return nn.Sequential(layer)
-
-
-def with_weight_norm(model: nn.Module, path: str, name: str) -> nn.Module:
-    parametrizations.weight_norm(model.get_submodule(path), name)
+def normed(model, path, name):
+    weight_norm(model.get_submodule(path), name)
     return model
 
 
-def infinite() -> nn.Module:
+def changed(path, function):
+    """A network, after a function of one of its modules."""
     model = network()
-    model.blocks[1].attn.terms[0].Delta.data[2, 0] = torch.inf
+    function(model.get_submodule(path))
     return model
 
 
-def adapted() -> nn.Module:
-    model = network()
-    model.blocks[2].attn.W_val = nn.Sequential(model.blocks[2].attn.W_val)
-    return model
+REFUSED = {
+    "learned tables": lambda: network("learned"),
+    "depend on content": lambda: network("mixed"),
+    "its 1x1 pixels have 1 displacements for 5 heads": lambda: network(img_size=4),
+    "the size of its images is not known": lambda: nn.Sequential(network().blocks[0]),
+    "looks at content": lambda: converted(3.0, content=True),
+    "expected one with quadratic heads": lambda: attention_from_conv(nn.Conv2d(3, 5, 3)),
+    "sees without end": lambda: converted(0.0),
+    "some of its numbers are": lambda: normed(converted(3.0), "0.W_val", "weight"),
+    "numbers are computed": lambda: normed(network(), "blocks.2.attn.terms.0", "Delta"),
+    "not finite": lambda: changed(
+        "blocks.1.attn.terms.0", lambda term: term.Delta.data.fill_(torch.inf)
+    ),
+    "merge adapters": lambda: changed(
+        "blocks.2.attn", lambda layer: setattr(layer, "W_val", nn.Sequential(layer.W_val))
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (lambda: network("sa_learned_tiny_cifar"), "learned tables"),
-        (lambda: network("sa_mixed_tiny_cifar"), "depend on content"),
-        (lambda: network(img_size=4), "its 1x1 pixels have 1 displacements for 5 heads"),
-        (lambda: nn.Sequential(network().blocks[0]), "the size of its images is not known"),
-        (lambda: attention_from_conv(nn.Conv2d(3, 5, 3), 3.0, content=True), "looks at content"),
-        (lambda: attention_from_conv(nn.Conv2d(3, 5, 3)), "expected one with quadratic heads"),
-        (lambda: of_conv(alpha=0.0), "sees without end"),
-        (lambda: with_weight_norm(of_conv(), "0.W_val", "weight"), "are computed"),
-        (lambda: with_weight_norm(network(), "blocks.2.attn.terms.0", "Delta"), "are computed"),
-        (infinite, "not finite"),
-        (adapted, "merge adapters"),
-    ],
-)
-def test_heads_that_cannot_be_taps_are_refused(made, reason):
-    model = made()
+@pytest.mark.parametrize("reason", REFUSED)
+def test_heads_that_cannot_be_taps_are_refused(reason):
+    model = REFUSED[reason]()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=f"model: got .*{reason}"):
         sa_zoo.harden(model)
@@ -287,8 +279,7 @@ def test_heads_that_cannot_be_taps_are_refused(made, reason):
 
 @pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
 def test_graphs_of_a_hardened_network_have_convolutions_and_gathers_only():
-    model = network().float()
-    sa_zoo.harden(model)
+    model = hard_network().float()
     deployed = reparameterize_model(model)
     x = torch.randn(B, 3, 28, 20)
     program = torch.export.export(deployed, (x,))
@@ -301,36 +292,22 @@ def test_graphs_of_a_hardened_network_have_convolutions_and_gathers_only():
 
 
 def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
-    args = {
-        "img_size": 8,
-        "patch_size": 2,
-        "embed_dim": 6,
-        "depth": 2,
-        "num_heads": 3,
-        "hidden_dim": 7,
-    }
-    config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": args, "whiten": True})
+    model = MUON["model"] | {"whiten": True}
+    config = tiny_config(model=model, train={"epochs": 1})
     folders = tmp_path / "run", tmp_path / "hard"
     fit(config, folders[0])
     arguments = ["harden", folders[0], "--out", folders[1], "--set", "train.epochs=1"]
     result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
     run, hard = map(open_folder, folders)
-    expected = copy.deepcopy(run.network)
-    taps = sa_zoo.harden(expected)
-    assert run.config["architecture"] == hard.config["architecture"]
     assert run.config["model_args"] == hard.config["model_args"]
-    read = {name: term.taps() for name, term in terms_in(hard.network).items()}
-    assert list(read.values()) == list(taps.values())
+    taps = list(sa_zoo.harden(run.network).values())
+    assert [term.taps() for term in terms_in(hard.network).values()] == taps
     assert not torch.equal(hard.network.head.weight, run.network.head.weight)  # trained on
     recipe = load_config(folders[1] / "train.toml")
-    assert recipe.model.harden and not recipe.model.whiten and recipe.train.epochs == 1
+    assert recipe.model.harden and not recipe.model.whiten
     assert recipe.optim.lr == pytest.approx(config.optim.lr / 3)
-    x = torch.randn(B, 3, 8, 8)
-    loaded = AutoModelForImageClassification.from_pretrained(folders[1])
-    assert (loaded(x).logits - hard.network(x)).abs().max() < 1e-5
-    (folders[0] / "train.toml").write_text(
-        dump_config(load_config("tiny", ["augment.small_epochs=14"]))
-    )
+    small_first = load_config("tiny", ["augment.small_epochs=14"])
+    (folders[0] / "train.toml").write_text(dump_config(small_first))
     longer = config_of(folders[0])
     assert (longer.train.epochs, longer.augment.small_epochs) == (8, 4)
