@@ -3,7 +3,6 @@
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from programs import missing_programs
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 FLAGS = (
     "headless",
@@ -118,7 +118,5 @@ class Browser:
         return path.read_bytes()
 
     def _until(self, condition: Callable[[], Any], waited_for: str) -> None:
-        end = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < end, f"waited 10 s for {waited_for}: {self.complaints()}"
-            time.sleep(0.02)
+        waiting = WebDriverWait(self.driver, 10, poll_frequency=0.02)
+        waiting.until(lambda _: condition(), f"waited 10 s for {waited_for}")

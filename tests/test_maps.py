@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from planted import images, small_network
+from small_networks import pictures, small_network
 from torch.nn.functional import scaled_dot_product_attention
 
 import sa_zoo
@@ -14,9 +14,9 @@ from sa_zoo.models.variants import TERMS
 @pytest.mark.parametrize("variant", [name for name in TERMS if name != "pyramid"])
 def test_maps_of_our_networks_are_their_probabilities(variant):
     model = small_network(variant)
-    layers = attention_layers(model, images())
+    layers = attention_layers(model, pictures())
     assert [layer.name for layer in layers] == [f"blocks.{block}.attn" for block in range(3)]
-    for layer, P in zip(layers, model.attention_maps(images()), strict=True):
+    for layer, P in zip(layers, model.attention_maps(pictures()), strict=True):
         assert (layer.grid, layer.keys, layer.heads) == ((7, 5), (7, 5), 5)
         assert layer.positional == (P.ndim == 3)
         assert torch.allclose(layer.maps, P, atol=1e-6)
@@ -30,11 +30,11 @@ def test_maps_of_a_converted_network_are_those_of_its_layers(content):
     torch.manual_seed(0)
     first = torch.nn.Conv2d(3, 5, 3, stride=2, padding=1)
     cnn = torch.nn.Sequential(first, torch.nn.Conv2d(5, 7, (2, 5), padding=1))
-    network, _ = sa_zoo.convert(cnn, alpha=1.7, content=content, example=images())
+    network, _ = sa_zoo.convert(cnn, alpha=1.7, content=content, example=pictures())
     for layer in network if content else []:
         layer.gate.data.fill_(2.0)
-    layers = attention_layers(network, images())
-    for layer, x in zip(layers, [images(), network[0](images())], strict=True):
+    layers = attention_layers(network, pictures())
+    for layer, x in zip(layers, [pictures(), network[0](pictures())], strict=True):
         assert layer.positional != content
         assert torch.allclose(layer.maps, layer.module.probabilities(x), atol=1e-6)
         heads = layer.at((2, 3))
@@ -54,11 +54,10 @@ def test_maps_of_a_vision_transformer_are_those_it_uses(name, monkeypatch):
         seen.append((query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1))
         return scaled_dot_product_attention(query, key, value, **arguments)
 
-    x = images(size=(96, 96))
+    x = pictures(size=(96, 96))
     layers = attention_layers(model, x)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
-    with torch.no_grad():
-        model(x)
+    model(x)
     # without the attention of one query that pools the pixels of test_vit3
     assert len(layers) == len(model.blocks)
     for layer, P in zip(layers, seen, strict=False):

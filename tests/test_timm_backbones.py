@@ -1,19 +1,24 @@
 """timm_backbones.py: the conv-equivalent backbones are their CNNs, for timm and for transformers."""
 
-import json
-
 import pytest
 import timm
 import torch
+from huggingface_hub import HfApi
 from safetensors.torch import save_file
 from timm.layers import set_layer_config
-from timm.models._hub import save_config_for_hf
 from torch import nn
+from transformers import (
+    AutoBackbone,
+    AutoModelForImageClassification,
+    TimmBackbone,
+    TimmBackboneConfig,
+)
+from transformers.models.auto import auto_factory
 
-import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.timm_backbones import CNNS, checkpoint_filter_fn
+from sa_zoo.folders.write import write_timm_files
 
 TINY = "mhsa_resnet_tiny_cifar"
 
@@ -98,20 +103,16 @@ def test_classes_channels_and_layers_of_ones_own(layers, tmp_path):
 def test_torchvisions_vgg_is_read_as_timm_reads_it():
     """By names and shapes alone: the network itself has 133 million parameters."""
     with torch.device("meta"):
-        own = (backbone := timm.create_model("mhsa_vgg11_bn")).state_dict()
+        backbone, cnn = (timm.create_model(name) for name in ("mhsa_vgg11_bn", "vgg11_bn"))
     theirs = {"head.fc": "classifier.6", "pre_logits.fc1": "classifier.0"}
     theirs["pre_logits.fc2"] = "classifier.3"
-    attention = {n for n, m in backbone.named_modules() if isinstance(m, ConvolutionalAttention)}
     given = {}
-    for key, value in own.items():
-        layer, _, last = key.replace(".W_val", "").rpartition(".")
-        if layer in attention and last in ("Delta", "alpha"):
-            continue
-        name = f"{theirs.get(layer, layer)}.{'bias' if last == 'b_out' else last}"
-        given[name] = value.flatten(1) if layer in theirs and value.ndim > 1 else value
-    assert given["classifier.0.weight"].ndim == 2
-    converted = checkpoint_filter_fn(given, backbone)
-    shapes = [{key: value.shape for key, value in state.items()} for state in (converted, own)]
+    for key, value in cnn.state_dict().items():
+        layer, _, last = key.rpartition(".")
+        flat = layer in theirs and value.ndim > 1
+        given[f"{theirs.get(layer, layer)}.{last}"] = value.flatten(1) if flat else value
+    states = checkpoint_filter_fn(given, backbone), backbone.state_dict()
+    shapes = [{key: value.shape for key, value in state.items()} for state in states]
     assert shapes[0] == shapes[1]
 
 
@@ -143,35 +144,17 @@ def test_any_cnn_of_timm_has_a_backbone_without_a_name():
 
 
 def test_transformers_keeps_the_batch_norms_of_trained_networks(tmp_path):
-    from transformers import TimmBackbone
-
-    arguments = {"embed_dim": (7, 5, 11)}
-    pyramid = trained("sa_pyramid_tiny_cifar", **arguments)
-    timm.models.save_for_hf(pyramid, tmp_path, model_args=arguments, safe_serialization=True)
-    for name in ("resnet_tiny_cifar", f"local-dir:{tmp_path}"):
-        network = timm.create_model(name, pretrained=True).eval()
-        x = images(network)
-        last = network.forward_intermediates(x, intermediates_only=True)[-1]
-        backbone = TimmBackbone.from_pretrained(name, out_indices=[-1]).eval()
-        assert torch.equal(backbone(x).feature_maps[0], last)
+    pyramid = trained("sa_pyramid_tiny_cifar", embed_dim=(7, 5, 11))
+    write_timm_files(tmp_path, pyramid)
+    x = images(pyramid)
+    last = pyramid.forward_intermediates(x, intermediates_only=True)[-1]
+    backbone = TimmBackbone.from_pretrained(f"local-dir:{tmp_path}", out_indices=[-1]).eval()
+    assert torch.equal(backbone(x).feature_maps[0], last)
 
 
 def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatch):
-    from huggingface_hub import HfApi
-    from transformers import (
-        AutoBackbone,
-        AutoModelForImageClassification,
-        TimmBackbone,
-        TimmBackboneConfig,
-    )
-    from transformers.models.auto import auto_factory
-
     backbone = trained(TINY, num_classes=7)
-    saved(backbone, tmp_path / "model.safetensors")
-    save_config_for_hf(backbone, str(tmp_path / "config.json"))
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["model_args"].pop("num_classes")
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_timm_files(tmp_path, backbone)
     x = images(backbone)
     classifier = AutoModelForImageClassification.from_pretrained(tmp_path)
     assert torch.equal(classifier(x).logits, backbone(x))
@@ -180,9 +163,8 @@ def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatc
     levels = backbone.forward_intermediates(x, intermediates_only=True)
     for face in (TimmBackbone, AutoBackbone):
         features = face.from_pretrained(f"local-dir:{tmp_path}", out_indices=[1, 4]).eval()
-        first, last = features(x).feature_maps
-        assert torch.equal(first, levels[1])
-        assert torch.equal(last, levels[4])
+        for found, level in zip(features(x).feature_maps, (1, 4), strict=True):
+            assert torch.equal(found, levels[level])
     # The wrapper's configuration keeps other arguments to itself; those of the call reach timm.
     config = TimmBackboneConfig(backbone=TINY, alpha=4.0)
     assert HardAttention in kinds(AutoBackbone.from_config(config))

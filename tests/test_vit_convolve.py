@@ -94,12 +94,12 @@ def test_a_network_of_convolutions_keeps_its_function():
 
 def test_the_most_local_heads_of_all_layers_are_chosen():
     local = local_heads(small(), images())
-    ranked = torch.stack([heads.distance for heads in local]).flatten().sort()
+    ranked = torch.cat([heads.distance for heads in local]).sort()
     for most in range(5):
-        some = most_local(local, most)
-        assert sorted(2 * layer + head for layer in (0, 1) for head in some[layer]) == sorted(
-            ranked.indices[:most].tolist()
-        )
+        numbers = [
+            2 * layer + head for layer, some in enumerate(most_local(local, most)) for head in some
+        ]
+        assert numbers == sorted(ranked.indices[:most].tolist())
     assert most_local(local, below=float(ranked.values[2])) == most_local(local, 2)
     assert most_local(local) == [[0, 1], [0, 1]]
     for most in (-1, 5):
@@ -111,18 +111,10 @@ def test_the_most_local_heads_of_all_layers_are_chosen():
     ("network", "K", "said"),
     [
         (lambda: small(scale_attn_norm=True), 3, "vit: got scale_attn_norm=True, expected False"),
-        (
-            convolved,
-            3,
-            "vit: got ConvolvedAttention in block 0, expected timm's Attention without a gate",
-        ),
-        (lambda: small(), 4, "window: got 4, expected an odd number up to 5"),
+        (convolved, 3, "vit: got ConvolvedAttention in block 0, expected timm's Attention"),
+        (small, 4, "window: got 4, expected an odd number up to 5"),
         (lambda: timm.create_model("resnet18"), 3, "vit: got ResNet, expected a VisionTransformer"),
-        (
-            lambda: small(img_size=(28, 20)),
-            3,
-            r"images: got \(2, 3, 20, 28\), expected \(B, 3, 28, 20\)",
-        ),
+        (lambda: small(img_size=(28, 20)), 3, r"images: got .*, expected \(B, 3, 28, 20\)"),
     ],
 )
 def test_what_cannot_be_replaced_is_refused(network, K, said):
