@@ -82,7 +82,7 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     Raises:
         ValueError: for a network without attention maps that can be shown on an image.
     """
-    own = {
+    own: dict[nn.Module, str] = {
         module: name
         for name, module in model.named_modules()
         if isinstance(module, Attention)

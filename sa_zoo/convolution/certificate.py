@@ -86,7 +86,7 @@ def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
 def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
     """The largest kernel that a SoftAttention composes for so many keys per axis; 1 for other layers."""
     windows = layer.windows() if isinstance(layer, SoftAttention) else []
-    return math.prod(min(len(window), size) for window, size in zip(windows, keys, strict=False))
+    return math.prod(map(min, map(len, windows), keys))
 
 
 def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:

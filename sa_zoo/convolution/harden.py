@@ -52,8 +52,8 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     network: Any = model
     if isinstance(getattr(model, "layout", None), Layout):  # a class of timm or transformers
         of_blocks = network.layout.grids(network.img_size)
-        for path, layer in attention_in(network.blocks).items():
-            grids[layer] = of_blocks[block_of(path)]
+        for path, attention in attention_in(network.blocks).items():
+            grids[attention] = of_blocks[block_of(path)]
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():
         if isinstance(module, Layer) and not isinstance(module, HardAttention):

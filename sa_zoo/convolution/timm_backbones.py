@@ -80,8 +80,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
     return converted
 
 
-def cnn_cfg(name: str) -> PretrainedCfg:
-    """timm's configuration of a CNN; RuntimeError if there is none."""
+def cfg_of(name: str) -> PretrainedCfg:
+    """timm's configuration of a model; RuntimeError if there is none."""
     cfg = get_pretrained_cfg(name, allow_unregistered=False)
     assert cfg is not None
     return cfg
@@ -147,7 +147,7 @@ def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
 
 for row in CNNS:
     register_backbone(*row)
-network_cfg = dataclasses.replace(backbone_cfg(cnn_cfg("resnet18")), hf_hub_id=None, url=None)
+network_cfg = dataclasses.replace(backbone_cfg(cfg_of("resnet18")), hf_hub_id=None, url=None)
 default_cfgs.update(generate_default_cfgs({"mhsa_network": network_cfg}))
 
 
@@ -155,5 +155,5 @@ default_cfgs.update(generate_default_cfgs({"mhsa_network": network_cfg}))
 def mhsa_network(pretrained: bool = False, cnn: str = "resnet18", **kwargs: Any) -> nn.Module:
     """Any CNN of timm, by name, as multi-head self-attention; used by converted networks that have no own name."""
     if not kwargs.get("pretrained_cfg"):
-        kwargs["pretrained_cfg"] = backbone_cfg(cnn_cfg(cnn))
+        kwargs["pretrained_cfg"] = backbone_cfg(cfg_of(cnn))
     return _create("mhsa_network", cnn, pretrained, **kwargs)

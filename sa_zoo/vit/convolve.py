@@ -155,14 +155,13 @@ def heads_on(layer: Any, x: Tensor, grid: tuple[int, int], K: int) -> LocalHeads
 
 
 @torch.no_grad()
-def local_heads(vit: nn.Module, images: Tensor, K: int = 3) -> list[LocalHeads]:
+def local_heads(vit: VisionTransformer, images: Tensor, K: int = 3) -> list[LocalHeads]:
     """Measure the heads of every block on images (B, C, H, W), as the network takes them.
 
     Raises ValueError for a network that is not one of timm's plain ones, for images that it does not take, and for an
     even window or one beyond the grid.
     """
     layers = attentions(vit, PositionAttention)
-    assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
     check_images(vit, images)
     found: list[LocalHeads] = []
@@ -204,7 +203,7 @@ def replace_heads(vit: Any, local: Sequence[LocalHeads], heads: Sequence[list[in
 
 
 def convolve_heads(
-    vit: nn.Module,
+    vit: VisionTransformer,
     images: Tensor,
     K: int = 3,
     most: int | None = None,

@@ -170,7 +170,7 @@ def in_parts(x: Tensor, like: Tensor, rounded: slice) -> Tensor:
 
 
 def add_positions(
-    vit: nn.Module,
+    vit: VisionTransformer,
     alpha: float = 1.0,
     blocks: list[int] | None = None,
     generator: Generator | None = None,
@@ -192,7 +192,6 @@ def add_positions(
     Raises ValueError for a network that is not one of timm's plain ones, and for an argument that does not fit.
     """
     layers = attentions(vit)
-    assert isinstance(vit, VisionTransformer)
     grid = grid_of(vit)
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha: got {alpha}, expected a number from 0")

@@ -12,7 +12,6 @@ from typing import Any
 from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
-    get_pretrained_cfg,
     is_model,
     model_entrypoint,
     register_model,
@@ -20,6 +19,7 @@ from timm.models import (
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
+from sa_zoo.convolution.timm_backbones import cfg_of
 from sa_zoo.vit.positions import add_positions
 from sa_zoo.vit.start import start_as_convolution
 
@@ -28,8 +28,7 @@ VIT = "vit_tiny_patch16_224"
 
 def configuration(vit: str) -> Any:
     """timm's configuration of a vision transformer, without its weights."""
-    cfg = get_pretrained_cfg(vit, allow_unregistered=False)
-    assert cfg is not None
+    cfg = cfg_of(vit)
     return dataclasses.replace(
         cfg, architecture=None, tag=None, hf_hub_id=None, url=None, file=None
     )
