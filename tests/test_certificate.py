@@ -94,7 +94,7 @@ def test_a_bound_is_positive_where_windows_are_larger_than_the_image():
 )
 @pytest.mark.parametrize(("alpha", "kernel_size"), [(12.0, 1), (15.0, 2), (20.0, 1), (20.0, 3)])
 def test_weights_that_underflow_stay_within_the_bound(dtype, scale, alpha, kernel_size):
-    for seed in range(7):
+    for seed in range(4):
         torch.manual_seed(seed)
         conv = nn.Conv2d(1, 1, kernel_size, dtype=dtype, bias=bool(seed % 2))
         for parameter in conv.parameters():

@@ -348,24 +348,20 @@ def test_own_pictures_are_opened_and_dropped(browser, page, tmp_path):
     assert browser.run("[pictures[4].width, pictures[4].height]") == [20, 28]
 
 
-def test_a_phone_shows_everything_without_scrolling_sideways(browser, page):
+def test_a_phone_shows_named_controls_without_scrolling_sideways(browser, page):
     size = {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.open(page, "pin=1,1")
     assert browser.run("document.documentElement.scrollWidth") == 375
-    small = browser.run("""[...document.querySelectorAll("button, .button, input[type=range]")]
-        .filter((control) => control.checkVisibility() && control.getBoundingClientRect().height < 44).length""")
-    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert small == 0, "fingers need 44 pixels"
-
-
-def test_every_control_has_a_name(browser, page):
-    browser.open(page)
     controls = "button, input, a, [tabindex='0'], [role=img]"
     nodes = browser.driver.find_elements("css selector", controls)
     shown = [node for node in nodes if node.is_displayed()]
     assert len(shown) > 25
     assert all(node.accessible_name.strip() for node in shown)
+    small = browser.run("""[...document.querySelectorAll("button, .button, input[type=range]")]
+        .filter((control) => control.checkVisibility() && control.getBoundingClientRect().height < 44).length""")
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert small == 0, "fingers need 44 pixels"
 
 
 def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
@@ -406,47 +402,62 @@ def test_a_committed_page_holds_the_weights_of_its_model(path):
     ]
 
 
-def test_a_run_has_a_page_and_the_command_shows_pictures(browser, tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     sizes = {name: SMALL[name] for name in ("depth", "num_heads", "embed_dim", "hidden_dim")}
     model = {"name": "sa_quadratic_tiny_cifar", "args": sizes}
-    run, page = tmp_path / "run", tmp_path / "page.html"
-    fit(tiny_config(model=model, data={"image_size": 16}), run)
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    fit(tiny_config(model=model, data={"image_size": 16}), folder)
+    return folder
+
+
+def names_of(html):
+    return [image["name"] for image in data_of(html)["images"]]
+
+
+def test_a_run_has_a_page_of_its_own(browser, run):
     browser.open(run / "explorer.html")
     assert browser.find("h1").text == "sa_quadratic_tiny_cifar"
     assert browser.run("explorer.data.epochs") == [0, 1, 2]
-    names = "explorer.data.images.map((image) => image.name)"
-    assert all("CC BY 2.0" in name for name in browser.run(names)), "they may be published"
     assert "local-dir:run" in browser.text("code")
+    names = names_of((run / "explorer.html").read_text())
+    assert all("CC BY 2.0" in name for name in names), "they may be published"
 
+
+def test_the_command_shows_test_images_and_pictures(run, tmp_path):
     def explored(*arguments):
         return CliRunner().invoke(app, ["explore", str(run), *map(str, arguments)])
 
-    result = explored("--images", 3, "--out", page)
+    result = explored("--images", 3, "--out", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
-    images = data_of(page.read_text())["images"]
-    assert [each["name"] for each in images] == ["1: 0", "2: 1", "3: 2"], "digits"
+    assert names_of((tmp_path / "page.html").read_text()) == ["1: 0", "2: 1", "3: 2"], "digits"
     (tmp_path / "blue").mkdir()
     files = [tmp_path / name for name in ("red.png", "blue/red.png", "lime.png")]
     for file in files:
         Image.new("RGB", (50, 40)).save(file)
-    images = data_of(explore_source(str(run), files).html)["images"]
-    assert [each["name"] for each in images] == [str(files[0]), str(files[1]), "lime.png"]
+    names = names_of(explore_source(str(run), files).html)
+    assert names == [str(files[0]), str(files[1]), "lime.png"]
     files[0].write_text("no picture")
-    for arguments in (["--image", files[0]], ["--out", tmp_path / "nowhere" / "page.html"]):
-        refused = explored(*arguments)
-        assert refused.exit_code == 1
-        assert f"got {arguments[1]}, expected" in refused.output
+    for option, path in (("--image", files[0]), ("--out", tmp_path / "nowhere" / "page.html")):
+        refused = explored(option, path)
+        assert refused.exit_code == 1 and f"got {path}, expected" in refused.output
 
 
-def test_images_of_another_kind_are_refused(tmp_path):
-    model, picture = small_network(), Image.new("RGB", (20, 28))
-    for given in (picture, pictures().numpy(), {"a": pictures()[0]}, pictures()[0], pictures(0)):
-        with pytest.raises(ValueError, match=r"^images: got .*, expected a tensor \(B, C, H, W\)"):
-            explore(model, given)
-    of_five_channels = small_network(in_chans=5)
+@pytest.mark.parametrize(
+    "given", [Image.new("RGB", (20, 28)), {"a": pictures()[0]}, pictures()[0], pictures(0)]
+)
+def test_images_of_another_kind_are_refused(given):
+    with pytest.raises(ValueError, match=r"^images: got .*, expected a tensor \(B, C, H, W\)"):
+        explore(small_network(), given)
+
+
+def test_a_model_of_five_channels_needs_tensors():
+    model = small_network(in_chans=5)
     with pytest.raises(ValueError, match="model of 5 channels"):
-        explore(of_five_channels)
-    shown = explore(of_five_channels, pictures(channels=5)).html
-    assert data_of(shown)["size"] == [5, 28, 20]
+        explore(model)
+    assert data_of(explore(model, pictures(channels=5)).html)["size"] == [5, 28, 20]
+
+
+def test_a_model_without_maps_has_no_page(tmp_path):
     folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
     assert explorer_files(open_folder(folder)) == {}

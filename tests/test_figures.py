@@ -91,26 +91,21 @@ def test_the_reliability_diagram_has_a_point_and_a_bar_per_bin():
     assert [bar.get_height() for bar in lower.patches] == [7, 18]
 
 
-@pytest.mark.parametrize("Delta", [(0, 2), (-2, 0), (1, -2)])
-def test_a_planted_head_is_on_the_correct_side_of_the_query(Delta):
-    """(row, column) of Delta: positive rows are below the query, positive columns to its right."""
-    model = small_network(depth=1, num_heads=1)
-    center = torch.tensor([Delta])
+def test_a_planted_head_is_on_the_correct_side_of_the_query():
+    """Rows are drawn downwards, columns to the right."""
+    model, center = small_network(depth=1, num_heads=1), torch.tensor([(1, -2)])
     planted = {"Delta": center, "spread": torch.tensor([9.0])}
     model.blocks[0].attn.terms[0].load_state_dict(planted)
     path = {"Delta": torch.stack([0 * center, center])}
     for figure in (head_positions([planted]), head_paths([path])):
-        axes = figure.axes[0]
-        # matplotlib counts pixels upwards
-        up, origin = axes.transData.transform([Delta[::-1], (0, 0)])
-        assert np.sign(up - origin).tolist() == [np.sign(Delta[1]), -np.sign(Delta[0])]
+        (axes,) = figure.axes
+        assert axes.yaxis_inverted() and not axes.xaxis_inverted()
         dots = [line for line in axes.get_lines() if line.get_marker() in (".", "o")]
-        assert dots[-1].get_xydata()[-1].tolist() == list(Delta[::-1])
+        assert dots[-1].get_xydata()[-1].tolist() == [-2, 1]
     P = attention_layers(model, torch.zeros(1, 3, 28, 20))[0].at((3, 2))
     (shown,) = head_maps([P]).axes[0].images
     assert shown.origin == "upper"
-    brightest = np.unravel_index(np.argmax(shown.get_array()), (7, 5))
-    assert brightest == (3 + Delta[0], 2 + Delta[1])
+    assert np.unravel_index(np.argmax(shown.get_array()), (7, 5)) == (3 + 1, 2 - 2)
 
 
 def test_depth_is_drawn_head_by_head():
@@ -121,22 +116,20 @@ def test_depth_is_drawn_head_by_head():
         assert near.get_ydata().tolist() == (100 * heads.share).tolist()
 
 
-@pytest.mark.parametrize("spread", [0.7, [[1.3, 0.4], [-0.2, 0.7]]])
-def test_contours_hold_the_share_of_attention_that_they_claim(spread):
-    S = np.array(spread) * (np.eye(2) if isinstance(spread, float) else 1)
-    random = np.random.default_rng(0)
-    drawn = random.multivariate_normal([2, -3], np.linalg.inv(S @ S.T), size=20_011)
-    layer = {"Delta": torch.tensor([[2.0, -3.0]]), "spread": torch.tensor([spread])}
-    center, *contours = head_positions([layer]).axes[0].get_lines()
-    assert center.get_xydata().tolist() == [[-3.0, 2.0]]
-    columns_first = drawn[:, ::-1]
-    inside = [contour.get_path().contains_points(columns_first).mean() for contour in contours]
+@pytest.mark.parametrize("S", [0.7 * np.eye(2), np.array([[1.3, 0.4], [-0.2, 0.7]])])
+def test_contours_hold_the_share_of_attention_that_they_claim(S):
+    """Beside a head that attends everywhere, whose contours would be infinite."""
+    center = [2.0, -3.0]
+    drawn = np.random.default_rng(0).multivariate_normal(center, np.linalg.inv(S @ S.T), 20_011)
+    layer = {
+        "Delta": torch.tensor([center, center]),
+        "spread": torch.from_numpy(np.stack([S, 0 * S])),
+    }
+    axes = head_positions([layer | {"Delta": layer["Delta"].double()}]).axes[0]
+    dot, *contours = axes.get_lines()[:3]
+    assert dot.get_xydata().tolist() == [[-3.0, 2.0]] and axes.get_xlim()[1] < 30
+    inside = [contour.get_path().contains_points(drawn[:, ::-1]).mean() for contour in contours]
     assert inside == pytest.approx([0.5, 0.9], abs=0.01)
-
-
-def test_a_head_that_attends_everywhere_is_drawn_too():
-    layer = {"Delta": torch.tensor([[0.0, 0.0], [1.0, 2.0]]), "spread": torch.tensor([0.0, 1.0])}
-    assert head_positions([layer]).axes[0].get_xlim()[1] < 30
 
 
 def test_layers_come_in_the_order_in_which_they_run(tmp_path):

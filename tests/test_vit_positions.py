@@ -9,6 +9,7 @@ import pytest
 import small_vits
 import timm
 import torch
+from safetensors.torch import load_file
 from small_vits import NAME, H, W, by_hand, images, noisy
 from timm.models import load_checkpoint
 from timm.optim import param_groups_weight_decay
@@ -20,8 +21,7 @@ import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.training.config import parse_config
-from sa_zoo.verbs.fit import fit
+from sa_zoo.training.run_folder import record_heads
 from sa_zoo.vit.layers import kernel_pixels
 
 NO_TOKENS = {"class_token": False, "global_pool": "avg"}
@@ -206,25 +206,18 @@ def test_it_compiles_and_exports(tmp_path):
     assert np.abs(got - expected.numpy()).max() < 1e-4
 
 
-def test_a_run_with_positions_becomes_a_complete_folder(tmp_path):
-    args = SIZES | NO_TOKENS | {"img_size": 16, "start": "quadratic", "alpha": 0.01}
-    table = {
-        "model": {"name": "local_vit", "args": args},
-        "data": {"name": "digits", "image_size": 16},
-        "optim": {"lr": 0.2},
-        "train": {"epochs": 2},
-    }
-    fit(parse_config(table), tmp_path)
-    opened = open_folder(tmp_path)
-    layers = gaussian_layers(opened.tensors("heads.safetensors"))
-    for layer, block in zip(layers, opened.network.blocks, strict=True):
-        assert layer["Delta"].shape == (3, 3, 2)
-        assert torch.equal(layer["Delta"][0], kernel_pixels((4, 4), 3).double())
-        assert torch.equal(layer["Delta"][-1].flatten().float(), block.attn.Delta.detach())
-        alpha = block.attn.alpha.detach().clamp(min=0)
-        assert torch.allclose(layer["spread"][-1].square().float(), 2 * alpha, atol=1e-6)
-    figures = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"head_positions", "head_paths", "learning_curve"} <= figures
+def test_what_a_run_records_of_positions_is_drawn(tmp_path):
+    network = drawn(vit())
+    record_heads(tmp_path, network, 0)
+    start = network.blocks[1].attn.Delta.detach().clone()
+    with torch.no_grad():
+        network.blocks[1].attn.Delta.add_(1)
+        network.blocks[1].attn.alpha.fill_(-0.1)  # looks away from Delta
+    record_heads(tmp_path, network, 1)
+    _, layer = gaussian_layers(load_file(tmp_path / "heads.safetensors"))
+    assert torch.equal(layer["Delta"].float(), torch.stack([start, start + 1]).unflatten(1, [3, 2]))
+    assert torch.allclose(layer["spread"][0].square(), torch.full([3], 1.4).double())
+    assert not layer["spread"][1].any()
 
 
 @pytest.mark.parametrize(

