@@ -289,7 +289,8 @@ def test_the_address_holds_the_view(browser, page):
 
 
 @pytest.mark.parametrize(
-    "fragment", ["layer=99&head=-3&query=1e9,NaN&epoch=7&edits=a,b;9,9,-1", "%3Cscript%3E&image=x"]
+    "fragment",
+    ["layer=99&head=-3&query=1e9,-1&epoch=7&edits=a,b;9,9,-1", "%3Cscript%3E&image=x&query=1,NaN"],
 )
 def test_an_address_from_elsewhere_gives_a_valid_view(fragment, browser, page):
     browser.open(page, fragment)

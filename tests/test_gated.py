@@ -31,10 +31,10 @@ def test_with_its_gate_shut_the_layer_is_the_positional_one(conv):
 
 
 def test_scores_are_position_plus_gated_content():
-    conv = nn.Conv2d(3, 5, (3, 2), stride=(1, 2), padding=(1, 0))
+    conv = nn.Conv2d(13, 5, (3, 2), stride=(1, 2), padding=(1, 0))  # D_h = 3
     gate = torch.linspace(-1, 1, 6)
     layer = opened(conv, 1.1, gate)
-    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    x = torch.randn(2, 13, 4, 5, dtype=torch.float64)
     P = layer.probabilities(x).detach().numpy()
     images = padded(x.numpy(), [(1, 1), (0, 0)], "zeros")
     W_qry, W_key, Delta, alpha = (
