@@ -1,9 +1,10 @@
 """Small vision transformers of timm, and what their attention is by hand."""
 
+import copy
+
 import timm
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 H, W = 5, 7  # patches of 4 x 4 pixels
 NAME = "vit_tiny_patch16_224"
@@ -44,22 +45,14 @@ def seen_by_layers(network, x):
 
 def by_hand(layer, X, prefix):
     """Probabilities and values from the weights, in float64: (B, N_h, N, N) and (B, N_h, N, d)"""
-    X, weights = X.double(), {name: each.double() for name, each in layer.state_dict().items()}
-    qkv = linear(X, weights["qkv.weight"], weights["qkv.bias"])
-    q, k, v = qkv.unflatten(-1, [3, layer.num_heads, -1]).permute(2, 0, 3, 1, 4)
-    if "q_norm.weight" in weights:
-        sizes = [layer.head_dim]
-        q = nn.functional.layer_norm(
-            q, sizes, weights["q_norm.weight"], weights["q_norm.bias"], 1e-6
-        )
-        k = nn.functional.layer_norm(
-            k, sizes, weights["k_norm.weight"], weights["k_norm.bias"], 1e-6
-        )
-    scores = q @ k.mT / layer.head_dim**0.5
-    if "alpha" in weights:
-        pixels = [(y, x) for y in range(H) for x in range(W)]
-        for i, (y, x) in enumerate(pixels):
+    layer = copy.deepcopy(layer).double().requires_grad_(False)
+    qkv = layer.qkv(X.double()).unflatten(-1, [3, layer.num_heads, -1])
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    scores = layer.q_norm(q) @ layer.k_norm(k).mT / layer.head_dim**0.5
+    if hasattr(layer, "alpha"):
+        pixels = [torch.tensor((y, x)) for y in range(H) for x in range(W)]
+        for i, query in enumerate(pixels):
             for j, key in enumerate(pixels):
-                away = torch.tensor(key) - torch.tensor([y, x]) - weights["Delta"].view(-1, 2)
-                scores[:, :, prefix + i, prefix + j] -= weights["alpha"] * away.square().sum(1)
+                away = key - query - layer.Delta.view(-1, 2)
+                scores[:, :, prefix + i, prefix + j] -= layer.alpha * away.square().sum(1)
     return scores.softmax(-1), v
