@@ -1,4 +1,4 @@
-"""Convolutional attention as the paper defines it, in NumPy and float64, one query and one key at a time."""
+"""Convolutional attention as the paper defines it, in NumPy and float64, one query at a time."""
 
 import numpy as np
 
@@ -10,36 +10,27 @@ def padded(x: np.ndarray, amounts: list[tuple[int, int]], mode: str) -> np.ndarr
     return np.pad(x, [(0, 0), (0, 0), *amounts], mode=PAD_MODES[mode])
 
 
-def probabilities(
-    keys: tuple, queries: tuple, Delta, alpha, stride, center, content=lambda head, q, k: 0.0
-) -> np.ndarray:
+def probabilities(keys, queries, Delta, alpha, stride, center, content=lambda head, q: 0.0):
     """softmax_k(content - alpha_h |k - q - Delta_h|^2) for query i at stride * i + center: (N_h, queries, keys)"""
-    table = np.zeros((len(alpha), int(np.prod(queries)), int(np.prod(keys))))
+    places = np.array(list(np.ndindex(*keys)))
+    P = np.zeros((len(alpha), int(np.prod(queries)), len(places)))
     for head, (shift, sharpness) in enumerate(zip(Delta, alpha, strict=True)):
         for row, index in enumerate(np.ndindex(*queries)):
             q = np.array(index) * stride + center
-            scores = np.array(
-                [
-                    content(head, q, k) - sharpness * np.sum((np.array(k) - q - shift) ** 2)
-                    for k in np.ndindex(*keys)
-                ]
-            )
+            scores = content(head, q) - sharpness * ((places - q - shift) ** 2).sum(-1)
             weights = np.exp(scores - scores.max())
-            table[head, row] = weights / weights.sum()
-    return table
+            P[head, row] = weights / weights.sum()
+    return P
 
 
-def attention(
-    keys: np.ndarray, queries: tuple, Delta, alpha, W_val, b_out, stride, center
-) -> np.ndarray:
+def attention(keys, queries, Delta, alpha, W_val, b_out, stride, center):
     """b_out + sum_h P_h X W_val_h: keys (B, D_in, *N), W_val (N_h, D_in, D_out) -> (B, D_out, *queries)"""
     P = probabilities(keys.shape[2:], queries, Delta, alpha, stride, center)
-    tokens = keys.reshape(*keys.shape[:2], -1)
-    out = np.zeros((len(keys), len(b_out), P.shape[1])) + b_out[None, :, None]
-    for batch in range(len(keys)):
-        for head in range(len(P)):
-            out[batch] += (P[head] @ tokens[batch].T @ W_val[head]).T
-    return out.reshape(*out.shape[:2], *queries)
+    out = sum(
+        p @ keys.reshape(*keys.shape[:2], -1).swapaxes(1, 2) @ W
+        for p, W in zip(P, W_val, strict=True)
+    )
+    return (out + b_out).swapaxes(1, 2).reshape(len(keys), -1, *queries)
 
 
 def nearest_convolution(P: np.ndarray, grid: tuple[int, int], K: int) -> tuple:

@@ -52,19 +52,11 @@ def layers(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> RandomLayer:
     mode = draw(st.sampled_from(["zeros", "replicate", "reflect", "circular"]))
     channels = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
     seed = draw(st.integers(0, 10**6))
+    options = {"padding_mode": mode, "bias": draw(st.booleans()), "dtype": dtype}
+    geometry = kernel_size, stride, padding, dilation, groups
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        conv = CONVOLUTIONS[axes](
-            *channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias=draw(st.booleans()),
-            padding_mode=mode,
-            dtype=dtype,
-        )
+        conv = CONVOLUTIONS[axes](*channels, *geometry, **options)
     needed = [
         1 + step * (size - 1) - 2 * pad
         for size, step, pad in zip(kernel_size, dilation, padding, strict=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy_convolution import attention, padded
 from random_layers import CONVOLUTIONS, layers
 from timm.layers.conv2d_same import Conv2dSame
@@ -19,13 +20,8 @@ INFINITY = float("inf")
 def by_numpy(layer, conv, x):
     """The layer's output by the loop over queries and keys; numeric padding alone."""
     keys = padded(x.numpy(), [(amount, amount) for amount in conv.padding], conv.padding_mode)
-    weight = conv.weight.detach()
-    dense = torch.stack(  # groups as blocks
-        [
-            torch.block_diag(*weight[:, :, *pixel].chunk(conv.groups))
-            for pixel in np.ndindex(*conv.kernel_size)
-        ]
-    )
+    slices = conv.weight.detach().flatten(2).unbind(-1)
+    dense = torch.stack([torch.block_diag(*each.chunk(conv.groups)) for each in slices])
     bias = torch.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()
     Delta, alpha = layer.Delta.detach().numpy(), layer.alpha.detach().numpy()
     geometry = np.array(conv.stride), np.array(conv.padding)
@@ -46,27 +42,16 @@ def test_the_hard_limit_and_the_definition_are_the_convolution(drawn):
         assert torch.allclose(layer.definition(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("conv", "image"),
-    [
-        (nn.Conv1d(2, 3, 3, stride=2, padding=1, dilation=2), [11]),
-        (nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(1, 2), padding_mode="replicate"), [5, 3]),
-        (nn.Conv2d(4, 6, 3, groups=2, bias=False, padding_mode="circular", padding=1), [5, 4]),
-        (nn.Conv2d(3, 3, (1, 3), groups=3, padding_mode="reflect", padding=(0, 2)), [2, 5]),
-        (nn.Conv3d(2, 3, (2, 1, 3), stride=(1, 2, 1), padding=(1, 0, 1)), [3, 2, 2]),
-    ],
-)
-@pytest.mark.parametrize("alpha", [0.3, 2.0])
-def test_the_layer_is_what_the_paper_defines(conv, image, alpha):
-    layer = attention_from_conv(conv.double(), alpha)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        layer.Delta.add_(torch.randn_like(layer.Delta))
-        layer.alpha.mul_(torch.rand_like(layer.alpha) + 0.5)
-        x = torch.randn(2, conv.in_channels, *image, dtype=torch.float64)
-        expected = by_numpy(layer, conv, x)
-        assert np.abs(layer.definition(x).numpy() - expected).max() < 1e-12
-        assert np.abs(layer(x).numpy() - expected).max() < 1e-12
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(layers(), st.floats(0.3, 2.0))
+def test_the_layer_is_what_the_paper_defines(drawn, alpha):
+    layer, generator = attention_from_conv(drawn.conv, alpha), torch.Generator().manual_seed(0)
+    layer.Delta.data += torch.randn(layer.Delta.shape, generator=generator)
+    layer.alpha.data *= torch.rand(layer.alpha.shape, generator=generator) + 0.5
+    x = drawn.inputs(batch=2)
+    expected = by_numpy(layer, drawn.conv, x)
+    for y in (layer.definition(x), layer(x)):
+        assert np.abs(y.detach().numpy() - expected).max() < 1e-12
 
 
 @pytest.mark.parametrize("image", [(7, 8), (2, 3)])

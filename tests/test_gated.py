@@ -42,9 +42,9 @@ def test_scores_are_position_plus_gated_content():
     )
     for image, maps in zip(images, P, strict=True):
 
-        def content(head, q, k, image=image):
-            query, key = W_qry[head] @ image[:, *q], W_key[head] @ image[:, *k]
-            return gate[head].item() * query @ key / len(query) ** 0.5
+        def content(head, q, image=image):
+            query, keys = W_qry[head] @ image[:, *q], W_key[head] @ image.reshape(13, -1)
+            return gate[head].item() * query @ keys / 3**0.5
 
         expected = probabilities((6, 5), (4, 2), Delta, alpha, (1, 2), (1, 0), content)
         assert np.abs(maps - expected).max() < 1e-12
