@@ -79,8 +79,8 @@ def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_si
     assert bound / 3 <= apart <= bound
 
 
-def test_a_bound_is_positive_where_windows_are_larger_than_the_image():
-    """A kernel over all that such dull heads see would have 69^3 taps: n u of its sums is above 1."""
+def test_bounds_are_positive_for_windows_beyond_the_image():
+    """A kernel over all that such dull heads see would have 69^3 pixels: n u of its sums is above 1."""
     layer = attention_from_conv(nn.Conv3d(64, 64, 3), 0.0145)
     assert len(layer.windows()[0]) == 69
     bound = certificate(layer, [4, 4, 4])

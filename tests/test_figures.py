@@ -40,7 +40,7 @@ def run(tmp_path):
     return folder
 
 
-def test_a_quadratic_run_gets_all_figures_and_the_same_bytes_each_time(run):
+def test_figures_of_a_quadratic_run_have_the_same_bytes_each_time(run):
     drawn = figure_files(open_folder(run))
     names = ["learning_curve", "head_positions", "head_paths", "head_maps", "head_depth"]
     assert [Path(name).stem for name in drawn] == [*names, "confusion_matrix", "reliability"]
@@ -156,7 +156,7 @@ def test_heads_of_converted_convolutions_are_gaussian_too():
     assert layer["spread"].tolist() == [2.0] * 9
 
 
-def test_figures_are_not_written_through_a_link_out_of_the_folder(run, tmp_path):
+def test_figures_do_not_follow_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
     opened = open_folder(run)

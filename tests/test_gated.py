@@ -51,7 +51,7 @@ def test_scores_are_position_plus_gated_content():
 
 
 @pytest.mark.parametrize("gate", [1.0, 1e4])
-def test_many_images_with_gates_of_any_size_follow_the_definition(gate):
+def test_gates_of_any_size_follow_the_definition(gate):
     """More images than are evaluated at once; the largest gate reaches keys all over a wide image."""
     layer = opened(nn.Conv2d(2, 3, 3, padding=1), 4.0, torch.full((9,), gate))
     x = torch.randn(37, 2, 5, 11, dtype=torch.float64)

@@ -121,7 +121,7 @@ def test_other_heads_do_not_take_that_route(spread, changed, value):
     torch.testing.assert_close(layer(X), expected, **close)
 
 
-def test_sharp_heads_that_move_tilt_or_drop_do_not_take_it_either():
+def test_sharp_heads_that_move_tilt_or_drop_do_not_either():
     assert layer_with(KERNEL, spread=9.0).terms[0].taps() == KERNEL  # an alpha of 40.5
     assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # beyond float16
     free = layer_with(KERNEL).requires_grad_(True)
@@ -278,7 +278,7 @@ def test_heads_that_cannot_be_taps_are_refused(reason):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
-def test_graphs_of_a_hardened_network_have_convolutions_and_gathers_only():
+def test_graphs_of_hard_networks_only_gather_and_convolve():
     model = hard_network().float()
     deployed = reparameterize_model(model)
     x = torch.randn(B, 3, 28, 20)

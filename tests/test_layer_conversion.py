@@ -40,13 +40,13 @@ def test_a_convolution_comes_back_bit_for_bit(drawn, dtype, content):
         Conv2dSame(2, 3, 3, 2),
     ],
 )
-def test_padding_by_name_and_tensorflows_come_back_as_the_same_function(conv):
+def test_padding_by_name_comes_back_as_the_same_function(conv):
     again, x = conv_from_attention(attention_from_conv(conv)), torch.randn(1, 2, 7, 8)
     assert isinstance(again, type(conv))
     assert torch.equal(again(x), conv(x))
 
 
-def test_a_soft_layers_convolution_is_cut_from_its_effective_kernel():
+def test_the_convolution_is_cut_from_the_effective_kernel():
     """That kernel, from the answer to an impulse, cut to the pixels of the convolution; the rest is the distance."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, (3, 2), padding=(2, 1), dilation=(2, 1)).double()
@@ -111,7 +111,7 @@ def replaced():
         (lambda: StdConv2d(3, 5, 3), "StdConv2d computes more than a convolution"),
     ],
 )
-def test_what_attention_cannot_express_is_refused_with_the_reason(made, reason):
+def test_what_attention_cannot_express_is_refused(made, reason):
     with pytest.raises(ValueError, match=reason):
         attention_from_conv(made())
 
@@ -126,7 +126,7 @@ def test_other_arguments_are_refused():
             conv_from_attention(layer)
 
 
-def test_the_convolution_is_left_alone_and_its_state_is_taken_over():
+def test_the_convolution_is_left_alone_and_its_state_kept():
     conv = nn.Conv2d(3, 5, 3).eval().requires_grad_(False)
     layer = attention_from_conv(conv, 4.0)
     assert isinstance(layer, SoftAttention) and not layer.training

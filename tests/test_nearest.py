@@ -47,6 +47,6 @@ def test_no_difference_of_outputs_exceeds_the_bound(normalize):
 
 
 @pytest.mark.parametrize("size", [0, 2, 7])
-def test_a_window_without_a_middle_or_beyond_the_image_is_refused(size):
+def test_even_windows_and_larger_than_the_image_are_refused(size):
     with pytest.raises(ValueError, match=f"window: got {size}, expected an odd number up to 5"):
         coefficients(P, (H, W), size)

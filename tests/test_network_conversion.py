@@ -122,7 +122,7 @@ def test_costly_content_terms_warn_before_they_are_evaluated(monkeypatch):
         convert(network, layers="0", **arguments)
 
 
-def test_positions_are_kept_from_weight_decay_also_in_another_process():
+def test_positions_are_kept_from_weight_decay():
     network = timm.create_model("test_resnet")
     swap_convolutions(network, "layer4.*", 4.0, True)
     groups = create_optimizer_v2(network, "sgd", lr=0.1, weight_decay=0.5).param_groups

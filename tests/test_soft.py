@@ -72,7 +72,7 @@ def sharp():
     return attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0)
 
 
-def test_stacked_layers_are_each_evaluated_with_their_own_numbers():
+def test_stacked_layers_keep_their_own_numbers():
     """Dull heads around other centers, in layers that were built sharp."""
     stacked, x = [sharp() for _ in range(3)], torch.randn(2, 3, 11, 13, dtype=torch.float64)
     for layer, moved in zip(stacked, (0.0, 2.3, -1.7), strict=True):
