@@ -44,9 +44,11 @@ def save_figure(figure: Figure, path: Path) -> Path:
 def figures_of(opened: Opened) -> Figures:
     """The figures of one run, by name."""
     figures = {}
-    history = _history(opened.local_folder)
-    if history:
-        figures["learning_curve"] = learning_curves(history)
+    history = opened.local_folder / "history.jsonl"
+    lines = history.read_bytes().splitlines() if history.is_file() else []
+    if lines:
+        epochs = [json_object(line, str(history)) for line in lines]
+        figures["learning_curve"] = learning_curves(epochs)
     weights = opened.network.state_dict()
     gaussian = gaussian_layers(weights)
     if 0 < len(gaussian) <= MOST_LAYERS:
@@ -104,11 +106,3 @@ def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:
         if heads > 1 and axes == 2:
             found.append({"Delta": Delta, "spread": spread.double()})
     return found
-
-
-def _history(folder: Path) -> list[dict[str, Any]]:
-    """The lines of history.jsonl; none if there is no such file."""
-    path = folder / "history.jsonl"
-    if not path.is_file():
-        return []
-    return [json_object(line, str(path)) for line in path.read_bytes().splitlines()]

@@ -94,9 +94,8 @@ def probabilities(layer: Any, x: Tensor) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def places(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+def places(grid: tuple[int, int], device: torch.device) -> Tensor:
     """Positions of the pixels in row-major order, counted from the middle of the grid: (T, 2), (row, column)"""
-    device = torch.device(device or "cpu")
     rows, columns = (pixels(size, device) - (size - 1) / 2 for size in grid)
     return torch.cartesian_prod(rows, columns)
 
@@ -118,5 +117,5 @@ def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
 
 def displacements_in(grid: tuple[int, int]) -> Tensor:
     """delta = k - q of all pairs of pixels: (T, T, 2), float32"""
-    at = places(grid)
+    at = places(grid, torch.device("cpu"))
     return displacements_between(at, at)

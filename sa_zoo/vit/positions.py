@@ -82,13 +82,15 @@ class PositionAttention(nn.Module):
     def set_grid(self, grid: tuple[int, int]) -> None:
         """Expect (H, W) pixels."""
         self.grid = grid
+        at = places(grid, self.Delta.device)
+        squares = at.square().sum(dim=1, keepdim=True)
+        keys = torch.cat([at, torch.ones_like(squares), squares], dim=1)  # k_y, k_x, 1, |k|^2
         # whole numbers, so that they stay exact when the network changes its type
-        quarters = (4 * key_channels(grid, self.Delta.device)).int()
-        self.register_buffer("quarters", quarters, persistent=False)
+        self.register_buffer("quarters", (4 * keys).int(), persistent=False)
 
     def init_non_persistent_buffers(self) -> None:
         """Fill what no file holds, for libraries that build a network without memory for it."""
-        self.quarters.copy_(4 * key_channels(self.grid))
+        self.set_grid(self.grid)
 
     def query_channels(self, at: Tensor) -> Tensor:
         """(2 t_y, 2 t_x, -|t|^2, -1), from the pixels (T, 2): (N_h, T, 4)"""
@@ -146,13 +148,6 @@ class PositionAttention(nn.Module):
             P = maybe_add_mask(scores, bias).softmax(dim=-1)
             heads = self.attn_drop(P) @ v
         return self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).flatten(2))))
-
-
-def key_channels(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """k_y, k_x, 1, |k|^2: (T, 4), float32"""
-    at = places(grid, device)
-    squares = at.square().sum(dim=1, keepdim=True)
-    return torch.cat([at, torch.ones_like(squares), squares], dim=1)
 
 
 @register_notrace_function

@@ -82,19 +82,13 @@ def start_as_convolution(
         length = float((x[:, -len(P) :] * P).sum(dim=-1).mean())
         # A pixel's row and column have a length of length / sqrt(2) each.
         _set_scores(layer, basis, S / (layer.scale * length**2 / 2))
-        shares.append(_share(probabilities(layer, x), target))
+        of_pixels = probabilities(layer, x)[..., -len(P) :, -len(P) :].mean(dim=0)
+        shares.append((of_pixels * target).sum(dim=(1, 2)) / target.sum(dim=(1, 2)))
 
     training = vit.training
     call_before(vit, started, images, begin)
     vit.train(training)
     return torch.stack(shares)
-
-
-def _share(P: Tensor, target: Tensor) -> Tensor:
-    """Mean attention on targets: (B, N_h, N, N), (N_h, T, T), bool -> (N_h,)"""
-    T = target.shape[1]
-    of_pixels = P[..., -T:, -T:].mean(dim=0)
-    return (of_pixels * target).sum(dim=(1, 2)) / target.sum(dim=(1, 2))
 
 
 def _check(vit: VisionTransformer, layers: list[Attention], alpha: float, clip: float) -> None:
