@@ -90,7 +90,9 @@ def convert(
         ValueError: if no layer is chosen, or none of the chosen ones can be expressed.
     """
     if example is None:
-        example = _noise(network)
+        size = getattr(network, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
+        noise = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
+        example = noise.to(next(network.parameters()))
     converted = copy.deepcopy(network)
     convolutions, skipped = _to_convert(converted, layers, content)
     inputs: dict[nn.Module, list[Tensor]] = {conv: [] for conv in convolutions.values()}
@@ -195,12 +197,6 @@ def undecayed(network: nn.Module) -> set[str]:
     """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
     own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
     return own | set(declared(network, "not_decayed"))
-
-
-def _noise(network: nn.Module) -> Tensor:
-    size = getattr(network, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
-    weight = next(network.parameters())
-    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0)).to(weight)
 
 
 def _difference(before: Any, after: Any) -> float:
