@@ -75,11 +75,6 @@ class Browser:
         self.run(script, self.find(f"#{name}"), value)
         self.settle()
 
-    def emulate(self, feature: str, value: str) -> None:
-        """A preference of the person's system."""
-        features = {"features": [{"name": feature, "value": value}]}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
-
     def run(self, script: str, *arguments: Any) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise; `arguments` is an array."""
         return self.driver.execute_script(f"return {script}", *arguments)

@@ -215,7 +215,8 @@ def test_sharper_heads_are_those_of_the_shown_code(name, browser, show):
 
 
 def test_hardening_makes_the_layer_its_convolution(browser, show):
-    browser.emulate("prefers-reduced-motion", "reduce")
+    features = {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
     show(converted(), "layer=1&query=5,3")
     share = "document.getElementById('meter').value"
     soft = browser.run(share)

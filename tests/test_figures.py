@@ -121,11 +121,8 @@ def test_contours_hold_the_share_of_attention_that_they_claim(S):
     """Beside a head that attends everywhere, whose contours would be infinite."""
     center = [2.0, -3.0]
     drawn = np.random.default_rng(0).multivariate_normal(center, np.linalg.inv(S @ S.T), 20_011)
-    layer = {
-        "Delta": torch.tensor([center, center]),
-        "spread": torch.from_numpy(np.stack([S, 0 * S])),
-    }
-    axes = head_positions([layer | {"Delta": layer["Delta"].double()}]).axes[0]
+    Delta, spread = torch.tensor([center, center]), torch.from_numpy(np.stack([S, 0 * S]))
+    axes = head_positions([{"Delta": Delta.double(), "spread": spread}]).axes[0]
     dot, *contours = axes.get_lines()[:3]
     assert dot.get_xydata().tolist() == [[-3.0, 2.0]] and axes.get_xlim()[1] < 30
     inside = [contour.get_path().contains_points(drawn[:, ::-1]).mean() for contour in contours]
