@@ -16,8 +16,12 @@ from sa_zoo.models.positions import ONE_HOT
 from sa_zoo.vit.layers import displacements_in
 
 MAPS_AT_ONCE = 16  # images
-# What the table also shows the mean of -> format.
-MEANS = {"share": "{:.1%}", "reach": "{:.2f}", "distance": "{:.2f}", "variation": "{:.0%}"}
+MEASURES = {  # columns of the table that also have a mean: title -> measure, format
+    "inside {0} x {0}": ("share", "{:.1%}"),
+    "reach": ("reach", "{:.2f}"),
+    "distance": ("distance", "{:.2f}"),
+    "varies": ("variation", "{:.0%}"),
+}
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,8 @@ def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:
 
 def heads_table(layers: Sequence[Heads], window: int) -> str:
     """A row per head as Markdown, and after those of a layer their mean."""
-    names = ["layer", "head", "center", "alpha", "condition"]
-    names += [f"inside {window} x {window}", "reach", "distance", "varies", "most like"]
+    measured = [title.format(window) for title in MEASURES]
+    names = ["layer", "head", "center", "alpha", "condition", *measured, "most like"]
     rows = []
     for heads in layers:
         for head, center in enumerate(heads.center):
@@ -137,4 +141,4 @@ def markdown(names: list[str], rows: list[list[str]]) -> str:
 
 
 def _means(heads: Heads, some: list[int] | slice) -> list[str]:
-    return [form.format(getattr(heads, name)[some].mean()) for name, form in MEANS.items()]
+    return [form.format(getattr(heads, name)[some].mean()) for name, form in MEASURES.values()]
