@@ -42,8 +42,18 @@ def excess(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> float:
     "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
 )
 @settings(max_examples=450, deadline=None, derandomize=True)
-@given(drawn=layers(), alpha=ALPHAS, magnitude=st.floats(0.01, 10.0), content=st.booleans())
-def test_no_input_breaks_the_bound(dtype, drawn, alpha, magnitude, content):
+@given(
+    drawn=layers(),
+    alpha=ALPHAS,
+    magnitude=st.floats(0.01, 10.0),
+    content=st.booleans(),
+    underflows=st.booleans(),
+)
+def test_no_input_breaks_the_bound(dtype, drawn, alpha, magnitude, content, underflows):
+    if underflows:
+        limits = torch.finfo(dtype)
+        for parameter in drawn.conv.parameters():
+            parameter.data *= 64 * limits.smallest_normal * limits.eps
     conv, x = drawn.conv.to(dtype), drawn.inputs().to(dtype) * magnitude
     stands = all(
         pad <= step * (size - 1)
@@ -86,24 +96,6 @@ def test_bounds_are_positive_for_windows_beyond_the_image():
     bound = certificate(layer, [4, 4, 4])
     assert (bound.rounding > 0).all() and (bound.rounding < 0.01 * bound.attention).all()
     assert (certificate(layer, [97, 97, 97]).rounding > bound.rounding).all()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [(torch.float16, 1e-5), (torch.float16, 1e-6), (torch.float32, 1e-42), (torch.float64, 1e-310)],
-)
-@pytest.mark.parametrize(("alpha", "kernel_size"), [(12.0, 1), (15.0, 2), (20.0, 1), (20.0, 3)])
-def test_weights_that_underflow_stay_within_the_bound(dtype, scale, alpha, kernel_size):
-    for seed in range(4):
-        torch.manual_seed(seed)
-        conv = nn.Conv2d(1, 1, kernel_size, dtype=dtype, bias=bool(seed % 2))
-        for parameter in conv.parameters():
-            parameter.data = (torch.randn(parameter.shape, dtype=torch.float64) * scale).to(dtype)
-        x = (2 * torch.rand(1, 1, 11, 13) - 1).to(dtype)
-        layer = attention_from_conv(conv, alpha)
-        with without_onednn():
-            for layer.axes_cost in (0, 10**9):
-                assert excess(layer, conv, x) <= 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9])
