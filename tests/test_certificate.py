@@ -98,21 +98,23 @@ def test_bounds_are_positive_for_windows_beyond_the_image():
     assert (certificate(layer, [97, 97, 97]).rounding > bound.rounding).all()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9])
-@pytest.mark.parametrize("which", ["Delta", "alpha"])
+@pytest.mark.parametrize(
+    ("which", "value"),
+    [("Delta", float("nan")), ("Delta", 1e9), ("alpha", float("nan")), ("alpha", 1e9)],
+)
 def test_heads_without_a_center_or_a_sharpness_cost_no_memory(which, value):
     conv = nn.Conv2d(3, 5, 3, padding=1)
     layer = attention_from_conv(conv, 20.0)
     expected = certificate(layer, [7, 7]).attention
     getattr(layer, which).data[4] = value
     found = certificate(layer, [7, 7])
-    assert found.rounding.isnan().all() == layer(torch.zeros(1, 3, 7, 7)).isnan().any()
     if value != value:
-        expected = torch.full_like(expected, torch.nan)
-    elif which == "Delta":
+        assert found.bound.isnan().all() and layer(torch.zeros(1, 3, 7, 7)).isnan().any()
+        return
+    if which == "Delta":
         # This head's whole value matrix, twice, and little of the others.
         expected = 2 * conv.weight.detach().double()[:, :, 1, 1].abs().sum(dim=1)
-    assert torch.allclose(found.attention, expected, rtol=1e-5, equal_nan=True)
+    assert torch.allclose(found.attention, expected, rtol=1e-5)
 
 
 def test_an_open_gate_has_no_bound():

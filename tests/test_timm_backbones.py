@@ -80,9 +80,6 @@ def test_a_file_of_the_backbone_loads_as_it_is(tmp_path):
     backbone = timm.create_model(TINY, **arguments)
     again = timm.create_model(TINY, **saved(backbone, tmp_path / "own.safetensors"), **arguments)
     torch.testing.assert_close(again.state_dict(), backbone.state_dict(), rtol=0, atol=0)
-    soft = saved(timm.create_model(TINY, alpha=3.0), tmp_path / "soft.safetensors")
-    with pytest.raises(RuntimeError, match="expected exact ones in a layer that was built for"):
-        timm.create_model(TINY, **soft)
 
 
 @pytest.mark.parametrize("layers", ["*", "layer4.*"])
