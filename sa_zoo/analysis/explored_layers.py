@@ -48,10 +48,10 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
         page["stored"] = []  # the page's builder appends one item per image
     else:
         # Buffers that are not saved are the positions of taps.
-        own = dict(chain(module.named_parameters(), module.named_buffers()))
+        named = chain(module.named_parameters(), module.named_buffers())
+        own = {f"{layer.name}.{name}": tensor for name, tensor in named}
         page["parameters"] = _parameters(layer.kind, own)
-        paths = {name: recorded.get(f"{layer.name}.{name}") for name in own}
-        path = {name: rows for name, rows in paths.items() if rows is not None}
+        path = {name: recorded[name] for name in own if name in recorded}
         if path:
             page["path"] = _parameters(layer.kind, path)
     if isinstance(module, ConvolutionalAttention):
