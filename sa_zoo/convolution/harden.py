@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows_with
+from sa_zoo.kernels.deployed import Deployed
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import attention_in, block_of
 from sa_zoo.models.norm import holds
 from sa_zoo.models.stages import Grid, Layout
-from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
+from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
 # Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
 SPREAD = 64.0
@@ -78,8 +79,8 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
         return "its scores depend on content"
     if len(layer.terms) > 1 or not isinstance(term, Quadratic | GeneralizedQuadratic):
         return "its encodings are learned tables, which have no center and no sharpness"
-    if isinstance(term, Taps):
-        return ""
+    if isinstance(layer, Deployed):
+        return "it is deployed; harden the network that it was made from"
     if type(layer.W_val) is not nn.Linear:
         return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
     if not holds(term, "Delta", "spread") or not holds(layer.W_val, "weight"):
@@ -99,8 +100,6 @@ def _hardened(layer: Layer, grid: Grid | None) -> list[list[int]]:
     """The taps of a layer, which it then has."""
     if isinstance(layer, ConvolutionalAttention):
         return _harden_convolutional(layer)
-    if isinstance(layer.terms[0], Taps):
-        return layer.terms[0].offsets
     assert grid is not None  # why_not_taps
     return _harden_attention(layer, grid)
 
