@@ -62,13 +62,13 @@ def test_maps_of_a_content_model_are_averaged_over_images():
 @pytest.mark.parametrize("folded", [False, True])
 def test_planted_heads_are_described_as_they_are(folded):
     network = convolutional_network()
-    if folded:  # to taps, of infinite sharpness
+    if folded:  # to taps
         sa_zoo.harden(network)
         network = reparameterize_model(network)
     layer = layers_of(network, torch.zeros(1, 3, 16, 16))[0]
     heads = measure(layer, window=3)
     assert [tuple(center) for center in heads.center.tolist()] == KERNEL
-    assert heads.alpha.tolist() == pytest.approx([5e29 if folded else 72.0] * 9)
+    assert heads.alpha.tolist() == pytest.approx([2048.0 if folded else 72.0] * 9)
     assert heads.condition.tolist() == pytest.approx([1.0] * 9)
     assert heads.share.tolist() == pytest.approx([1.0] * 9, abs=1e-9)
     assert heads.distance.max() < 1e-9

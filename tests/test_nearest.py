@@ -34,7 +34,7 @@ def test_no_difference_of_outputs_exceeds_the_bound(folded):
     torch.manual_seed(0)
     attention = Attention(11, 3, (Quadratic,), (H, W)).double()
     if folded:
-        attention.reparameterize()
+        attention.folded()
     P = attention.probabilities(torch.zeros(1, H, W, 11)).detach()
     nearest = NearestConvolution(attention, P, (H, W), K).double()
     # the sign of each weight's share in the difference makes one output as large as it can be

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import head_shifts, limit_of_attention, windows_with
-from sa_zoo.kernels.deployed import Deployed
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import attention_in, block_of
 from sa_zoo.models.norm import holds
@@ -79,8 +78,6 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
         return "its scores depend on content"
     if len(layer.terms) > 1 or not isinstance(term, Quadratic | GeneralizedQuadratic):
         return "its encodings are learned tables, which have no center and no sharpness"
-    if isinstance(layer, Deployed):
-        return "it is deployed; harden the network that it was made from"
     if type(layer.W_val) is not nn.Linear:
         return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
     if not holds(term, "Delta", "spread") or not holds(layer.W_val, "weight"):
@@ -120,6 +117,7 @@ def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
     mixed = torch.einsum("ohi,hg->ogi", slices, M.to(slices))
     layer.W_val.weight.copy_(mixed.flatten(1))
     term.spread.copy_(SPREAD * identity if spread.ndim == 3 else torch.tensor(SPREAD))
+    layer.set_grid(grid)  # a deployed layer renews its constants
     return _freeze(taps, term.Delta, term.spread)
 
 

@@ -99,9 +99,9 @@ def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     return self.cheaper(X)
 
 
-def in_portions(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Block.at_once` for as many images at a time as caches hold: (B, H, W, D) -> (B, H, W, D)"""
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
         if is_large(x):
             return _in_portions(self, x)
     return self.at_once(x)
@@ -125,17 +125,17 @@ def only(name: str) -> Iterator[None]:
     if name not in routes:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
     evaluation = routes[name].evaluation
-    installed = (Attention.evaluator, Block.evaluator)
+    installed = (Attention.evaluator, Block.evaluate_block)
     Attention.evaluator = lambda self, X: evaluation(self, X, situation_of(self, X))
-    Block.evaluator = Block.at_once
+    Block.evaluate_block = Block.at_once
     try:
         yield
     finally:
-        Attention.evaluator, Block.evaluator = installed
+        Attention.evaluator, Block.evaluate_block = installed
 
 
 def install() -> None:
     """Let the networks of models/ be evaluated by `choose`, and deployed by timm.utils.reparameterize_model."""
     Attention.evaluator = evaluator
     Attention.fuse = deployed
-    Block.evaluator = in_portions
+    Block.evaluate_block = evaluate_block

@@ -1,8 +1,8 @@
 """The deployed form of attention by position: constants and one linear map, without questions.
 
-`timm.utils.reparameterize_model` puts it in the place of each layer. What does not depend on images is computed when the
-layer is deployed, loaded or given another image size: the pixels that one-hot heads read, or the probabilities P of all
-heads, or their factors by axis. W_out and batch normalization are folded into W_val. Only the size of X is looked at.
+`timm.utils.reparameterize_model` replaces each layer by it. Everything that does not depend on images is computed when
+a layer is deployed, loaded or given another image size: the pixels that one-hot heads read, or the probabilities P of
+all heads, or their factors by axis. W_out and batch normalization are folded into W_val.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ class Deployed(Attention):
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
             if torch.jit.is_tracing() or X.shape[1:3] == self.grid:
                 return self.constants(X, self.W_val)
         return self.cheaper(X)
@@ -83,17 +83,19 @@ class ReadPixels(nn.Module):
     """Each head reads one pixel: a convolution if these are the pixels of a kernel, else a gather and a product."""
 
     places: Tensor
+    padded: Tensor
 
     def __init__(self, taps: list[list[int]], grid: Grid) -> None:
         super().__init__()
+        self.register_buffer("places", read_places(taps, grid), persistent=False)
         self.kernel = lattice_of(taps)
-        places = padded_places(self.kernel, grid) if self.kernel else read_places(taps, grid)
-        self.register_buffer("places", places, persistent=False)
+        if self.kernel:
+            self.register_buffer("padded", padded_places(self.kernel, grid), persistent=False)
 
     @torch.jit.unused
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
         if self.kernel and is_plain(W_val):
-            return convolved(W_val, self.kernel, X, self.places)
+            return convolved(W_val, self.kernel, X, self.padded)
         return W_val(gather(X, self.places).flatten(3))
 
 

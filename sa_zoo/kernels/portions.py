@@ -23,8 +23,11 @@ def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
 
 
 def is_large(X: Tensor) -> bool:
-    """Whether training gains from evaluating images of X again, rather than keeping what lies between."""
-    return X.numel() > PORTION
+    """Whether portions pay: in training, images are then evaluated again instead of keeping what lies between.
+
+    A compiler is not asked, as its graph would take fewer images.
+    """
+    return not torch.compiler.is_compiling() and X.numel() > PORTION
 
 
 def divided(
@@ -39,7 +42,7 @@ def divided(
     In training, each portion is evaluated once more in the backward pass, so that only its inputs are kept.
     parameters: of the function. If they are changed in between, the backward pass raises torch's error.
     """
-    if not now.by_hand or not is_large(X):
+    if not is_large(X) or not now.by_hand:
         return function(X, *more)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)

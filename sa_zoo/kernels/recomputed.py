@@ -28,7 +28,9 @@ def one_head_pays(X: Tensor, now: Situation) -> bool:
     """Whether one head at a time is faster than all: on GPUs, in training only."""
     if now.trains:
         return is_large(X)
-    return now.on_cpu and X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
+    if now.compiling or not now.on_cpu:
+        return False
+    return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
@@ -38,7 +40,6 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
         and is_plain(layer.W_val)
         and layer.W_val.bias is not None
         and all(term.positional for term in layer.terms)
-        and not now.compiling
         and now.ordinary
     )
 

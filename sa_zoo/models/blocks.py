@@ -72,7 +72,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
-        return self.evaluator(self.merge(x))
+        return self.evaluate_block(self.merge(x))
 
     def attended(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
@@ -87,7 +87,7 @@ class Block(nn.Module):
         return self.rest(x, self.attended(x))
 
     # What evaluates a block after merging: a hook as Attention.evaluator, as a few images at a time can be faster.
-    evaluator = at_once
+    evaluate_block = at_once
 
 
 class PostNormBlock(Block):
