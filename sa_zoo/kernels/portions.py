@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.kernels.situation import Situation, makes_graph
 
 # Numbers in the images that a layer evaluates together: eight of 16x16 pixels and 400 channels.
 PORTION = 8 * 16 * 16 * 400
@@ -25,9 +25,9 @@ def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
 def is_large(X: Tensor) -> bool:
     """Whether portions pay: in training, images are then evaluated again instead of keeping what lies between.
 
-    A compiler is not asked, as its graph would take fewer images.
+    Not in a graph, which would then take as many images only.
     """
-    return not torch.compiler.is_compiling() and X.numel() > PORTION
+    return not makes_graph() and X.numel() > PORTION
 
 
 def divided(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.kernels.portions import is_large, portions
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.kernels.situation import Situation, makes_graph
 from sa_zoo.models.attention import AXES_FROM, Attention
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.positions import at_least_float32
@@ -28,7 +28,7 @@ def one_head_pays(X: Tensor, now: Situation) -> bool:
     """Whether one head at a time is faster than all: on GPUs, in training only."""
     if now.trains:
         return is_large(X)
-    if now.compiling or not now.on_cpu:
+    if makes_graph() or not now.on_cpu:
         return False
     return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 

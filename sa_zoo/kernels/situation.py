@@ -9,6 +9,11 @@ from torch.autograd.forward_ad import unpack_dual
 from sa_zoo.models.norm import is_watched
 
 
+def makes_graph() -> bool:
+    """Whether a graph is made of what is called: by tracing, exporting or torch.compile."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
 class Situation:
     """How and where `modules` are called with the first of `tensors`; the others are read as well.
 
@@ -52,8 +57,7 @@ class Situation:
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
-        others_decide = self.fixed_graph or self.compiling or self.watched
-        return self.on_cpu and not others_decide and self.ordinary
+        return self.on_cpu and not makes_graph() and not self.watched and self.ordinary
 
 
 def is_ordinary(*tensors: Tensor) -> bool:
