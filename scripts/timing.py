@@ -155,7 +155,7 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     products = {dtype: matrix_products(dtype, device) for dtype in dtypes}
     for dtype, (_, both) in products.items():
         runs |= {f"{dtype} {number}": run for number, run in enumerate(both)}
-    times = in_turns(runs, rounds, device)
+    times = in_turns(runs, rounds * max(1, 50 // case.images), device)
     # GMAC/s of the fastest matrix product, which takes turns with the subjects
     ceilings = {
         dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"])

@@ -107,7 +107,7 @@ def test_images_of_another_size_have_constants_of_their_own(name):
         assert all(layer.grid == (20, 8) or "pyramid" in name for layer in layers)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
 @pytest.mark.parametrize("name", ["sa_quadratic_cifar", "sa_pyramid_h5_cifar"])
 def test_compilers_take_a_deployed_network(name):
     network = small(name).float()
