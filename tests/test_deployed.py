@@ -9,7 +9,7 @@ from timm.utils import reparameterize_model
 from torch import nn
 
 import sa_zoo
-from sa_zoo.kernels import recomputed
+from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import only
 from sa_zoo.kernels.deployed import Deployed
 from sa_zoo.models.attention import Attention
@@ -45,7 +45,7 @@ def test_a_deployed_layer_is_the_definition(terms, grid, images, monkeypatch):
         deployed = copy.deepcopy(layer).fuse()
         assert not any(parameter.requires_grad for parameter in deployed.parameters())
         for numbers in (10**9, 0):  # all heads at once, and one at a time
-            monkeypatch.setattr(recomputed, "BY_HEAD_FROM", numbers)
+            monkeypatch.setattr(portions, "BY_HEAD_FROM", numbers)
             assert torch.allclose(deployed(X), expected, rtol=0, atol=1e-12)
             half = deployed.float()(X.float())
             assert torch.allclose(half, expected.float(), rtol=0, atol=1e-5)
@@ -125,9 +125,23 @@ def test_compilers_take_a_deployed_network(name):
     assert not any("softmax" in str(node.target) for node in program.graph.nodes)
 
 
+def test_other_networks_keep_their_function():
+    x = torch.randn(2, 3, 32, 32)
+    resnet = timm.create_model("resnet_tiny_cifar").eval()
+    for network in (
+        resnet,
+        sa_zoo.convert(resnet, layers="*", alpha=4.0)[0],
+        timm.create_model(
+            "local_vit", img_size=32, patch_size=8, embed_dim=12, depth=2, num_heads=3
+        ),
+    ):
+        with torch.no_grad():
+            assert torch.equal(reparameterize_model(network).eval()(x), network.eval()(x))
+
+
 @pytest.mark.parametrize("hard", [False, True])
 def test_an_adapter_on_a_deployed_layer_counts(hard, monkeypatch):
-    monkeypatch.setattr(recomputed, "BY_HEAD_FROM", 0)
+    monkeypatch.setattr(portions, "BY_HEAD_FROM", 0)
     network = small("sa_quadratic_kernel_cifar", num_heads=9)
     if hard:
         sa_zoo.harden(network)

@@ -13,24 +13,15 @@ from torch import Tensor
 
 from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.deployed import deployed
-from sa_zoo.kernels.portions import divided, is_large
+from sa_zoo.kernels.portions import divided, is_large, kept_axes_pay
 from sa_zoo.kernels.recomputed import can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.kernels.taps import can_read_taps, taps
-from sa_zoo.models.attention import AXES_FROM, Attention
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import Block
 
 Condition = Callable[[Attention, Tensor, Situation], bool]
 Evaluation = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
-# Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
-# than by P itself. On GPUs this is an estimate for training and inference, not measured yet.
-KEPT_AXES_FROM = 256
-
-
-def keeping_axes_pays(layer: Attention, X: Tensor, now: Situation) -> bool:
-    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-    least = max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))
-    return layer.axes_pay((X.shape[1], X.shape[2]), least)
 
 
 class Route(NamedTuple):
@@ -65,7 +56,7 @@ ROUTES = (
     ),
     Route(
         "by axes",
-        keeping_axes_pays,
+        kept_axes_pay,
         lambda layer, X, now: layer.by_axes(X),
         "costs O(T (H + W)) instead of O(T^2)",
     ),

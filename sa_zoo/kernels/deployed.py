@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.recomputed import of_factors, one_head_pays
+from sa_zoo.kernels.portions import one_head_pays
+from sa_zoo.kernels.recomputed import of_factors
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.kernels.taps import convolved, gather, lattice_of, padded_places, read_places
 from sa_zoo.models.attention import Attention, attend, attend_by_axes

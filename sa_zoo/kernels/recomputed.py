@@ -13,24 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import is_large, portions
-from sa_zoo.kernels.situation import Situation, makes_graph
-from sa_zoo.models.attention import AXES_FROM, Attention
+from sa_zoo.kernels.portions import one_head_pays, portions
+from sa_zoo.kernels.situation import Situation
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.positions import at_least_float32
-
-# Numbers in X above which inference takes one head at a time: all heads of six images of 16x16 pixels and 80 channels,
-# or of one of 400 channels, are mixed in less time at once. So are those of a small grid.
-BY_HEAD_FROM = 2**17
-
-
-def one_head_pays(X: Tensor, now: Situation) -> bool:
-    """Whether one head at a time is faster than all: on GPUs, in training only."""
-    if now.trains:
-        return is_large(X)
-    if makes_graph() or not now.on_cpu:
-        return False
-    return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:

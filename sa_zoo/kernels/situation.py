@@ -51,13 +51,9 @@ class Situation:
         return torch.is_grad_enabled()
 
     @property
-    def on_cpu(self) -> bool:
-        return self.tensors[0].is_cpu
-
-    @property
     def by_hand(self) -> bool:
         """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
-        return self.on_cpu and not makes_graph() and not self.watched and self.ordinary
+        return self.tensors[0].is_cpu and not makes_graph() and not self.watched and self.ordinary
 
 
 def is_ordinary(*tensors: Tensor) -> bool:
