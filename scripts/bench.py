@@ -117,7 +117,7 @@ def networks(
             if (
                 compile_mode
                 and not route
-                and name != ("folded" if network.training else "as built")
+                and name != ("deployed" if network.training else "as built")
             ):
                 torch.compiler.reset()  # it stops compiling a function that it has compiled several times
                 compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
@@ -140,7 +140,7 @@ def models(
         yardstick = cnn or "as built"
         variants: Variants = {"as built": (unchanged, "")}
         if phase.startswith("inference"):
-            variants["folded"] = (reparameterize_model, "")
+            variants["deployed"] = (reparameterize_model, "")
         if cnn:
             variants = {cnn: (partial(the_model, cnn), "")} | variants
             if is_quadratic(network):
@@ -165,7 +165,7 @@ def deployed(
     )
     variants: Variants = rival | {
         "as built": (unchanged, ""),
-        "folded": (reparameterize_model, ""),
+        "deployed": (reparameterize_model, ""),
         "taps": (with_taps, ""),
     }
     for name, phase, batch in product(names, PHASES[:2], BATCHES):

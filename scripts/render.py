@@ -36,7 +36,7 @@ BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.D
 # Rows of README's speed table: label, model, phase, subject.
 SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
-    ("inference, folded", "sa_quadratic_cifar", "inference, float32", "folded"),
+    ("inference, deployed", "sa_quadratic_cifar", "inference, float32", "deployed"),
     ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
     ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
     ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),

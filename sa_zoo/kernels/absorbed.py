@@ -56,7 +56,9 @@ def absorbed_content(term: Content) -> Scores:
     # Every key has the bias of W_key, and every displacement has one dy: it is added to those encodings.
     col = pad(term.col, (term.row.shape[1], 0)) + b_key[:, None, :]
     encodings = torch.cat([row, col], dim=1).transpose(1, 2)  # (N_h, D_h, displacements)
-    return relative_scores(term, W_qry, (W_key, b_qry), (encodings, b_qry))
+    content = multiplied(W_key, b_qry, W_qry)
+    position = multiplied(encodings, b_qry, W_qry)
+    return relative_scores(term, content, position)
 
 
 def absorbed_relative(term: Relative) -> Scores:
@@ -66,7 +68,9 @@ def absorbed_relative(term: Relative) -> Scores:
     What_key = term.W_key_pos.weight.unflatten(0, [term.num_heads, -1]).mT  # (N_h, D_p, D_h)
     What_row, What_col = What_key.split([term.row.shape[1], term.col.shape[1]], dim=1)
     encodings = torch.cat([term.row @ What_row, term.col @ What_col], dim=1).transpose(1, 2)
-    return relative_scores(term, W_qry, (W_key, term.u), (encodings, term.v))
+    content = multiplied(W_key, term.u, W_qry)
+    position = multiplied(encodings, term.v, W_qry)
+    return relative_scores(term, content, position)
 
 
 def absorbed_absolute(term: Absolute) -> Scores:
@@ -106,16 +110,13 @@ def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> LinearMap:
     return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
 
 
-def relative_scores(
-    term: RelativeTables, W_qry: Tensor, keys: LinearMap, encodings: LinearMap
-) -> Scores:
-    """Products of queries with keys, and with encodings of dx followed by dy; each with its bias of the queries.
+def relative_scores(term: RelativeTables, content: LinearMap, position: LinearMap) -> Scores:
+    """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy.
 
     A position is one more product: each pixel gets the one-hot vectors of its column and row as channels, and what a
     query is multiplied with, its scores of each column and row. No sum over all pairs of pixels is left.
     """
-    content = multiplied(*keys, W_qry)
-    position = multiplied(*encodings, W_qry)
+
     sizes = [len(term.row), len(term.col)]
 
     def scores(X: Tensor) -> Tensor:

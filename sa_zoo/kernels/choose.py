@@ -99,12 +99,12 @@ def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
 
 
 def _in_portions(block: Block, x: Tensor) -> Tensor:
-    others = [module for module in block.children() if module is not block.attn]
     if not torch.is_grad_enabled() and not block.training:
         now = Situation(block.children(), x, *block.parameters())
         return divided(block.at_once, now, [], x)
-    # attention divides its images itself, and batch norms need all of them
+    # in training, attention divides its images itself, and batch norms need all of them
     attended = block.attended(x)
+    others = [module for module in block.children() if module is not block.attn]
     parameters = [parameter for module in others for parameter in module.parameters()]
     return divided(block.rest, Situation(others, x, attended), parameters, x, attended)
 
@@ -128,5 +128,5 @@ def only(name: str) -> Iterator[None]:
 def install() -> None:
     """Let the networks of models/ be evaluated by `choose`, and deployed by timm.utils.reparameterize_model."""
     Attention.evaluator = evaluator
-    Attention.fuse = deployed
+    Attention.fuse = deployed  # type: ignore[assignment]  # mypy expects the type of self
     Block.evaluate_block = evaluate_block

@@ -30,7 +30,7 @@ class Deployed(Attention):
         nn.Module.__init__(self)
         layer.folded()
         self.terms = layer.terms
-        self.separable = layer.separable
+        self.separable = layer.separable  # type: ignore[misc]  # final, and assigned once
         self.grid = layer.grid
         self.attn_drop = nn.Dropout(0.0)
         self.W_val = layer.W_val
