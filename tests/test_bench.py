@@ -37,7 +37,13 @@ def test_subjects_of_a_case_and_their_work(tmp_path):
     found = {(row["model"], row["phase"], row["subject"]): row for row in first["rows"]}
     kind = ("sa_quadratic_tiny_cifar", "inference, float32")
     rows = {subject: row for (*case, subject), row in found.items() if tuple(case) == kind}
-    assert rows.keys() >= {"as built", "deployed", "definition", "3x3 convolutions", "resnet18_cifar"}
+    assert rows.keys() >= {
+        "as built",
+        "deployed",
+        "definition",
+        "3x3 convolutions",
+        "resnet18_cifar",
+    }
     network = timm.create_model(kind[0]).eval()
     cost = cost_of(network, resolve_model_data_config(network)["input_size"])
     assert rows["definition"]["gmacs"] == pytest.approx(cost.macs / 1e9, rel=0.02)

@@ -42,16 +42,18 @@ def test_a_deployed_layer_is_the_definition(terms, grid, images, monkeypatch):
     X = torch.randn(images, *grid, D, dtype=torch.float64)
     with torch.no_grad(), only("definition"):
         expected = layer(X)
-        deployed = copy.deepcopy(layer).fuse()
-        assert not any(parameter.requires_grad for parameter in deployed.parameters())
-        for numbers in (10**9, 0):  # all heads at once, and one at a time
+        # all heads at once, one at a time, and with P built for each batch
+        for numbers, kept in ((10**9, 10**9), (0, 10**9), (0, 0)):
             monkeypatch.setattr(portions, "BY_HEAD_FROM", numbers)
+            monkeypatch.setattr("sa_zoo.kernels.deployed.KEPT", kept)
+            deployed = copy.deepcopy(layer).fuse()
             assert torch.allclose(deployed(X), expected, rtol=0, atol=1e-12)
             half = deployed.float()(X.float())
             assert torch.allclose(half, expected.float(), rtol=0, atol=1e-5)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert torch.allclose(deployed(X.float()).double(), expected, rtol=0, atol=0.1)
-            deployed = copy.deepcopy(layer).fuse()
+    deployed = copy.deepcopy(layer).fuse()
+    assert not any(parameter.requires_grad for parameter in deployed.parameters())
     x = X.clone().requires_grad_()
     (dx,) = torch.autograd.grad(deployed(x).square().sum(), x)
     (wanted,) = torch.autograd.grad(layer.W_out(layer.definition(x)).square().sum(), x)

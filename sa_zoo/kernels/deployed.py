@@ -18,6 +18,9 @@ from sa_zoo.models.attention import Attention, attend, attend_by_axes
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid
 
+# Numbers in P that a layer keeps at most; larger ones are built for each batch.
+KEPT = 2**24
+
 
 class Deployed(Attention):
     """A layer of attention by position whose P is constant, for inference.
@@ -46,7 +49,7 @@ class Deployed(Attention):
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
-            if torch.jit.is_tracing() or X.shape[1:3] == self.grid:
+            if self.constants and (torch.jit.is_tracing() or X.shape[1:3] == self.grid):
                 return self.constants(X, self.W_val)
         return self.cheaper(X)
 
@@ -68,8 +71,8 @@ def renew(layer: Deployed, _: Any) -> None:
 
 
 @torch.no_grad()
-def constants_of(layer: Attention) -> nn.Module:
-    """What is left of the terms of a layer, on its grid: a module that is called with X and W_val."""
+def constants_of(layer: Attention) -> nn.Module | None:
+    """P of a layer on its grid, as a module that is called with X and W_val; None if P is too large to keep."""
     weight = layer.W_val.weight
     taps = layer.terms[0].taps() if len(layer.terms) == 1 else []
     if taps:
@@ -77,6 +80,8 @@ def constants_of(layer: Attention) -> nn.Module:
     X = weight.new_empty(1, *layer.grid, len(weight))
     if layer.axes_pay(layer.grid):
         return Mixed(*layer.axis_probabilities(X)).to(weight.dtype)
+    if weight.shape[1] // len(weight) * X[..., 0].numel() ** 2 > KEPT:
+        return None
     return Mixed(layer.probabilities(X)).to(weight.dtype)
 
 
