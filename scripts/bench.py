@@ -112,8 +112,7 @@ def networks(
                     module.p = 0.1  # the paper's
             x = torch.randn(batch, *resolve_model_data_config(network)["input_size"], device=device)
             x = x.to(next(network.parameters()).dtype, memory_format=torch.channels_last)
-            function = "model" if change in (unchanged, reparameterize_model) else name
-            found[name] = Subject(step(network, x, route, dtype), dtype, function)
+            found[name] = Subject(step(network, x, route, dtype))
             if (
                 compile_mode
                 and not route
@@ -122,7 +121,7 @@ def networks(
                 torch.compiler.reset()  # it stops compiling a function that it has compiled several times
                 compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
                 run = step(network, x, "", dtype, compiled)
-                found[f"{name}, compiled"] = Subject(run, dtype, function, found[name].run)
+                found[f"{name}, compiled"] = Subject(run, found[name].run)
         return found
 
     return Case(model, phase, batch, yardstick, build)
@@ -211,7 +210,7 @@ def _by_route(
         X = X.to(dtype)
     found = {}
     for name, route in routes.items():
-        found[name] = Subject(step(layer, X, route, dtype), dtype, "layer")
+        found[name] = Subject(step(layer, X, route, dtype))
     return found
 
 

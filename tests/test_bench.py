@@ -47,9 +47,6 @@ def test_subjects_of_a_case_and_their_work(tmp_path):
     network = timm.create_model(kind[0]).eval()
     cost = cost_of(network, resolve_model_data_config(network)["input_size"])
     assert rows["definition"]["gmacs"] == pytest.approx(cost.macs / 1e9, rel=0.02)
-    assert rows["definition"]["needed"] == min(
-        rows[name]["gmacs"] for name in ("as built", "deployed")
-    )
     assert rows["definition"]["speed"] == rows["definition"]["memory"] == 1
     assert ("one layer of sa_quadratic_tiny_cifar, 5x5 tokens", kind[1], "by axes") in found
     phases = {row["phase"] for row in second["rows"]}
