@@ -1,9 +1,9 @@
-"""What pyproject.toml cannot state: a compiled library, and recipes and weights outside the package's folder."""
+"""What pyproject.toml cannot state: recipes and weights outside the package's folder."""
 
 import tomllib
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
+from setuptools import find_packages, setup
 
 
 def installed_weights() -> list[str]:
@@ -24,17 +24,4 @@ setup(
             *(f"{name}/model.safetensors" for name in installed_weights()),
         ],
     },
-    ext_modules=[
-        # A library that does not use Python's headers, built if there is a compiler. It is not linked with OpenMP: it
-        # finds those functions in torch, whose threads it shares.
-        Extension(
-            name="sa_zoo.kernels._fused",
-            sources=["sa_zoo/kernels/fused.cpp"],
-            language="c++",
-            extra_compile_args=["-std=c++17", "-O3", "-mavx512f", "-fopenmp"],
-            py_limited_api=True,  # one file for all versions of Python
-            optional=True,
-        )
-    ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # and one wheel
 )

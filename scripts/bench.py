@@ -1,4 +1,4 @@
-"""python scripts/bench.py MODEL... [--against CNN] [--side 64] [--routes] [--convolutions] [--positions 224] [--json F]
+"""python scripts/bench.py MODEL [--against CNN] [--deployed] [--side 64] [--convolutions] [--positions 224] [--json F]
 
 Measures time, memory and work of models, each against a yardstick that takes turns with it; docs/benchmarks.md defines
 the columns and has the results. Every option that says "also" adds cases; with one of them, MODEL may be left out.
@@ -25,7 +25,7 @@ from torchvision.ops import Permute
 import sa_zoo
 from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.norm import BatchNorm
-from sa_zoo.models.terms import Quadratic, kernel_offsets
+from sa_zoo.models.terms import Quadratic
 
 CPU = torch.device("cpu")
 PHASES = (
@@ -36,15 +36,7 @@ PHASES = (
     "training, bfloat16",
 )
 LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
-# Routes in the case that the first one exists for; the last is the next simpler one, the yardstick. A route that is
-# forced applies to attention; as built, the rest of a block may also be evaluated in portions.
-ROUTES = (
-    ("sa_quadratic_cifar", "inference, float32", 32, ("definition", "recomputed")),
-    ("sa_quadratic_cifar", "inference, bfloat16", 32, ("recomputed", "definition", "by axes")),
-    ("sa_quadratic_cifar", "training, float32", 32, ("recomputed", "definition", "by axes")),
-    ("sa_content_cifar", "inference, float32", 16, ("absorbed", "definition")),
-    ("sa_content_cifar", "training, float32", 8, ("absorbed", "definition")),
-)
+BATCHES = (1, 8, 50, 256)  # of deployed networks
 # Channels and side of the 3x3 layers of ResNet18's stages, and of a layer for CIFAR.
 CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))
 ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two pixels larger
@@ -76,23 +68,13 @@ def with_convolutions(network: SANet) -> SANet:
 
 
 def with_taps(network: nn.Module) -> nn.Module:
-    """The network with every head on one pixel, for inference."""
-    sa_zoo.harden(network)
-    return reparameterize_model(network)
-
-
-def with_kernels(network: SANet) -> nn.Module:
-    """The network with the pixels of a 3x3 kernel as its heads, the closest to its center if it has fewer."""
-    for layer in attention_in(network.blocks).values():
-        term = layer.terms[0]
-        term.Delta.data.copy_(kernel_offsets(len(term.Delta)))
-        term.spread.data.fill_(3.0)
+    """The network with every head on one pixel."""
     sa_zoo.harden(network)
     return network if network.training else reparameterize_model(network)
 
 
 def is_quadratic(network: nn.Module) -> bool:
-    """Whether `with_kernels` takes the network."""
+    """Whether `with_taps` takes the network."""
     if not isinstance(network, SANet):
         return False
     layers = attention_in(network.blocks).values()
@@ -108,7 +90,7 @@ def networks(
     yardstick: str,
     compile_mode: str = "",
 ) -> Case:
-    """A case of whole networks, and of the network as torch.compile makes it if there is a mode for it.
+    """A case of whole networks, also as torch.compile makes them if there is a mode for it.
 
     A variant whose name ends in "float32" has that type, whatever the phase.
     """
@@ -130,13 +112,16 @@ def networks(
                     module.p = 0.1  # the paper's
             x = torch.randn(batch, *resolve_model_data_config(network)["input_size"], device=device)
             x = x.to(next(network.parameters()).dtype, memory_format=torch.channels_last)
-            function = "model" if change in (unchanged, reparameterize_model) else name
-            found[name] = Subject(step(network, x, route, dtype), dtype, function)
-            if compile_mode and name == ("as built" if network.training else "folded"):
+            found[name] = Subject(step(network, x, route, dtype))
+            if (
+                compile_mode
+                and not route
+                and name != ("deployed" if network.training else "as built")
+            ):
                 torch.compiler.reset()  # it stops compiling a function that it has compiled several times
                 compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
                 run = step(network, x, "", dtype, compiled)
-                found["compiled"] = Subject(run, dtype, function, found[name].run)
+                found[f"{name}, compiled"] = Subject(run, found[name].run)
         return found
 
     return Case(model, phase, batch, yardstick, build)
@@ -154,11 +139,11 @@ def models(
         yardstick = cnn or "as built"
         variants: Variants = {"as built": (unchanged, "")}
         if phase.startswith("inference"):
-            variants["folded"] = (reparameterize_model, "")
+            variants["deployed"] = (reparameterize_model, "")
         if cnn:
             variants = {cnn: (partial(the_model, cnn), "")} | variants
             if is_quadratic(network):
-                variants["taps of a 3x3 kernel"] = (with_kernels, "")
+                variants["taps"] = (with_taps, "")
         elif attention:
             in_float32 = ", float32" if phase == "inference, bfloat16" else ""
             yardstick = f"definition{in_float32}"
@@ -166,6 +151,24 @@ def models(
             variants["3x3 convolutions"] = (with_convolutions, "")
             variants["resnet18_cifar"] = (partial(the_model, "resnet18_cifar"), "")
         yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
+
+
+def deployed(
+    names: Iterable[str], cnn: str, device: torch.device, compile_mode: str
+) -> Iterator[Case]:
+    """Networks of quadratic heads in inference against a CNN; without one, against 3x3 convolutions in their place."""
+    rival = (
+        {cnn: (partial(the_model, cnn), "")}
+        if cnn
+        else {"3x3 convolutions": (with_convolutions, "")}
+    )
+    variants: Variants = rival | {
+        "as built": (unchanged, ""),
+        "deployed": (reparameterize_model, ""),
+        "taps": (with_taps, ""),
+    }
+    for name, phase, batch in product(names, PHASES[:2], BATCHES):
+        yield networks(name, phase, batch, device, variants, next(iter(rival)), compile_mode)
 
 
 def layers(
@@ -207,23 +210,8 @@ def _by_route(
         X = X.to(dtype)
     found = {}
     for name, route in routes.items():
-        found[name] = Subject(step(layer, X, route, dtype), dtype, "layer")
+        found[name] = Subject(step(layer, X, route, dtype))
     return found
-
-
-def routes_of_networks() -> Iterator[Case]:
-    """Each route against the next simpler one, its yardstick, in the case that it exists for, on a CPU."""
-    for model, phase, batch, names in ROUTES:
-        variants = {"as built": (unchanged, "")} | {name: (unchanged, name) for name in names}
-        yield networks(model, phase, batch, CPU, variants, names[-1])
-    taps: Variants = {
-        "folded": (reparameterize_model, ""),
-        "taps": (with_taps, ""),
-        "taps of a 3x3 kernel": (with_kernels, ""),
-        "3x3 convolutions": (with_convolutions, ""),
-    }
-    for model in ("sa_quadratic_cifar", "sa_quadratic_kernel_tiny_cifar"):
-        yield networks(model, "inference, bfloat16", 32, CPU, taps, "3x3 convolutions")
 
 
 def convolutions_as_attention() -> Iterator[Case]:
@@ -299,8 +287,9 @@ def main(
     against: Annotated[
         str, typer.Option(help="CNN that MODEL is measured against, instead of its definition.")
     ] = "",
-    routes: Annotated[
-        bool, typer.Option("--routes", help="Also measure every evaluation route, on a CPU.")
+    deployed_: Annotated[
+        bool,
+        typer.Option("--deployed", help=f"Measure inference alone, on {BATCHES} images."),
     ] = False,
     convolutions: Annotated[
         bool,
@@ -311,21 +300,24 @@ def main(
         typer.Option("--positions", help="Also measure positions in a ViT on SIZE x SIZE pixels."),
     ] = None,
     threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,
-    rounds: Annotated[int, typer.Option(help="Turns that each subject takes.", min=1)] = 5,
+    rounds: Annotated[
+        int, typer.Option(help="Turns of each subject; fifty times as many for one image.", min=1)
+    ] = 5,
     json: Annotated[Path | None, typer.Option(help="File to add the results to.")] = None,
 ) -> None:
     names = models_ or []
-    if not (names or routes or convolutions or size):
+    if not (names or convolutions or size):
         names = ["sa_quadratic_cifar"]
     if threads:
         torch.set_num_threads(threads)
     place = torch.device(device)
-    cases = [c for c in models(names, against, batch, place, compile_) if c.phase.startswith(phase)]
+    networks_ = models(names, against, batch, place, compile_)
+    if deployed_:
+        networks_ = deployed(names, against, place, compile_)
+    cases = [case for case in networks_ if case.phase.startswith(phase)]
     for each in PHASES if phase and side else PHASES[:1]:
         if side and each.startswith(phase or each) and "dropout" not in each:
             cases += layers((names or ["sa_quadratic_cifar"])[0], side, batch, place, each)
-    if routes:
-        cases += routes_of_networks()
     if convolutions:
         cases += convolutions_as_attention()
     cases += positions(size or [], place)

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,8 +35,6 @@ COLUMNS = {
     "milliseconds": ("ms per image", "{:.2f}"),  # median over the rounds
     "mib": ("MiB per image", "{:.1f}"),  # peak beyond the weights
     "gmacs": ("GMACs", "{:.2f}"),  # multiply-adds (1e9) per image
-    "needed": ("needed", "{:.2f}"),  # the fewest of all subjects that compute the same function
-    "ceiling": ("of the ceiling", "{:.0%}"),  # share of the fastest matrix product that they reach
     "speed": ("speed", "{:.3g}x"),  # relative to the yardstick
     "memory": ("memory", "{:.3g}x"),
 }
@@ -48,8 +45,6 @@ class Subject:
     """One way to do the work of a case."""
 
     run: Run
-    dtype: torch.dtype = torch.float32
-    function: str = ""  # subjects of a case with the same one compute the same
     counted: Run | None = None  # what to count the work of, if not `run`
 
 
@@ -137,42 +132,17 @@ def _peak_of_thread(run: Run) -> int:
     return max(itertools.accumulate(changes), default=0)
 
 
-def matrix_products(dtype: torch.dtype, device: torch.device) -> tuple[float, list[Run]]:
-    """GMACs of a square matrix product that keeps the device busy, and two ways to compute it: one is the fastest."""
-    size = 2048 if device.type == "cpu" else 8192
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
-    image = a.view(16, 1, -1, size).permute(0, 3, 1, 2)
-    kernel = b[:, :, None, None]
-    return size**3 / 1e9, [partial(linear, a, b), partial(torch.conv2d, image, kernel)]
-
-
 def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
     """Rows of all subjects of a case, after one round that is not counted."""
     subjects = case.subjects()
     runs = {name: subject.run for name, subject in subjects.items()}
-    dtypes = {subject.dtype for subject in subjects.values()}
-    products = {dtype: matrix_products(dtype, device) for dtype in dtypes}
-    for dtype, (_, both) in products.items():
-        runs |= {f"{dtype} {number}": run for number, run in enumerate(both)}
-    times = in_turns(runs, rounds, device)
-    # GMAC/s of the fastest matrix product, which takes turns with the subjects
-    ceilings = {
-        dtype: gmacs / min(times[f"{dtype} 0"] + times[f"{dtype} 1"])
-        for dtype, (gmacs, _) in products.items()
-    }
+    times = in_turns(runs, rounds * max(1, 50 // case.images), device)
     peaks = {name: peak_bytes(subject.run, device) for name, subject in subjects.items()}
     work = {}
     for name, subject in subjects.items():
         work[name] = _gmacs(subject.counted or subject.run) / case.images
     rows = []
-    for name, subject in subjects.items():
-        same = [
-            work[other]
-            for other in subjects
-            if subject.function and subjects[other].function == subject.function
-        ]
-        needed = min([work[name], *same])
+    for name in subjects:
         seconds = statistics.median(times[name]) / case.images
         pairs = zip(times[case.yardstick], times[name], strict=True)
         rows.append(
@@ -185,8 +155,6 @@ def measure(case: Case, rounds: int, device: torch.device) -> list[Row]:
                 "milliseconds": 1e3 * seconds,
                 "mib": peaks[name] / case.images / 2**20,
                 "gmacs": work[name],
-                "needed": needed,
-                "ceiling": needed / seconds / ceilings[subject.dtype],
                 "speed": statistics.median(other / own for other, own in pairs),
                 "memory": peaks[name] / max(peaks[case.yardstick], 1),
             }

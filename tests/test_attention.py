@@ -64,7 +64,7 @@ def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(
         layer.train()(X)  # with dropout on probabilities
         assert taken == ["definition"]
     small = published.Attention(D, HEADS, (Quadratic,), (H, W))
-    assert not small.axes_pay(small.pixels)
+    assert not small.axes_pay(small.grid)
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])

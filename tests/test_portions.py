@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sa_zoo.kernels import portions
-from sa_zoo.kernels.situation import situation
+from sa_zoo.kernels.situation import Situation
 
 K, N = 7, 11
 
@@ -15,7 +15,7 @@ def two_images_per_portion(monkeypatch):
 
 
 def divided(function, *tensors: torch.Tensor) -> torch.Tensor:
-    return portions.divided(function, situation([], *tensors), [], *tensors)
+    return portions.divided(function, Situation([], *tensors), [], *tensors)
 
 
 def test_portions_give_the_gradients_and_keep_nothing_between():

@@ -59,7 +59,7 @@ def test_the_distributions_pass_the_checks_of_pypi_and_have_the_version_of_the_p
 def test_the_source_distribution_has_all_that_the_wheel_is_built_from(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = ["sa_zoo/kernels/fused.cpp", "sa_zoo/publishing/card.md.jinja", "LICENSE"]
+    needed = ["sa_zoo/publishing/card.md.jinja", "LICENSE"]
     needed += [str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.toml")]
     assert names.issuperset(needed)
     assert not {name for name in names if name.endswith((".html", ".png", ".jsonl"))}

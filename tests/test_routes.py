@@ -12,7 +12,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from sa_zoo.convolution.layer_conversion import conv_from_attention
 from sa_zoo.kernels import portions
 from sa_zoo.kernels.choose import choose, only
-from sa_zoo.kernels.fused import LIBRARY
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
@@ -135,10 +134,10 @@ def test_a_projection_without_bias_takes_a_route_that_knows_it():
 
 
 ROUTE_OF = {  # terms, images, training (None: of one portion) -> route
-    "one compiled pass": ((Quadratic, Learned), (13, 11), 16, False, "fused"),
-    "channels that compiled code does not take": ((Quadratic,), (13, 11), 7, False, "recomputed"),
-    "few pixels": ((Quadratic,), (7, 5), 7, False, "recomputed"),
-    "terms that do not factorize": ((GeneralizedQuadratic,), (13, 11), 16, False, "recomputed"),
+    "few images": ((Quadratic, Learned), (13, 11), 16, False, "by axes"),
+    "many numbers": ((Quadratic, Learned), (13, 11), 211, False, "recomputed"),
+    "few pixels": ((Quadratic,), (7, 5), 997, False, "definition"),
+    "terms that do not factorize": ((GeneralizedQuadratic,), (13, 11), 211, False, "recomputed"),
     "content": ((Quadratic, Content), (13, 11), 16, False, "absorbed"),
     "content, training": ((Content,), (13, 11), 16, True, "absorbed"),
     "content that starts as a kernel": ((ContentKernel,), (13, 11), 16, False, "absorbed"),
@@ -156,8 +155,6 @@ def test_each_kind_of_input_has_its_route(case, monkeypatch):
     if trains is None:
         monkeypatch.setattr(portions, "PORTION", 10**9)
         trains = True
-    if expected == "fused" and LIBRARY is None:
-        expected = "recomputed"
     layer = Attention(channels, HEADS, terms, grid)
     X = torch.randn(B, *grid, channels)
     with torch.set_grad_enabled(trains):
@@ -168,7 +165,7 @@ def test_each_kind_of_input_has_its_route(case, monkeypatch):
             "definition",
         )
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert choose(layer, X)[0].name == ("recomputed" if expected == "fused" else expected)
+            assert choose(layer, X)[0].name == expected
 
 
 @every_term
@@ -332,6 +329,6 @@ def test_what_computes_its_weights_is_not_folded(change, path):
     layer.terms[0].Delta.data.round_()
     layer.terms[0].spread.data.fill_(64.0)
     layer.set_submodule(path, change(layer.get_submodule(path)))
-    for fold in (Attention.reparameterize, conv_from_attention):
+    for fold in (Attention.fuse, conv_from_attention):
         with pytest.raises(ValueError, match=r"expected nn\.Linear with its own weight and bias"):
             fold(layer)

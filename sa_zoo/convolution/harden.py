@@ -11,8 +11,6 @@ Images of one color give what they gave before. What is lost otherwise, training
 models/attention.py.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -25,10 +23,8 @@ from sa_zoo.convolution.theorem import (
     windows_with,
 )
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.network import attention_in, block_of
 from sa_zoo.models.norm import holds
-from sa_zoo.models.stages import Grid, Layout
-from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
+from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
 # Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
 TAP_SPREAD = 64.0
@@ -48,36 +44,27 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     changed, for a network without such layers, for layers that look at content or have learned encodings, and for
     images with fewer displacements than a layer has heads.
     """
-    grids: dict[nn.Module, Grid] = {}
-    network: Any = model
-    if isinstance(getattr(model, "layout", None), Layout):  # a class of timm or transformers
-        of_blocks = network.layout.grids(network.img_size)
-        for path, attention in attention_in(network.blocks).items():
-            grids[attention] = of_blocks[block_of(path)]
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():
         if isinstance(module, Layer) and not isinstance(module, HardAttention):
             layers[name] = module
-            reason = why_not_taps(module, grids.get(module))
+            reason = why_not_taps(module)
             if reason:
                 raise ValueError(
                     f"model: got the layer {name or type(module).__name__!r} whose heads cannot be taps: {reason}"
                 )
     if not layers:
         raise ValueError(f"model: got {type(model).__name__}, expected one with quadratic heads")
-    hardened = {}
-    for name, layer in layers.items():
-        if isinstance(layer, ConvolutionalAttention):
-            hardened[name] = _harden_convolutional(layer)
-        elif isinstance(layer.terms[0], Taps):
-            hardened[name] = layer.terms[0].offsets
-        else:
-            hardened[name] = _harden_attention(layer, grids[layer])
-    return hardened
+    return {
+        name: _harden_attention(layer)
+        if isinstance(layer, Attention)
+        else _harden_convolutional(layer)
+        for name, layer in layers.items()
+    }
 
 
-def why_not_taps(layer: Layer, grid: Grid | None) -> str:
-    """Why the heads of a layer cannot read one pixel each, on a grid of (H, W) pixels; empty if they can."""
+def why_not_taps(layer: Layer) -> str:
+    """Why the heads of a layer cannot read one pixel each; empty if they can."""
     if isinstance(layer, ConvolutionalAttention):
         if not isinstance(layer, SoftAttention):
             return "it looks at content"
@@ -91,26 +78,22 @@ def why_not_taps(layer: Layer, grid: Grid | None) -> str:
         return "its scores depend on content"
     if len(layer.terms) > 1 or not isinstance(term, Quadratic | GeneralizedQuadratic):
         return "its encodings are learned tables, which have no center and no sharpness"
-    if isinstance(term, Taps):
-        return ""
     if type(layer.W_val) is not nn.Linear:
         return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
     if not holds(term, "Delta", "spread") or not holds(layer.W_val, "weight"):
         return COMPUTED
     if not all(parameter.isfinite().all() for parameter in term.parameters()):
         return "its Delta or its spread is not finite"
-    if grid is None:
-        return "the size of its images is not known; expected the whole network"
-    height, width = grid
+    height, width = layer.grid
     displacements = (2 * height - 1) * (2 * width - 1)
     if displacements < len(term.Delta):
         return f"its {height}x{width} pixels have {displacements} displacements for {len(term.Delta)} heads"
     return ""
 
 
-def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
+def _harden_attention(layer: Attention) -> list[list[int]]:
     (term,) = layer.terms
-    axes = [torch.arange(1 - size, size, dtype=torch.float64) for size in grid]
+    axes = [torch.arange(1 - size, size, dtype=torch.float64) for size in layer.grid]
     offsets = torch.cartesian_prod(*axes)
     # of equal shares, the pixel nearest to the query comes first
     offsets = offsets[offsets.square().sum(dim=1).argsort(stable=True)]
@@ -122,6 +105,7 @@ def _harden_attention(layer: Attention, grid: Grid) -> list[list[int]]:
     layer.W_val.weight.copy_(mixed.flatten(1))
     one = torch.eye(2) if term.spread.ndim == 3 else torch.ones(())
     term.spread.copy_(TAP_SPREAD * one)
+    layer.set_grid(layer.grid)  # a deployed layer renews its constants
     return _fixed(taps, term.Delta, term.spread)
 
 

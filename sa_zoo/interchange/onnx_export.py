@@ -31,7 +31,9 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
         raise ValueError("export: got no onnxruntime, expected it: pip install 'sa_zoo[onnx]'")
     import onnx  # optional
 
-    network: Any = reparameterize_model(opened.network).eval()
+    network: Any = opened.network.eval()
+    if not dynamic_size:  # what is constant for one size
+        network = reparameterize_model(network)
     data = resolve_model_data_config(network)
     channels, height, width = data["input_size"]
     sizes = [(height, width)]

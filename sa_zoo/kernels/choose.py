@@ -12,25 +12,16 @@ import torch
 from torch import Tensor
 
 from sa_zoo.kernels.absorbed import absorbed, can_absorb
-from sa_zoo.kernels.fused import can_fuse, fused
-from sa_zoo.kernels.portions import divided
+from sa_zoo.kernels.deployed import deployed
+from sa_zoo.kernels.portions import divided, is_large, kept_axes_pay
 from sa_zoo.kernels.recomputed import can_recompute, recomputed
-from sa_zoo.kernels.situation import Situation, situation
+from sa_zoo.kernels.situation import Situation
 from sa_zoo.kernels.taps import can_read_taps, taps
-from sa_zoo.models.attention import AXES_FROM, Attention
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import Block
 
 Condition = Callable[[Attention, Tensor, Situation], bool]
 Evaluation = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
-# Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
-# than by P itself. On GPUs this is an estimate for training and inference, not measured yet.
-KEPT_AXES_FROM = 256
-
-
-def keeping_axes_pays(layer: Attention, X: Tensor, now: Situation) -> bool:
-    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-    least = max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))
-    return layer.axes_pay(X.shape[1] * X.shape[2], least)
 
 
 class Route(NamedTuple):
@@ -57,7 +48,6 @@ ROUTES = (
         "asks nothing about the batch, any of which the graph has to take",
     ),
     Route("absorbed", can_absorb, absorbed, "builds neither queries nor keys"),
-    Route("fused", can_fuse, fused, "never builds the tensor of all heads"),
     Route(
         "recomputed",
         can_recompute,
@@ -66,7 +56,7 @@ ROUTES = (
     ),
     Route(
         "by axes",
-        keeping_axes_pays,
+        kept_axes_pay,
         lambda layer, X, now: layer.by_axes(X),
         "costs O(T (H + W)) instead of O(T^2)",
     ),
@@ -80,7 +70,7 @@ ROUTES = (
 
 
 def situation_of(layer: Attention, X: Tensor) -> Situation:
-    return situation(layer.children(), X, *layer.parameters())
+    return Situation(layer.children(), X, *layer.parameters())
 
 
 def choose(layer: Attention, X: Tensor) -> tuple[Route, Situation]:
@@ -100,17 +90,23 @@ def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     return self.cheaper(X)
 
 
-def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """`Block.rest` for as many images at a time as attention takes: (B, H, W, D), twice -> (B, H, W, D)"""
-    if not torch.jit.is_scripting():
-        return _rest(self, x, attended)
-    return self.rest(x, attended)
+def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    """`Block.at_once` for as many images at a time as caches hold: (B, H, W, D) -> (B, H, W, D)"""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
+        if is_large(x):
+            return _in_portions(self, x)
+    return self.at_once(x)
 
 
-def _rest(block: Block, x: Tensor, attended: Tensor) -> Tensor:
+def _in_portions(block: Block, x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled() and not block.training:
+        now = Situation(block.children(), x, *block.parameters())
+        return divided(block.at_once, now, [], x)
+    # in training, attention divides its images itself, and batch norms need all of them
+    attended = block.attended(x)
     others = [module for module in block.children() if module is not block.attn]
     parameters = [parameter for module in others for parameter in module.parameters()]
-    return divided(block.rest, situation(others, x, attended), parameters, x, attended)
+    return divided(block.rest, Situation(others, x, attended), parameters, x, attended)
 
 
 @contextmanager
@@ -120,16 +116,17 @@ def only(name: str) -> Iterator[None]:
     if name not in routes:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
     evaluation = routes[name].evaluation
-    installed = (Attention.evaluator, Block.after_attention)
+    installed = (Attention.evaluator, Block.evaluate_block)
     Attention.evaluator = lambda self, X: evaluation(self, X, situation_of(self, X))
-    Block.after_attention = Block.at_once
+    Block.evaluate_block = Block.at_once
     try:
         yield
     finally:
-        Attention.evaluator, Block.after_attention = installed
+        Attention.evaluator, Block.evaluate_block = installed
 
 
 def install() -> None:
-    """Let the networks of models/ be evaluated by `choose`."""
+    """Let the networks of models/ be evaluated by `choose`, and deployed by timm.utils.reparameterize_model."""
     Attention.evaluator = evaluator
-    Block.after_attention = after_attention
+    Attention.fuse = deployed  # type: ignore[assignment]  # mypy expects the type of self
+    Block.evaluate_block = evaluate_block

@@ -1,4 +1,8 @@
-"""A few images at a time: what lies between the products of a layer then fits a CPU's caches, and is small."""
+"""How many images and heads a layer evaluates at a time, and the sizes from which that pays.
+
+A few images at a time fit a CPU's caches with everything between two products. The sizes were measured on CPUs; on GPUs
+they are estimates.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -8,10 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.kernels.situation import Situation, makes_graph
+from sa_zoo.models.attention import AXES_FROM, Attention
 
 # Numbers in the images that a layer evaluates together: eight of 16x16 pixels and 400 channels.
 PORTION = 8 * 16 * 16 * 400
+# Numbers in X above which inference takes one head at a time: all heads of six images of 16x16 pixels and 80 channels,
+# or of one with 400 channels, take less time at once, in float32 and bfloat16.
+BY_HEAD_FROM = 2**17
+# Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
+# than by P itself.
+KEPT_AXES_FROM = 256
 
 
 def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
@@ -23,8 +34,27 @@ def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
 
 
 def is_large(X: Tensor) -> bool:
-    """Whether training gains from evaluating images of X again, rather than keeping what lies between."""
-    return X.numel() > PORTION
+    """Whether portions pay: in training, images are then evaluated again instead of keeping what lies between.
+
+    Not in a graph, which would then take as many images only.
+    """
+    return not makes_graph() and X.numel() > PORTION
+
+
+def one_head_pays(X: Tensor, now: Situation) -> bool:
+    """Whether one head at a time is faster than all: in training on any device, in inference on CPUs."""
+    if now.trains:
+        return is_large(X)
+    if makes_graph() or not X.is_cpu:
+        return False
+    return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
+
+
+def kept_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
+    """Whether the factors of P by axis are faster than P where all heads are kept."""
+    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+    least = max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))
+    return layer.axes_pay((X.shape[1], X.shape[2]), least)
 
 
 def divided(
@@ -39,7 +69,7 @@ def divided(
     In training, each portion is evaluated once more in the backward pass, so that only its inputs are kept.
     parameters: of the function. If they are changed in between, the backward pass raises torch's error.
     """
-    if not now.by_hand or not is_large(X):
+    if not is_large(X) or not now.by_hand:
         return function(X, *more)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)

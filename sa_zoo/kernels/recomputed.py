@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import is_large, portions
+from sa_zoo.kernels.portions import one_head_pays, portions
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
@@ -21,15 +21,13 @@ from sa_zoo.models.positions import at_least_float32
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether no term looks at X, W_val is a plain layer, and recomputing pays: on GPUs, in training only."""
-    pays = is_large(X) if now.trains else now.on_cpu
+    """Whether no term looks at X, W_val is a plain layer, and recomputing pays."""
     return (
-        is_plain(layer.W_val)
+        one_head_pays(X, now)
+        and is_plain(layer.W_val)
         and layer.W_val.bias is not None
         and all(term.positional for term in layer.terms)
         and now.ordinary
-        and not now.compiling
-        and pays
     )
 
 
@@ -37,12 +35,17 @@ def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for terms that depend on positions only: (B, H, W, D) -> (B, H, W, D)"""
     factors = (
         layer.axis_probabilities(X)
-        if layer.axes_pay(X.shape[1] * X.shape[2])
+        if layer.axes_pay((X.shape[1], X.shape[2]))
         else [layer.attn_drop(layer.probabilities(X))]
     )
+    return of_factors(layer.W_val, factors, X)
+
+
+def of_factors(W_val: nn.Linear, factors: list[Tensor], X: Tensor) -> Tensor:
+    """sum_h P_h X W_h + b for the factors of P: (B, H, W, D) -> (B, H, W, D)"""
     nothing = X.new_empty(0, 0)
     dtype = (nothing @ nothing).dtype  # autocast's, or that of X
-    others = (x.to(dtype) for x in (*layer.W_val.parameters(), *factors))
+    others = (x.to(dtype) for x in (W_val.weight, W_val.bias, *factors))
     return ProjectedHeads.apply(X, *others)
 
 

@@ -1,7 +1,6 @@
 """What is known about a call at runtime: every question that decides how a layer is evaluated, asked once, and here."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,48 +9,51 @@ from torch.autograd.forward_ad import unpack_dual
 from sa_zoo.models.norm import is_watched
 
 
-@dataclass(frozen=True)
-class Situation:
-    """How and where modules are called with some tensors.
+def makes_graph() -> bool:
+    """Whether a graph is made of what is called: by tracing, exporting or torch.compile."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
-    Args:
-        fixed_graph: a graph is made that has to take any batch: tracing, exporting.
-        compiling: torch.compile makes a graph.
-        watched: somebody expects the modules to be called.
-        ordinary: the tensors are numbers in memory.
-        trains: gradients may be wanted.
-        on_cpu: the first tensor is on a CPU.
-        autocast: operations on a CPU choose their precision.
+
+class Situation:
+    """How and where `modules` are called with the first of `tensors`; the others are read as well.
+
+    Each question is asked when its answer is needed: small layers take less time than all of them.
     """
 
-    fixed_graph: bool
-    compiling: bool
-    watched: bool
-    ordinary: bool
-    trains: bool
-    on_cpu: bool
-    autocast: bool
+    def __init__(self, modules: Iterable[nn.Module], *tensors: Tensor) -> None:
+        self.modules = list(modules)
+        self.tensors = tensors
+
+    @property
+    def fixed_graph(self) -> bool:
+        """A graph is made that has to take any batch: tracing, exporting."""
+        # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
+        return torch.jit.is_tracing() or torch.compiler._is_exporting_flag
+
+    @property
+    def compiling(self) -> bool:
+        """torch.compile makes a graph."""
+        return torch.compiler.is_compiling()
+
+    @property
+    def watched(self) -> bool:
+        """Somebody expects the modules to be called."""
+        return any(map(is_watched, self.modules))
+
+    @property
+    def ordinary(self) -> bool:
+        """The tensors are numbers in memory."""
+        return self.compiling or is_ordinary(*self.tensors)
+
+    @property
+    def trains(self) -> bool:
+        """Gradients may be wanted."""
+        return torch.is_grad_enabled()
 
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
-        others_decide = self.watched or self.fixed_graph or self.compiling
-        return self.on_cpu and self.ordinary and not others_decide
-
-
-def situation(modules: Iterable[nn.Module], *tensors: Tensor) -> Situation:
-    """The situation of `modules` that are called with the first of the tensors. The others are read as well."""
-    compiling = torch.compiler.is_compiling()
-    return Situation(
-        # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
-        fixed_graph=torch.jit.is_tracing() or torch.compiler._is_exporting_flag,
-        compiling=compiling,
-        watched=any(map(is_watched, modules)),
-        ordinary=compiling or is_ordinary(*tensors),
-        trains=torch.is_grad_enabled(),
-        on_cpu=tensors[0].is_cpu,
-        autocast=torch.is_autocast_enabled("cpu"),
-    )
+        return self.tensors[0].is_cpu and not makes_graph() and not self.watched and self.ordinary
 
 
 def is_ordinary(*tensors: Tensor) -> bool:

@@ -15,51 +15,60 @@ from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
-from sa_zoo.models.terms import Taps
+from sa_zoo.models.stages import Grid
 
 Lattice = tuple[range, range]  # of displacements, down and across
 
 
 def can_read_taps(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether each head reads one pixel, and this is known, or cheap to find out and the same in the next call.
+    """Whether each head reads one pixel, and this is cheap to find out and the same in the next call.
 
     Numbers of parameters are read on a CPU only, and not for a graph. Parameters that are being trained may move away.
     """
     term = layer.terms[0]
-    if len(layer.terms) > 1 or layer.drops():
+    if len(layer.terms) > 1 or layer.drops() or not X.is_cpu:
         return False
-    if isinstance(term, Taps):
-        return True
     moves = now.trains and any(parameter.requires_grad for parameter in term.parameters())
-    return now.by_hand and not moves and len(term.taps()) > 0
+    return not moves and not now.compiling and len(term.taps()) > 0 and now.by_hand
 
 
 def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """The layer for heads that read one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
+    grid = (X.shape[1], X.shape[2])
     kernel = lattice_of(offsets)
     if kernel and is_plain(layer.W_val):
-        return convolved(layer.W_val, kernel, X)
-    down, across = (torch.tensor(axis, device=X.device) for axis in zip(*offsets, strict=True))
+        return convolved(layer.W_val, kernel, X, padded_places(kernel, grid).to(X.device))
+    places = read_places(offsets, grid).to(X.device)
 
     def gathered(some: Tensor) -> Tensor:
-        rows = read(down, some.shape[1])[:, None, :]  # (H, 1, N_h)
-        columns = read(across, some.shape[2])[None, :, :]
-        return layer.W_val(gather(some, rows, columns).flatten(3))
+        return layer.W_val(gather(some, places).flatten(3))
 
     return divided(gathered, now, layer.W_val.parameters(), X)
 
 
-def read(offsets: Tensor, size: int) -> Tensor:
-    """The pixel that each query reads at each offset, along one axis of `size` pixels: (K,) -> (size, K)"""
-    queries = torch.arange(size, device=offsets.device)[:, None]
-    return (queries + offsets).clamp(0, size - 1)
+def read_places(offsets: list[list[int]], grid: Grid) -> Tensor:
+    """The pixel, counted row by row, that each query reads at each offset: (H, W, N_h)"""
+    rows, columns = (
+        (torch.arange(size)[:, None] + torch.tensor(axis)).clamp(0, size - 1)
+        for size, axis in zip(grid, zip(*offsets, strict=True), strict=True)
+    )
+    return rows[:, None] * grid[1] + columns
 
 
-def gather(X: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The pixels of images at places that broadcast to any shape: (B, H, W, D) -> (B, *places, D)"""
-    places = rows * X.shape[2] + columns
-    return X.flatten(1, 2).index_select(1, places.flatten()).unflatten(1, places.shape)
+def padded_places(kernel: Lattice, grid: Grid) -> Tensor:
+    """The pixels, counted row by row, of an image whose border is repeated around it for a kernel: (H', W')"""
+    rows, columns = (
+        torch.arange(axis[0], size + axis[-1]).clamp(0, size - 1)
+        for axis, size in zip(kernel, grid, strict=True)
+    )
+    return rows[:, None] * grid[1] + columns
+
+
+def gather(X: Tensor, places: Tensor) -> Tensor:
+    """The pixels of images at places: (B, H, W, D) -> (B, *places, D)"""
+    pixels = X.flatten(1, 2).index_select(1, places.flatten())
+    return pixels.unflatten(1, places.shape)
 
 
 def lattice_of(offsets: list[list[int]]) -> Lattice | None:
@@ -74,14 +83,10 @@ def _axis(places: list[int]) -> range:
     return range(places[0], places[-1] + 1, step)
 
 
-def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
-    """The layer as a convolution of the image, whose border is repeated around it: (B, H, W, D) -> (B, H, W, D)"""
-    padded = [
-        torch.arange(axis[0], size + axis[-1], device=X.device).clamp(0, size - 1)
-        for axis, size in zip(kernel, X.shape[1:3], strict=True)
-    ]
-    X = gather(X, padded[0][:, None], padded[1])
+def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor, places: Tensor) -> Tensor:
+    """The layer as a convolution of the image with its `padded_places`: (B, H, W, D) -> (B, H, W, D)"""
     size = [len(axis) for axis in kernel]
     weight = W_val.weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
     steps = [axis.step for axis in kernel]
-    return conv2d(X.permute(0, 3, 1, 2), weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)
+    image = gather(X, places).permute(0, 3, 1, 2)
+    return conv2d(image, weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)

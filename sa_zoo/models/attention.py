@@ -78,7 +78,6 @@ class Attention(nn.Module):
     """
 
     separable: Final[bool]
-    pixels: Final[int]
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Attention(nn.Module):
         super().__init__()
         self.terms: Any = nn.ModuleList(term(dim, num_heads, grid, **dd) for term in terms)
         self.separable = all(term.separable for term in self.terms)
-        self.pixels = grid[0] * grid[1]
+        self.grid = grid
         self.attn_drop = nn.Dropout(attn_drop)
         self.W_val = nn.Linear(num_heads * dim, dim, **dd)
         self.W_out: nn.Linear | BatchNorm | nn.Identity = (
@@ -124,9 +123,9 @@ class Attention(nn.Module):
         """Whether P, with its dropout, is a product of one factor per axis."""
         return self.separable and not self.drops()
 
-    def axes_pay(self, pixels: int, least: int = AXES_FROM) -> bool:
+    def axes_pay(self, grid: Grid, least: int = AXES_FROM) -> bool:
         """Whether P factorizes, and its factors are faster than P itself for more than `least` pixels."""
-        return self.factorizes() and pixels > least
+        return self.factorizes() and grid[0] * grid[1] > least
 
     def values(self, P: Tensor, X: Tensor) -> Tensor:
         """sum_h P_h X W_h + b (Eq. 10): (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, D)"""
@@ -144,7 +143,7 @@ class Attention(nn.Module):
     def cheaper(self, X: Tensor) -> Tensor:
         """Eq. 10 in the cheaper of the two forms: (B, H, W, D) -> (B, H, W, D)"""
         # TorchScript compiles the first form only for layers that have it.
-        if self.separable and self.axes_pay(self.pixels):
+        if self.separable and self.axes_pay(self.grid):
             return self.by_axes(X)
         return self.definition(X)
 
@@ -155,10 +154,22 @@ class Attention(nn.Module):
         """(B, H, W, D) -> (B, H, W, D)"""
         return self.W_out(self.evaluator(X))
 
+    def set_grid(self, grid: Grid) -> None:
+        """Expect images of (H, W) pixels; learned encodings of another grid are interpolated."""
+        if grid != self.grid:
+            for term in self.terms:
+                if not term.any_grid:
+                    term.set_grid(grid)
+        self.grid = grid
+
     @torch.no_grad()
-    def reparameterize(self) -> None:
-        """Fold W_out into W_val, as nothing lies between them; called by timm.utils.reparameterize_model."""
+    def folded(self) -> "Attention":
+        """The layer with W_out folded into W_val, as nothing lies between them."""
         weight, bias = as_one_map(self.W_val, self.W_out)
         self.W_val.weight.copy_(weight)
         self.W_val.bias.copy_(bias)
         self.W_out = nn.Identity()
+        return self
+
+    # What timm.utils.reparameterize_model puts in the place of the layer. A hook, too: see kernels/deployed.py.
+    fuse = folded

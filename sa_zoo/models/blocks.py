@@ -72,8 +72,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
-        x = self.merge(x)
-        return self.after_attention(x, self.attended(x))
+        return self.evaluate_block(self.merge(x))
 
     def attended(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
@@ -83,11 +82,12 @@ class Block(nn.Module):
         """The residual connection and what follows it: (B, H, W, D), twice -> (B, H, W, D)"""
         raise NotImplementedError
 
-    def at_once(self, x: Tensor, attended: Tensor) -> Tensor:
-        return self.rest(x, attended)
+    def at_once(self, x: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        return self.rest(x, self.attended(x))
 
-    # What evaluates `rest`: a hook as Attention.evaluator, because a few images at a time can be faster.
-    after_attention = at_once
+    # What evaluates a block after merging: a hook as Attention.evaluator, as a few images at a time can be faster.
+    evaluate_block = at_once
 
 
 class PostNormBlock(Block):

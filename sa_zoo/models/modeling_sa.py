@@ -57,7 +57,9 @@ class SABlock(GradientCheckpointingLayer, Block):
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
         X = self.merge(hidden_states.unflatten(1, grid))
-        return self.after_attention(X, self.attended(X, output_attentions)).flatten(1, 2)
+        if output_attentions:
+            return self.rest(X, self.attended(X, True)).flatten(1, 2)
+        return self.evaluate_block(X).flatten(1, 2)
 
     def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
         raise NotImplementedError

@@ -69,10 +69,9 @@ def block_of(path: str) -> int:
 
 
 def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
-    """Interpolate the learned encodings of each block to its grid of (H, W) pixels."""
-    for path, term in terms_in(blocks).items():
-        if not term.any_grid:
-            term.set_grid(grids[block_of(path)])
+    """Let the attention of each block expect its grid of (H, W) pixels."""
+    for path, layer in attention_in(blocks).items():
+        layer.set_grid(grids[block_of(path)])
 
 
 class SANet(nn.Module):
@@ -197,7 +196,7 @@ class SANet(nn.Module):
         self.img_size = new
         if self.fixed_img_size and old != new:
             _logger.warning("learned encodings: interpolated from images of %s to %s", old, new)
-            set_grids(self.blocks, self.layout.grids(new))
+        set_grids(self.blocks, self.layout.grids(new))
 
     @torch.jit.ignore
     def init_weights(self) -> None:

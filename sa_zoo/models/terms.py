@@ -37,11 +37,6 @@ class Term(nn.Module):
         """The displacements (row, column) that heads read, if each reads one pixel in images of any size, else none."""
         return []
 
-    def fuse(self) -> "Term":
-        """What timm.utils.reparameterize_model puts in the place of the term: without parameters, if heads are taps."""
-        taps = self.taps()
-        return Taps(taps, next(self.parameters()).device) if taps else self
-
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
         """A value of the parameter `name`, interpolated to a grid of (H, W) pixels if it is an encoding of another."""
         return value
@@ -106,23 +101,6 @@ class QuadraticKernel(Quadratic):
         super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
         self.Delta.data.copy_(kernel_offsets(len(self.Delta)))
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
-
-
-class Taps(Quadratic):
-    """Quadratic of infinite spread at whole pixels: without parameters, so that no numbers have to be read.
-
-    offsets: displacements (row, column) that the heads read.
-    """
-
-    def __init__(self, offsets: list[list[int]], device: torch.device) -> None:
-        Separable.__init__(self)
-        self.offsets = offsets
-        Delta = torch.tensor(offsets, dtype=torch.float32, device=device)
-        self.register_buffer("Delta", Delta, persistent=False)
-        self.register_buffer("spread", torch.full_like(Delta[:, 0], math.inf), persistent=False)
-
-    def taps(self) -> list[list[int]]:
-        return self.offsets
 
 
 class GeneralizedQuadratic(Term):

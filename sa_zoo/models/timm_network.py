@@ -8,6 +8,7 @@ from timm.models import checkpoint, checkpoint_seq
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from timm.models.resnet import ResNet
+from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.fx import Proxy
 
@@ -28,8 +29,7 @@ class OneNode(Block):
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
-        x = self.merge(x)
-        return self.after_attention(x, self.attended(x))
+        return self.evaluate_block(self.merge(x))
 
 
 class TimmPostNormBlock(OneNode, PostNormBlock):
@@ -41,13 +41,18 @@ class TimmResidualBlock(OneNode, ResidualBlock):
 
 
 class TimmSANet(SANet):
-    """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level."""
+    """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level.
+
+    inference_mode: build what timm.utils.reparameterize_model makes of the network, to load weights saved after it.
+    """
 
     output_fmt = "NHWC"
     block_classes = (TimmPostNormBlock, TimmResidualBlock)
 
-    def __init__(self, terms: Groups, **kwargs: Any) -> None:
+    def __init__(self, terms: Groups, inference_mode: bool = False, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
+        if inference_mode:
+            reparameterize_model(self, inplace=True)
         self.grad_checkpointing = False
         self.levels = self.layout.levels
         self.feature_info = [

@@ -1,0 +1,126 @@
+"""The deployed form of attention by position: constants and one linear map, without questions.
+
+`timm.utils.reparameterize_model` replaces each layer by it. Everything that does not depend on images is computed when
+a layer is deployed, loaded or given another image size: the pixels that one-hot heads read, or the probabilities P of
+all heads, or their factors by axis. W_out and batch normalization are folded into W_val.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sa_zoo.kernels.portions import one_head_pays
+from sa_zoo.kernels.recomputed import of_factors
+from sa_zoo.kernels.situation import Situation
+from sa_zoo.kernels.taps import convolved, gather, lattice_of, padded_places, read_places
+from sa_zoo.models.attention import Attention, attend, attend_by_axes
+from sa_zoo.models.norm import is_plain
+from sa_zoo.models.stages import Grid
+
+# Numbers in P that a layer keeps at most; larger ones are built for each batch.
+KEPT = 2**24
+
+
+class Deployed(Attention):
+    """A layer of attention by position whose P is constant, for inference.
+
+    Its parameters are those of `layer`, which it takes over, and frozen; no changes of theirs are seen but those of
+    `load_state_dict`. Images of another size than the network's are evaluated by the definition or by axes.
+    """
+
+    def __init__(self, layer: Attention) -> None:
+        nn.Module.__init__(self)
+        layer.folded()
+        self.terms = layer.terms
+        self.separable = layer.separable  # type: ignore[misc]  # final, and assigned once
+        self.grid = layer.grid
+        self.attn_drop = nn.Dropout(0.0)
+        self.W_val = layer.W_val
+        self.W_out = layer.W_out
+        self.requires_grad_(False)
+        self.constants = constants_of(self)
+        self.register_load_state_dict_post_hook(renew)
+
+    def set_grid(self, grid: Grid) -> None:
+        super().set_grid(grid)
+        self.constants = constants_of(self)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, H, W, D)"""
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
+            if self.constants and (torch.jit.is_tracing() or X.shape[1:3] == self.grid):
+                return self.constants(X, self.W_val)
+        return self.cheaper(X)
+
+
+def deployed(layer: Attention) -> Attention:
+    """What timm.utils.reparameterize_model puts in the place of a layer: Deployed, if it looks at positions only.
+
+    Other layers, and those of transformers' models, stay as they are but for W_out, which is folded into W_val.
+    Raises ValueError for linear maps with adapters, parametrizations, pruning or hooks.
+    """
+    if type(layer) is Attention and all(term.positional for term in layer.terms):
+        return Deployed(layer)
+    return layer.folded()
+
+
+def renew(layer: Deployed, _: Any) -> None:
+    """After load_state_dict."""
+    layer.set_grid(layer.grid)
+
+
+@torch.no_grad()
+def constants_of(layer: Attention) -> nn.Module | None:
+    """P of a layer on its grid, as a module that is called with X and W_val; None if P is too large to keep."""
+    weight = layer.W_val.weight
+    taps = layer.terms[0].taps() if len(layer.terms) == 1 else []
+    if taps:
+        return ReadPixels(taps, layer.grid).to(weight.device)
+    X = weight.new_empty(1, *layer.grid, len(weight))
+    if layer.axes_pay(layer.grid):
+        return Mixed(*layer.axis_probabilities(X)).to(weight.dtype)
+    if weight.shape[1] // len(weight) * X[..., 0].numel() ** 2 > KEPT:
+        return None
+    return Mixed(layer.probabilities(X)).to(weight.dtype)
+
+
+class ReadPixels(nn.Module):
+    """Each head reads one pixel: a convolution if these are the pixels of a kernel, else a gather and a product."""
+
+    places: Tensor
+    padded: Tensor
+
+    def __init__(self, taps: list[list[int]], grid: Grid) -> None:
+        super().__init__()
+        self.register_buffer("places", read_places(taps, grid), persistent=False)
+        self.kernel = lattice_of(taps)
+        if self.kernel:
+            self.register_buffer("padded", padded_places(self.kernel, grid), persistent=False)
+
+    @torch.jit.unused
+    def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
+        if self.kernel and is_plain(W_val):
+            return convolved(W_val, self.kernel, X, self.padded)
+        return W_val(gather(X, self.places).flatten(3))
+
+
+class Mixed(nn.Module):
+    """P as one factor, for few pixels, or by axis: all heads at once, or one at a time where there are many images."""
+
+    def __init__(self, *factors: Tensor) -> None:
+        super().__init__()
+        for number, P in enumerate(factors):
+            # in memory as `attend` reads it: (Q, N_h, N)
+            rows = P.transpose(0, 1).contiguous().transpose(0, 1)
+            self.register_buffer(f"P_{number}", rows, persistent=False)
+
+    @torch.jit.unused
+    def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
+        factors: list[Any] = list(self._buffers.values())
+        now = Situation([W_val], X)
+        if one_head_pays(X, now) and is_plain(W_val) and now.by_hand:
+            return of_factors(W_val, factors, X)
+        if len(factors) == 1:
+            return W_val(attend(factors[0], X.flatten(1, 2))).view(X.shape)
+        return W_val(attend_by_axes(factors, X))
