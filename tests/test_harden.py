@@ -253,7 +253,6 @@ REFUSED = [
     ("learned tables", lambda: network("learned")),
     ("depend on content", lambda: network("mixed")),
     ("its 1x1 pixels have 1 displacements for 5 heads", lambda: network(img_size=4)),
-    ("the size of its images is not known", lambda: nn.Sequential(network().blocks[0])),
     ("looks at content", lambda: converted(3.0, content=True)),
     ("expected one with quadratic heads", lambda: attention_from_conv(nn.Conv2d(3, 5, 3))),
     ("sees without end", lambda: converted(0.0)),
