@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,21 @@ from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.model import InputFormat, input_format_of
-from sa_zoo.training.report import check_data
+from sa_zoo.training.model import input_format_of
 from sa_zoo.training.sources import Source, digest_of, open_source
-from sa_zoo.training.splits import Split, StreamedSplit, kept_if_small, streamed_splits
+from sa_zoo.training.splits import Split, splits_of
 
 _logger = logging.getLogger(__name__)
 
 CALIBRATION_BINS = 15
-MOST_CLASSES = 100  # of a confusion matrix; a larger one is neither stored nor read
+MATRIX_CLASSES = 100  # at most; a larger confusion matrix is neither stored nor read
 BATCH_SIZE = 128
 
 
 @torch.no_grad()
-def evaluate(
+def score(
     model: nn.Module,
     split: Split,
-    input_format: InputFormat,
     accelerator: Accelerator,
     batch_size: int = BATCH_SIZE,
     detail: bool = False,
@@ -51,7 +48,7 @@ def evaluate(
     model.eval()
     parts = []
     for images, labels, _ in accelerator.prepare(split.loader(batch_size)):
-        logits = model(input_format.normalize(images)).float()
+        logits = model(split.input_format.normalize(images)).float()
         confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
@@ -62,18 +59,21 @@ def evaluate(
     assert len(true) == len(split), "some images do not count exactly once"
     correct = predicted == true[:, None]  # (n, 5)
     classes = logits.shape[1]
-    images = np.bincount(true, minlength=classes)
-    accuracy = np.bincount(true[correct[:, 0]], minlength=classes) / np.maximum(images, 1)
+    images_per_class = np.bincount(true, minlength=classes)
+    right = np.bincount(true[correct[:, 0]], minlength=classes)
+    occurring = images_per_class > 0
     more = {}
     if detail:
         more = _detail(predicted[:, 0], probability, true, classes)
-        more["images_per_class"] = images.tolist()
-        rates = zip(accuracy.tolist(), images, strict=True)
-        more["per_class"] = [rate if n else None for rate, n in rates]
+        more["images_per_class"] = images_per_class.tolist()
+        more["per_class"] = [
+            correct / n if n else None
+            for correct, n in zip(right.tolist(), images_per_class.tolist(), strict=True)
+        ]
     return Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()) if classes > 5 else None,
-        balanced=float(accuracy[images > 0].mean()),
+        balanced=float((right[occurring] / images_per_class[occurring]).mean()),
         loss=float(loss.mean(dtype=np.float64)),
         n=len(true),
         **more,
@@ -97,17 +97,16 @@ def _detail(
             "accuracy": accuracy.tolist(),
             "images": counts[counts > 0].tolist(),
         },
-        "confusion_matrix": matrix.tolist() if classes <= MOST_CLASSES else None,
+        "confusion_matrix": matrix.tolist() if classes <= MATRIX_CLASSES else None,
     }
 
 
 def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> Metrics:
     """Evaluate a model in full precision; raises as `open_test_split` does. `detail` prints a table of the classes."""
     accelerator = open_accelerator()
-    source, split, input_format = open_test_split(opened, data, accelerator)
-    network = opened.network.to(accelerator.device)
-    test = evaluate(network, split, input_format, accelerator, detail=detail)
-    network.cpu()  # where those who open a model expect it
+    source, split = open_test_split(opened, data, accelerator)
+    test = score(opened.network.to(accelerator.device), split, accelerator, detail=detail)
+    opened.network.cpu()  # where those who open a model expect it
     text = f"top-1 {test}, balanced {test.balanced:.4f}"
     if detail:
         text += f"\n{class_table(test, source.classes)}"
@@ -131,42 +130,40 @@ def class_table(scores: Scores, classes: Sequence[str]) -> str:
 
 def open_test_split(
     opened: Opened, data: DataConfig, accelerator: Accelerator
-) -> tuple[Source, Split, InputFormat]:
-    """A data set with the classes of a model, the images to evaluate the model on, and the format that it takes.
+) -> tuple[Source, Split]:
+    """A data set with the classes of a model, and the images to evaluate the model on.
 
     The images are those of the test split. Of data without one, they are the images that were held out if the model was
     trained on these data, and otherwise all images. Raises ValueError if the classes do not fit.
     """
     source = open_source(data)
-    rule: str = data.hold_out
+    hold_out: str = data.hold_out
     which = "its test split"
     if "test" not in source.labels:
-        rule = _rule_of_its_run(opened, data, source)
-        which = "held out from training" if rule else "all of them, as it was not trained on them"
+        trained_on = _trained_on(opened, data, source)
+        if trained_on:
+            hold_out = trained_on.hold_out
+            which = "held out from training"
+        else:
+            source = source.as_test()
+            which = "all of them, as it was not trained on them"
     source, how = _with_classes_of(opened.network, source)
     input_format = input_format_of(opened.network, data.image_size)
-    if rule:
-        streamed = streamed_splits(source, 0, input_format, ["test"], rule)
-    else:
-        rows = np.arange(len(source.labels["train"]))
-        streamed = {"test": StreamedSplit(source, "train", rows, input_format)}
-    check_data(source, streamed)
-    split = kept_if_small(streamed, accelerator.device)["test"]
+    splits = splits_of(source, 0, input_format, accelerator.device, ["test"], hold_out)
+    split = splits["test"]
     text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"
     accelerator.print(text, file=sys.stderr)
-    return source, split, input_format
+    return source, split
 
 
-def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
-    """How images were held out if the model was trained on these data; empty if it was not."""
+def _trained_on(opened: Opened, data: DataConfig, source: Source) -> DataConfig | None:
+    """The data of the model's run, if they are these."""
     same = opened.metrics.data_digest == digest_of(source)["hash"]
-    rule = data.hold_out
-    if opened.folder:
-        with suppress(ValueError):  # not a run folder
-            trained_on = data_of(str(opened.folder))
-            same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
-            rule = trained_on.hold_out
-    return rule if same else ""
+    if opened.folder and (opened.folder / "train.toml").is_file():
+        trained_on = data_of(str(opened.folder))
+        same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
+        return trained_on if same else None
+    return data if same else None
 
 
 def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:

@@ -3,9 +3,9 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b, sha256
 from io import BytesIO
@@ -27,7 +27,14 @@ from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.progress import shown
 
 LABELS = (datasets.ClassLabel, datasets.Value)
-MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
+MOST_NUMBERED = 2**16  # classes of a data set without names for them; ImageNet-21k has 21,841
+
+
+class UnreadableImage(ValueError):
+    """Names an image that cannot be used, in one line, also after torch has added the traceback of a worker to it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.rpartition("UnreadableImage: ")[2].split()))
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Images:
 
     table: datasets.Dataset
     column: str
+    split: str  # of the table, in messages
 
     def __getitem__(self, row: int) -> Image.Image:
         return open_picture(self.file(row))
@@ -57,27 +65,34 @@ class Images:
         file = self.file(row)
         return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
+    def name(self, row: int) -> str:
+        """What messages call an image."""
+        return ", ".join(filter(None, [self.path(row), f"image {row} of the {self.split} split"]))
+
+    @contextmanager
+    def naming(self, row: int) -> Iterator[None]:
+        """Make any error an UnreadableImage."""
+        try:
+            yield
+        except Exception as error:
+            raise UnreadableImage(f"{self.name(row)}: {error or type(error).__name__}") from error
+
     @cached_property
     def hashes(self) -> np.ndarray:
         """Of the bytes of every image, which are read once: uint64 (N,)."""
-        found = np.empty(len(self.table), np.uint64)
-        with shown(range(len(found)), "reading") as rows:
-            for row in rows:
-                digest = blake2b(self.content(row), digest_size=8).digest()
-                found[row] = int.from_bytes(digest, "little")
-        return found
+        with shown(range(len(self.table)), "reading") as rows:
+            found = [blake2b(self.content(row), digest_size=8).digest() for row in rows]
+        return np.frombuffer(b"".join(found), "<u8")
 
-    def names_and_sizes(self) -> list[tuple[str, int | None]]:
+    def names_and_sizes(self) -> list[tuple[str, int]]:
         """The file name of each image, if it has one, and its size in bytes. Reads no image."""
-        column = self.table.data.column(self.column)
-        paths = pc.struct_field(column, "path").to_pylist()
-        sizes = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
-        found = []
-        for path, size in zip(paths, sizes, strict=True):
-            if path and size is None:
-                size = Path(path).stat().st_size
-            found.append((Path(path or "").name, size))
-        return found
+        stored = self.table.data.column(self.column)
+        paths = pc.struct_field(stored, "path").to_pylist()
+        sizes = pc.binary_length(pc.struct_field(stored, "bytes")).to_pylist()
+        return [
+            (Path(path or "").name, Path(path).stat().st_size if path and size is None else size)
+            for path, size in zip(paths, sizes, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -88,11 +103,21 @@ class Source:
     """
 
     name: str
-    images: Mapping[str, Any]  # Images, or another sequence of PIL images
+    images: Mapping[str, Images]
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
     origins: Mapping[str, str] = field(default_factory=dict)  # by split, such as "folder val/"
     skipped: Mapping[str, int] = field(default_factory=dict)  # files by "KIND in PLACE"
+
+    def as_test(self) -> "Source":
+        """The same without a training split: its images are the test split."""
+        none = self.labels["train"][:0]
+        return replace(
+            self,
+            images={**self.images, "test": self.images["train"]},
+            labels={"train": none, "test": self.labels["train"]},
+            origins={"test": self.origins["train"]},
+        )
 
 
 def open_source(config: DataConfig) -> Source:
@@ -122,7 +147,7 @@ def open_source(config: DataConfig) -> Source:
     others = found.keys() - chosen.values()
     return Source(
         config.title or (folder.name if folder else config.name),
-        {split: _images(table, image, folder) for split, table in tables.items()},
+        {split: _images(table, image, split, folder) for split, table in tables.items()},
         labels,
         tuple(names),
         {split: origins[name] for split, name in chosen.items()},
@@ -151,7 +176,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return listed(found) or "images of other names or sizes, or in another order"
 
 
-def _images(table: datasets.Dataset, column: str, folder: Path | None) -> Images:
+def _images(table: datasets.Dataset, column: str, split: str, folder: Path | None) -> Images:
     """Raises ValueError if the column refers to a file that is not in the folder."""
     if not isinstance(table.features[column], datasets.Image):
         table = table.cast_column(column, datasets.Image())
@@ -159,11 +184,10 @@ def _images(table: datasets.Dataset, column: str, folder: Path | None) -> Images
     paths = pc.struct_field(stored, "path").filter(pc.struct_field(stored, "bytes").is_null())
     for path in filter(None, paths.to_pylist()):
         if folder and not Path(os.path.normpath(path)).is_relative_to(folder):
-            expected = "images inside of it"
             raise ValueError(
-                f"data.name: got {folder}, which refers to {path}, expected {expected}"
+                f"data.name: got {folder}, which refers to {path}, expected images inside of it"
             )
-    return Images(table, column)
+    return Images(table, column, split)
 
 
 def _digits() -> Found:
@@ -286,4 +310,4 @@ def _class_names(tables: Mapping[str, Any], label: str) -> list[str]:
     values = {value for table in tables.values() for value in table.unique(label)} - {None, ""}
     if feature.dtype.endswith("string"):
         return sorted(sorted(values), key=natural_key)
-    return [str(number) for number in range(min(MOST_CLASSES, 1 + int(max(values, default=0))))]
+    return [str(number) for number in range(min(MOST_NUMBERED, 1 + int(max(values, default=0))))]
