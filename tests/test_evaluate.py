@@ -19,7 +19,7 @@ from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import class_table, evaluate, open_test_split
+from sa_zoo.training.evaluate import class_table, open_test_split, score
 from sa_zoo.training.model import InputFormat, create_model, input_format_of
 from sa_zoo.training.sources import changes, digest_of, open_source
 from sa_zoo.training.splits import Split, rows_of
@@ -46,8 +46,8 @@ def scored(logits: np.ndarray, labels: np.ndarray, batch: int = 7, detail: bool 
         .contiguous()
     )
     accelerator = open_accelerator()
-    split = Split(images, labels)
-    return evaluate(FixedLogits(logits), split, FORMAT, accelerator, batch, detail)
+    split = Split(images, labels, FORMAT)
+    return score(FixedLogits(logits), split, accelerator, batch, detail)
 
 
 @pytest.fixture
@@ -128,10 +128,10 @@ def test_the_model_keeps_its_mode(answers):
     images = torch.zeros(3, 3, 2, 2, dtype=torch.uint8)
     accelerator = open_accelerator()
     model = nn.Sequential(FixedLogits(answers[0]), nn.Dropout(0.9))
-    split = Split(images, np.zeros(3, dtype=np.int64))
+    split = Split(images, np.zeros(3, dtype=np.int64), FORMAT)
     for training in (True, False):
         model.train(training)
-        assert evaluate(model, split, FORMAT, accelerator, batch_size=2).n == 3
+        assert score(model, split, accelerator, batch_size=2).n == 3
         assert all(module.training is training for module in model.modules())
 
 
@@ -146,7 +146,7 @@ def test_classes_are_matched_by_name(tmp_path, capsys, caplog):
     """Whatever their order, and where some are missing."""
     folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
     model = opened(["owl", "dog", "cat"])
-    source, split, _ = open_test_split(model, DataConfig(name=str(folder)), open_accelerator())
+    source, split = open_test_split(model, DataConfig(name=str(folder)), open_accelerator())
     assert source.classes == ("owl", "dog", "cat")
     assert torch.bincount(split.labels, minlength=3).tolist() == [5, 0, 2]
     said = capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
     with pytest.raises(ValueError, match=r"data: got 2 classes, expected 3 .*0, 1, 2"):
         open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())
     image_folder(folder, {"test/zebra": 1})
-    _, split, _ = open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())
+    _, split = open_test_split(opened(names), DataConfig(name=str(folder)), open_accelerator())
     assert torch.bincount(split.labels).tolist() == [2, 5, 1]
     assert "matched by number, the model's with those of D: 0 is cat, 1 is owl" in caplog.text
 

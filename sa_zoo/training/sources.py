@@ -269,14 +269,14 @@ def _from_hub(config: DataConfig) -> Found:
 def _chosen(found: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
     """The name of each split among those found: as asked for, or a usual one."""
     asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
-    chosen = {}
+    free = {each.lower(): each for each in found if each not in asked.values()}
+    chosen = {split: each for split, each in asked.items() if each}
     for split, usual in SPLIT_WORDS.items():
-        free = {each.lower(): each for each in found if each not in asked.values()}
-        known = [asked[split], *(free[word] for word in usual if word in free)]
-        chosen[split] = next(filter(None, known), "")
-    if not chosen["test"] and not asked["validation"]:
-        chosen |= {"test": chosen["validation"], "validation": ""}
-    chosen = {split: each for split, each in chosen.items() if each}
+        for word in usual:
+            if word in free:
+                chosen.setdefault(split, free[word])
+    if "test" not in chosen and "validation" in chosen and not asked["validation"]:
+        chosen["test"] = chosen.pop("validation")
     if not chosen.keys() & {"train", "test"} or not set(found).issuperset(chosen.values()):
         expected = "train or test, or data.train_split and data.test_split among them"
         raise ValueError(
