@@ -140,12 +140,9 @@ def open_test_split(
     hold_out: str = data.hold_out
     which = "its test split"
     if "test" not in source.labels:
-        trained_on = _trained_on(opened, data, source)
-        if trained_on:
-            hold_out = trained_on.hold_out
-            which = "held out from training"
-        else:
-            source = source.as_test()
+        hold_out = _hold_out_of_its_run(opened, data, source)
+        which = "held out from training"
+        if hold_out == "everything":
             which = "all of them, as it was not trained on them"
     source, how = _with_classes_of(opened.network, source)
     input_format = input_format_of(opened.network, data.image_size)
@@ -156,14 +153,14 @@ def open_test_split(
     return source, split
 
 
-def _trained_on(opened: Opened, data: DataConfig, source: Source) -> DataConfig | None:
-    """The data of the model's run, if they are these."""
+def _hold_out_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
+    """How images were held out if the model was trained on these data; otherwise all can be tested on."""
     same = opened.metrics.data_digest == digest_of(source)["hash"]
     if opened.folder and (opened.folder / "train.toml").is_file():
         trained_on = data_of(str(opened.folder))
         same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
-        return trained_on if same else None
-    return data if same else None
+        data = trained_on
+    return data.hold_out if same else "everything"
 
 
 def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:

@@ -61,7 +61,7 @@ def train_epochs(run: "Run") -> None:
                 stop = False
                 if save or last or counters.step % read_every == 0:
                     stop = run.read(bool(signals))
-                    bar.show(counters.epoch, run.images_done, run.loss, run.top1)
+                    bar.show(counters.epoch, run.images_done, *run.means)
                     counters.step_seconds += time.perf_counter() - clock
                     clock = time.perf_counter()
                 if save or stop:
@@ -108,7 +108,7 @@ class Run:
     def __post_init__(self) -> None:
         train, augment = self.config.train, self.config.augment
         self.split = self.splits["train"]
-        self.micro_batch = self._images_at_once()
+        self._check_batch_size()
         self.steps = len(self.split) // train.batch_size  # per epoch
         self.images_per_epoch = self.steps * train.batch_size
         self.images = train.epochs * self.images_per_epoch  # of the whole run
@@ -121,8 +121,7 @@ class Run:
         self.folder = self.out / CHECKPOINTS
         self._restore()
 
-    def _images_at_once(self) -> int:
-        """Images of a micro-batch."""
+    def _check_batch_size(self) -> None:
         train, augment = self.config.train, self.config.augment
         processes = self.accelerator.num_processes
         images, rest = divmod(train.batch_size, processes * train.accumulation)
@@ -135,7 +134,6 @@ class Run:
             expected = f"an even number per micro-batch for mixup and cutmix, not {images}"
         if expected:
             raise ValueError(f"train.batch_size: got {train.batch_size}, expected {expected}")
-        return images
 
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
@@ -170,10 +168,10 @@ class Run:
         """The micro-batches of this process for each remaining step of the epoch."""
         train = self.config.train
         order = permutation(len(self.split), ORDER, train.seed, self.counters.epoch)
-        parts = (self.steps, train.accumulation, self.accelerator.num_processes, self.micro_batch)
+        parts = (self.steps, train.accumulation, self.accelerator.num_processes, -1)
         order = order[: self.images_per_epoch].reshape(parts)
         mine = order[self.counters.step :, :, self.accelerator.process_index]
-        batches = iter(self.split.loader_in_order(mine.reshape(-1, self.micro_batch)))
+        batches = iter(self.split.loader_in_order(mine.reshape(-1, mine.shape[-1])))
         for _ in mine:
             yield list(islice(batches, train.accumulation))
 
@@ -223,10 +221,11 @@ class Run:
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
         """Add the epoch to the history, and the positions of heads to their record; returns the line of the history."""
         counters = self.counters
+        loss, top1 = self.means
         record = {
             "epoch": counters.epoch + 1,
-            "loss": self.loss,
-            "top1": self.top1,
+            "loss": loss,
+            "top1": top1,
             "lr": max(group["lr"] for group in self.optimizer.param_groups),
         }
         if validation:
@@ -242,13 +241,10 @@ class Run:
         return record
 
     @property
-    def loss(self) -> float:
-        """Mean over the images of the epoch so far."""
-        return self.counters.loss_sum / (self.counters.step * self.config.train.batch_size)
-
-    @property
-    def top1(self) -> float:
-        return self.counters.correct / (self.counters.step * self.config.train.batch_size)
+    def means(self) -> tuple[float, float]:
+        """Loss and accuracy over the images of the epoch so far."""
+        seen = self.counters.step * self.config.train.batch_size
+        return self.counters.loss_sum / seen, self.counters.correct / seen
 
     @property
     def images_per_second(self) -> float:

@@ -14,7 +14,7 @@ from sa_zoo.training.progress import MANY, shown
 from sa_zoo.training.sources import Images, Source, UnreadableImage
 
 SHOWN = 3  # classes at either end
-Rows = Mapping[str, tuple[str, np.ndarray]]  # split -> (table of the source, rows of that table)
+Rows = dict[str, tuple[str, np.ndarray]]  # split -> (table of the source, rows of that table)
 
 
 class Report(BaseModel):

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
 from io import BytesIO
@@ -108,16 +108,6 @@ class Source:
     classes: tuple[str, ...]
     origins: Mapping[str, str] = field(default_factory=dict)  # by split, such as "folder val/"
     skipped: Mapping[str, int] = field(default_factory=dict)  # files by "KIND in PLACE"
-
-    def as_test(self) -> "Source":
-        """The same without a training split: its images are the test split."""
-        none = self.labels["train"][:0]
-        return replace(
-            self,
-            images={**self.images, "test": self.images["train"]},
-            labels={"train": none, "test": self.labels["train"]},
-            origins={"test": self.origins["train"]},
-        )
 
 
 def open_source(config: DataConfig) -> Source:
