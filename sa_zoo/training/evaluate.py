@@ -57,23 +57,19 @@ def score(
         torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
     )
     assert len(true) == len(split), "some images do not count exactly once"
-    correct = predicted == true[:, None]  # (n, 5)
     classes = logits.shape[1]
-    images_per_class = np.bincount(true, minlength=classes)
-    right = np.bincount(true[correct[:, 0]], minlength=classes)
-    occurring = images_per_class > 0
+    correct = predicted == true[:, None]  # (n, 5)
+    images = np.bincount(true, minlength=classes)
+    accuracy = np.bincount(true[correct[:, 0]], minlength=classes) / np.maximum(images, 1)
     more = {}
     if detail:
         more = _detail(predicted[:, 0], probability, true, classes)
-        more["images_per_class"] = images_per_class.tolist()
-        more["per_class"] = [
-            correct / n if n else None
-            for correct, n in zip(right.tolist(), images_per_class.tolist(), strict=True)
-        ]
+        more["images_per_class"] = images.tolist()
+        more["per_class"] = [rate if n else None for rate, n in zip(accuracy, images, strict=True)]
     return Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()) if classes > 5 else None,
-        balanced=float((right[occurring] / images_per_class[occurring]).mean()),
+        balanced=float(accuracy[images > 0].mean()),
         loss=float(loss.mean(dtype=np.float64)),
         n=len(true),
         **more,
@@ -84,20 +80,22 @@ def _detail(
     predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int
 ) -> dict[str, Any]:
     """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
-    matrix = confusion_matrix(labels, predicted, labels=range(classes))
+    matrix = None
+    if classes <= MATRIX_CLASSES:
+        matrix = confusion_matrix(labels, predicted, labels=range(classes)).tolist()
     accuracy, mean_confidence = calibration_curve(
         predicted == labels, confidence, n_bins=CALIBRATION_BINS
     )
     counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
-    weights = counts[counts > 0] / len(labels)
+    counts = counts[counts > 0]
     return {
-        "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
+        "calibration_error": float(counts / len(labels) @ np.abs(accuracy - mean_confidence)),
         "calibration_curve": {
             "confidence": mean_confidence.tolist(),
             "accuracy": accuracy.tolist(),
-            "images": counts[counts > 0].tolist(),
+            "images": counts.tolist(),
         },
-        "confusion_matrix": matrix.tolist() if classes <= MATRIX_CLASSES else None,
+        "confusion_matrix": matrix,
     }
 
 

@@ -39,10 +39,10 @@ def tables_in(folder: Path) -> Found:
     """
     everything = _files_in(folder)
     junk = {path for path in everything if any(map(_is_junk, path.parts))}
-    files = [path for path in everything if path not in junk]
-    parquet = [path for path in files if path.suffix == ".parquet"]
-    pictures = [path for path in files if path.suffix.lower() in EXTENSIONS]
-    described = [path for path in files if path.name in METADATA]
+    wanted = [path for path in everything if path not in junk]
+    parquet = [path for path in wanted if path.suffix == ".parquet"]
+    pictures = [path for path in wanted if path.suffix.lower() in EXTENSIONS]
+    described = [path for path in wanted if path.name in METADATA]
     read: set[Path] = set()
     if parquet:
         used = _by_split(parquet)
@@ -51,7 +51,10 @@ def tables_in(folder: Path) -> Found:
         try:
             used = _by_class(folder, pictures)
             # "imagefolder" would sort classes as text (1, 10, 2), and leave files out without a word
-            tables = {split: _table_of_classes(folder, paths) for split, paths in used.items()}
+            tables = {}
+            for split, paths in used.items():
+                files = [str(folder / path) for path in paths]
+                tables[split] = table_of(files, [path.parent.name for path in paths])
         except ValueError:
             if not described:
                 raise
@@ -122,11 +125,6 @@ def _by_class(folder: Path, pictures: Sequence[Path]) -> Used:
         f"data.name: got {folder} with images in {listed(rare)}, expected a folder of each class, two at least: "
         "all images in CLASS/ or all in SPLIT/CLASS/, such as train/cat/1.jpg"
     )
-
-
-def _table_of_classes(folder: Path, paths: list[Path]) -> datasets.Dataset:
-    images = [str(folder / path) for path in paths]
-    return table_of(images, [path.parent.name for path in paths])
 
 
 def _described(folder: Path, metadata: list[Path]) -> tuple[dict[str, Any], Used]:
