@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import timm
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import sa_zoo  # noqa: F401  registers its names with timm
-from sa_zoo.training.config import DECIDED, dump_config, load_config, parse_config
+from sa_zoo.training.config import dump_config, load_config, parse_config
 
 MINIMAL = {"model": {"name": "test_vit"}, "train": {"epochs": 2}}
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -91,30 +89,9 @@ def test_a_missing_file_names_the_nearest_and_a_bad_one_its_place(path):
         load_config(path)
 
 
-TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1)
-VALUES = st.recursive(
-    st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    args=st.dictionaries(TEXT.filter(lambda key: key not in DECIDED), VALUES, max_size=4),
-    title=TEXT,
-    lr=st.floats(1e-12, 1e12),
-    seed=st.integers(0, 2**62),
-)
-def test_the_written_config_reads_back_equal(args, title, lr, seed):
-    config = parse_config(
-        {
-            "model": {"name": "test_vit", "args": args},
-            "data": {"title": title},
-            "optim": {"lr": lr},
-            "train": {"epochs": 3, "seed": seed},
-        }
-    )
+def test_the_written_config_reads_back_equal():
+    args = {"a b": [1, -0.5, True, [], 'é\n"'], "": {"x": {"y": 2**60}}, "t": 1e-12}
+    config = parse_config({**MINIMAL, "model": {"name": "test_vit", "args": args}})
     assert parse_config(tomllib.loads(dump_config(config))) == config
 
 

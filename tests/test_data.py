@@ -171,15 +171,13 @@ def test_a_missing_or_empty_folder_is_reported(tmp_path, name):
         source_of(name.replace("EMPTY", str(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ["../work/../pets", "~/work/../pets", "link"])
-def test_a_folder_is_found_by_any_path_to_it(tmp_path, monkeypatch, name):
+def test_a_folder_has_one_name_whatever_the_path_to_it(tmp_path, monkeypatch):
     image_folder(tmp_path / "pets", {"cat": 5, "dog": 3})
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "link").symlink_to(tmp_path / "pets")
+    (tmp_path / "link").symlink_to(tmp_path / "pets")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path / "work")
-    source = source_of(name)
-    assert (source.name, source.classes, sizes(source)) == ("pets", ("cat", "dog"), {"train": 8})
+    for name in ("~/pets/../pets", tmp_path / "link"):
+        source = source_of(name)
+        assert (source.name, sizes(source)) == ("pets", {"train": 8})
 
 
 @pytest.mark.parametrize(
