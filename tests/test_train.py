@@ -22,6 +22,8 @@ from tiny_runs import (
     signalled_by,
     tiny_config,
 )
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, get_worker_info
 
 import sa_zoo  # noqa: F401  registers its names with timm
@@ -29,12 +31,14 @@ from sa_zoo.cost import training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.kernels import portions, recomputed
 from sa_zoo.kernels.choose import only
+from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import Config, OptimConfig, dump_config, load_config
 from sa_zoo.training.device import report_lost_process
-from sa_zoo.training.model import create_model
+from sa_zoo.training.model import create_model, input_format_of
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
-from sa_zoo.training.splits import StreamedSplit
+from sa_zoo.training.sources import open_source
+from sa_zoo.training.splits import StreamedSplit, splits_of
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -208,28 +212,29 @@ def test_frozen_layers_keep_their_running_statistics(tmp_path):
             assert value.any() != name.startswith(("conv1", "bn1", "layer1")), name
 
 
-@pytest.fixture(scope="module")
-def large_batches(tmp_path_factory):
-    """The config of a run with an odd number of test images, and its folder."""
-    table = {
-        "data": {"hold_out": "position"},
-        "augment": {"crop_padding": 1, "flip": True},
-        "optim": SGD,
-        "train": {"batch_size": 210},
-    }
-    out = tmp_path_factory.mktemp("large") / "run"
-    train(tiny_config(**table), out)
-    return table, out
-
-
-def test_two_processes_follow_the_curve_of_one(large_batches, tmp_path):
+def test_two_processes_follow_the_curve_of_one(tmp_path):
     """As `accelerate launch` starts them, with another precision than that of the config."""
-    table, one = large_batches
-    config, two = tmp_path / "run.toml", tmp_path / "two"
-    config.write_text(dump_config(tiny_config(**table)))
+    one, two = tmp_path / "one", tmp_path / "two"
+    config = tiny_config(
+        data={"hold_out": "position"},  # an odd number of test images
+        augment={"crop_padding": 1, "flip": True},
+        optim=SGD,
+        train={"batch_size": 210},
+    )
+    train(config, one)
+    (tmp_path / "run.toml").write_text(dump_config(config))
     options = "--config_file=configs/accelerate/ddp.yaml --mixed_precision=bf16 --num_machines=1"
     launch = ["accelerate.commands.launch", *options.split(), "--dynamo_backend=no"]
-    command = ["-m", *launch, "-m", "sa_zoo", "train", str(config), "--out", str(two)]
+    command = [
+        "-m",
+        *launch,
+        "-m",
+        "sa_zoo",
+        "train",
+        str(tmp_path / "run.toml"),
+        "--out",
+        str(two),
+    ]
     # sums have the order of as many threads as here
     environment = {
         "PYTHONPATH": str(ROOT),
@@ -254,11 +259,26 @@ def test_two_processes_follow_the_curve_of_one(large_batches, tmp_path):
     assert metrics[0].test.loss == pytest.approx(metrics[1].test.loss, rel=1e-3)
 
 
-def test_accumulation_follows_the_curve_of_large_batches(large_batches, tmp_path):
-    table, one = large_batches
-    table = {**table, "train": {"batch_size": 210, "accumulation": 3}}
-    train(tiny_config(**table), tmp_path / "run")
-    assert_same_curve(one, tmp_path / "run")
+def test_steps_are_those_of_plain_sgd(tmp_path):
+    """With each batch in three parts, and in a loop over whole batches."""
+    optim = {"name": "momentum", "lr": 0.05, "weight_decay": 0.0, "clip": 0.5}
+    parts = {"epochs": 1, "batch_size": 210, "accumulation": 3}
+    config = tiny_config(optim=optim, train=parts)
+    train(config, tmp_path / "run")
+    torch.manual_seed(0)
+    model = create_model(config.model, 10)
+    input_format = input_format_of(model)
+    data = splits_of(open_source(config.data), 0.1, input_format, torch.device("cpu"))["train"]
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for step, rows in enumerate(permutation(len(data), ORDER, 0, 0)[:1260].reshape(6, 210)):
+        images, labels, _ = data.__getitems__(rows)
+        optimizer.zero_grad()
+        cross_entropy(model(input_format.normalize(images)), labels).backward()
+        clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.param_groups[0]["lr"] = 0.05 * learning_rate_factor(step, 1, 6, 0.05)
+        optimizer.step()
+    for name, trained in weights(tmp_path / "run").items():
+        assert torch.allclose(trained, model.state_dict()[name], atol=1e-5), name
 
 
 def test_heads_that_are_built_again_accumulate_gradients(tmp_path, monkeypatch):
