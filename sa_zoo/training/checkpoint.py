@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,14 +117,18 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Cou
     try:
         tensors = load_file(checkpoint / TENSORS)
         rest = read_json(checkpoint / COUNTERS)
-        model.load_state_dict(_under("model", tensors))
+        weights = {}
+        for key, value in tensors.items():
+            if key.startswith("model."):
+                weights[key.removeprefix("model.")] = value
+        model.load_state_dict(weights)
     except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"checkpoint: got {checkpoint}, which is of another model: {reason}"
         ) from error
     try:
-        _load_optimizer(optimizer, _under("optimizer", tensors | rest["scalars"]), rest["groups"])
+        _load_optimizer(optimizer, tensors | rest["scalars"], rest["groups"])
         counters = Counters.model_validate(rest["counters"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(repr(error).split())
@@ -153,21 +157,16 @@ def _newest(folder: Path) -> Path | None:
     return None
 
 
-def _load_optimizer(optimizer: Optimizer, entries: dict[str, Any], groups: Any) -> None:
-    """Load entries named NUMBER.NAME, of the parameter of that number."""
+def _load_optimizer(optimizer: Optimizer, values: dict[str, Any], groups: Any) -> None:
+    """Load the values named optimizer.NUMBER.NAME, of the parameter of that number."""
     state: dict[int, dict[str, Any]] = defaultdict(dict)
-    for key, value in entries.items():
-        number, _, name = key.partition(".")
-        state[int(number)][name] = value
+    for key, value in values.items():
+        if key.startswith("optimizer."):
+            _, number, name = key.split(".", 2)
+            state[int(number)][name] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for parameter, loaded in optimizer.state.items():
         for name, value in loaded.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
                 loaded[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose key starts with "name.", by the rest of that key."""
-    start = f"{name}."
-    return {key.removeprefix(start): values[key] for key in values if key.startswith(start)}

@@ -16,12 +16,14 @@ from sa_zoo.folders.opened import build_model
 from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import to_device
 
+Size = tuple[int, int, int]  # channels, height, width
+
 
 @dataclass(frozen=True)
 class InputFormat:
     """What a model expects: input_size (channels, height, width), and how its images are resized and normalized."""
 
-    input_size: tuple[int, int, int]
+    input_size: Size
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
@@ -126,7 +128,7 @@ def prepare_model(
     return model, input_format, macs
 
 
-def _macs(model: nn.Module, config: Config, input_size: tuple[int, int, int]) -> int:
+def _macs(model: nn.Module, config: Config, input_size: Size) -> int:
     epochs, side = config.augment.small_epochs, config.augment.small_size
     if epochs and getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
         raise ValueError(
@@ -146,7 +148,7 @@ def _macs(model: nn.Module, config: Config, input_size: tuple[int, int, int]) ->
 
 
 @torch.no_grad()
-def _check_output(model: nn.Module, input_size: tuple[int, int, int], classes: int) -> None:
+def _check_output(model: nn.Module, input_size: Size, classes: int) -> None:
     output = model.eval()(torch.zeros(1, *input_size, device=next(model.parameters()).device))
     model.train()
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__

@@ -83,9 +83,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _split_of(name: str) -> str:
     """The split that a name begins with, as in train-2017, test_set or Validation; empty if there is none."""
-    for split, known in SPLIT_WORDS.items():
-        pattern = f"({'|'.join(map(re.escape, known))})(set)?(?![a-z])"
-        if re.match(pattern, name, re.IGNORECASE):
+    for split, words in SPLIT_WORDS.items():
+        if re.match(f"({'|'.join(words)})(set)?(?![a-z])", name, re.IGNORECASE):
             return split
     return ""
 
