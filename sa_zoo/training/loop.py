@@ -32,65 +32,6 @@ READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wai
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
 
 
-def train_epochs(run: "Run") -> None:
-    """Take the remaining steps of a run. Raises Interrupted after a signal, FloatingPointError for NaN or infinity."""
-    accelerator, config, counters = run.accelerator, run.config, run.counters
-    train = config.train
-    validation = run.splits["validation"]
-    read_every = 1 if accelerator.device.type == "cpu" else READ_EVERY
-    save_every = train.checkpoint_steps or run.steps
-    if accelerator.is_main_process:
-        begin_run(run.out, config)
-        if not run.steps_done:
-            record_heads(run.out, run.model, epoch=0)
-    _start_tracker(accelerator, config)
-    with (
-        interruption() as signals,
-        Progress(run.images, run.images_done, train.epochs, accelerator.is_main_process) as bar,
-    ):
-        while counters.epoch < train.epochs:
-            run.prepared.train()
-            for norm in frozen_norms(run.model, config.model.freeze):
-                norm.eval()
-            clock = time.perf_counter()
-            # batches are read before `step` seeds its random numbers, as a loader draws one when it starts
-            for batches in run.remaining_batches():
-                run.step(batches)
-                last = counters.step == run.steps  # after it, the epoch is validated first
-                save = run.steps_done % save_every == 0 and not last
-                stop = False
-                if save or last or counters.step % read_every == 0:
-                    stop = run.read(bool(signals))
-                    bar.show(counters.epoch, run.images_done, *run.means)
-                    counters.step_seconds += time.perf_counter() - clock
-                    clock = time.perf_counter()
-                if save or stop:
-                    run.save()
-                    clock = time.perf_counter()
-                if stop:
-                    where = f"epoch {counters.epoch + 1} after step {counters.step} of {run.steps}"
-                    raise Interrupted(f"stopped in {where}, and saved in {run.folder}")
-            if accelerator.num_processes > 1:  # each has its own statistics of batch norm
-                distribute_bn(run.model, accelerator.num_processes, reduce=True)
-            scores = None
-            if len(validation):
-                with accelerator.autocast():
-                    scores = score(run.model, validation, accelerator, train.batch_size)
-            record = run.end_epoch(scores)
-            if run.steps_done % save_every == 0 or counters.epoch == train.epochs:
-                run.save()
-            bar.end_epoch(record, run.images_done, run.images_per_second)
-            accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])
-
-
-def _start_tracker(accelerator: Accelerator, config: Config) -> None:
-    if config.train.tracker:
-        settings = flatten_dict(config.model_dump(), delimiter="/")
-        # a tracker takes numbers and text only
-        texts = {key: str(each) for key, each in settings.items() if isinstance(each, list | dict)}
-        accelerator.init_trackers(config.train.tracker, settings | texts)
-
-
 @dataclass
 class Run:
     """The state of a run: model, optimizer and counters, which a checkpoint restores, and the data of its steps.
@@ -183,14 +124,13 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
         seed_step(train.seed, self.steps_done, accelerator.process_index)
-        # mixup smooths its targets itself
-        smoothing = 0.0 if self.augment.mixup else self.config.augment.label_smoothing
         for images, labels, indices in batches:
             images = to_device(images, accelerator.device)
             labels = to_device(labels, accelerator.device)
             inputs, targets = self.augment(images, labels, indices, counters.epoch)
             with accelerator.accumulate(self.prepared):
                 logits = self.prepared(inputs)
+                smoothing = self.augment.label_smoothing
                 loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients and optim.clip:
@@ -258,3 +198,62 @@ class Run:
     @property
     def steps_done(self) -> int:
         return self.counters.epoch * self.steps + self.counters.step
+
+
+def train_epochs(run: Run) -> None:
+    """Take the remaining steps of a run. Raises Interrupted after a signal, FloatingPointError for NaN or infinity."""
+    accelerator, config, counters = run.accelerator, run.config, run.counters
+    train = config.train
+    validation = run.splits["validation"]
+    read_every = 1 if accelerator.device.type == "cpu" else READ_EVERY
+    save_every = train.checkpoint_steps or run.steps
+    if accelerator.is_main_process:
+        begin_run(run.out, config)
+        if not run.steps_done:
+            record_heads(run.out, run.model, epoch=0)
+    _start_tracker(accelerator, config)
+    with (
+        interruption() as signals,
+        Progress(run.images, run.images_done, train.epochs, accelerator.is_main_process) as bar,
+    ):
+        while counters.epoch < train.epochs:
+            run.prepared.train()
+            for norm in frozen_norms(run.model, config.model.freeze):
+                norm.eval()
+            clock = time.perf_counter()
+            # batches are read before `step` seeds its random numbers, as a loader draws one when it starts
+            for batches in run.remaining_batches():
+                run.step(batches)
+                last = counters.step == run.steps  # after it, the epoch is validated first
+                save = run.steps_done % save_every == 0 and not last
+                stop = False
+                if save or last or counters.step % read_every == 0:
+                    stop = run.read(bool(signals))
+                    bar.show(counters.epoch, run.images_done, *run.means)
+                    counters.step_seconds += time.perf_counter() - clock
+                    clock = time.perf_counter()
+                if save or stop:
+                    run.save()
+                    clock = time.perf_counter()
+                if stop:
+                    where = f"epoch {counters.epoch + 1} after step {counters.step} of {run.steps}"
+                    raise Interrupted(f"stopped in {where}, and saved in {run.folder}")
+            if accelerator.num_processes > 1:  # each has its own statistics of batch norm
+                distribute_bn(run.model, accelerator.num_processes, reduce=True)
+            scores = None
+            if len(validation):
+                with accelerator.autocast():
+                    scores = score(run.model, validation, accelerator, train.batch_size)
+            record = run.end_epoch(scores)
+            if run.steps_done % save_every == 0 or counters.epoch == train.epochs:
+                run.save()
+            bar.end_epoch(record, run.images_done, run.images_per_second)
+            accelerator.log(flatten_dict(record, delimiter="/"), step=record["epoch"])
+
+
+def _start_tracker(accelerator: Accelerator, config: Config) -> None:
+    if config.train.tracker:
+        settings = flatten_dict(config.model_dump(), delimiter="/")
+        # a tracker takes numbers and text only
+        texts = {key: str(each) for key, each in settings.items() if isinstance(each, list | dict)}
+        accelerator.init_trackers(config.train.tracker, settings | texts)

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from sa_zoo.folders.check import listed
 from sa_zoo.training.pictures import size_of_picture
 from sa_zoo.training.progress import MANY, shown
-from sa_zoo.training.sources import Images, Source, UnreadableImage
+from sa_zoo.training.sources import Images, Rows, Source, UnreadableImage
 
 SHOWN = 3  # classes at either end
-Rows = dict[str, tuple[str, np.ndarray]]  # split -> (table of the source, rows of that table)
 
 
 class Report(BaseModel):

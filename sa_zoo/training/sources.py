@@ -27,6 +27,7 @@ from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.progress import shown
 
 LABELS = (datasets.ClassLabel, datasets.Value)
+Rows = dict[str, tuple[str, np.ndarray]]  # split -> (table of a Source, rows of that table)
 MOST_NUMBERED = 2**16  # classes of a data set without names for them; ImageNet-21k has 21,841
 
 

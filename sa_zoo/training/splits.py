@@ -20,8 +20,8 @@ from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.progress import MANY, shown
-from sa_zoo.training.report import Rows, report_of
-from sa_zoo.training.sources import Source, UnreadableImage
+from sa_zoo.training.report import report_of
+from sa_zoo.training.sources import Rows, Source, UnreadableImage
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -141,19 +141,19 @@ def splits_of(
     if "test" in rows and not len(rows["test"][1]):
         expected = "a test split, or more images, of which a fifth become one"
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
-    splits = {name: StreamedSplit(source, *own, input_format) for name, own in rows.items()}
-    images = sum(map(len, splits.values()))
+    streamed = {name: StreamedSplit(source, *own, input_format) for name, own in rows.items()}
+    images = sum(map(len, streamed.values()))
     small = images * math.prod(input_format.input_size) <= KEPT_BYTES
     report = report_of(source, rows, images <= MANY and not small, _input(input_format, augment))
     if PartialState().is_main_process:
         print(report.text(), file=sys.stderr, flush=True)
-    if not small:
-        refuse_unreadable(report.unreadable)
-        return splits
-    unreadable: list[str] = []
-    kept = {name: split.kept(device, unreadable) for name, split in splits.items()}
+    splits: Mapping[str, Split] = streamed
+    unreadable = report.unreadable
+    if small:
+        unreadable = []
+        splits = {name: split.kept(device, unreadable) for name, split in streamed.items()}
     refuse_unreadable(unreadable)
-    return kept
+    return splits
 
 
 def _input(input_format: InputFormat, augment: AugmentConfig | None) -> str:

@@ -31,11 +31,6 @@ from sa_zoo.training.config import dump_config
 
 GRACE = 30.0  # seconds that torchrun gives the other processes when one has failed
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-PHASES = {
-    "saving a checkpoint": r"checkpoints/\.?epoch",
-    "writing the model folder": r"\.(model\.safetensors|config\.json|sha256\.json|metrics\.json)",
-    "finishing": r"\.py|figures|README|preprocessor",
-}
 # A run that does not depend on the number of processes, but for rounding.
 CURVE: dict[str, dict[str, Any]] = {
     "augment": {"crop_padding": 1, "flip": True},
@@ -78,18 +73,16 @@ def test_kill(proof, whole, tmp_path):
     generator = random.Random(0)
     for trial in range(proof.times or 3):
         processes = 1 + trial % 2
-        expected, changes = state_of(outs[processes]), changes_of(outs[processes])
+        expected = state_of(outs[processes])
         number = SIGNALS[trial % 3]
-        what = generator.choice([*PHASES, "at any change"])
-        matching = re.compile(PHASES.get(what, ""))
-        at = generator.choice([n for n, line in enumerate(changes, 1) if matching.search(line)])
+        at = generator.randint(1, len(changes_of(outs[processes])))
         after = generator.choice([0.0, generator.random() * 0.02])
         out = tmp_path / str(trial) / "run"
         out.parent.mkdir()
         codes = finish(start(config, out, Kill(number, at, after), processes), GRACE)
         resumed(config, out, processes)
         lost = differences(out, expected) + ["a traceback"] * (70 in codes)
-        proof.tried(f"{number.name}, {what}", "resumed to the same bits", lost)
+        proof.tried(number.name, "resumed to the same bits", lost)
 
 
 def test_processes(proof, tmp_path):
