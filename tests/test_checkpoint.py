@@ -1,6 +1,5 @@
 """Checkpoints: what is saved comes back, damage is noticed, and the one before is there to fall back on."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -123,24 +122,6 @@ def test_saving_after_falling_back_leaves_only_good_ones(two, name, step, kept):
     save_step(two, step)
     assert names(two) == kept
     assert load_checkpoint(two, *trained(1)).step == step
-
-
-@pytest.mark.parametrize("call", range(8))
-def test_a_power_cut_at_any_write_leaves_the_last_good_one(two, monkeypatch, call):
-    """Three files, each with its folder, then the folder and its parent, after which the new one counts."""
-    calls, fsync = [], os.fsync
-
-    def power_cut(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) > call:
-            raise OSError("power cut")
-        fsync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", power_cut)
-        with pytest.raises(OSError, match="power cut"):
-            save_step(two, 7)
-    assert load_checkpoint(two, *trained(1)).step == (6 if call < 7 else 7)
 
 
 def test_what_somebody_else_left_there_is_neither_read_nor_removed(two, tmp_path_factory):

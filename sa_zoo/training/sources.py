@@ -123,18 +123,20 @@ def open_source(config: DataConfig) -> Source:
     tables.setdefault("train", next(iter(tables.values())).select([]))
     image, label = _columns(tables["train"].features, config)
     names = _class_names(tables, label)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers: dict[Any, int] = {}
+    for number, name in enumerate(names):
+        numbers |= {name: number, number: number}
     labels = {}
     for split, table in tables.items():
-        values = [numbers.get(value, value) for value in table[label][:]]
-        wrong = [value for value in values if value not in range(len(names))]
+        values = table[label][:]
+        wrong = [value for value in values if value not in numbers]
         if wrong:
             raise ValueError(
                 f"data.name: got class {wrong[0]} in {config.name}, split {chosen[split]}, expected a number from 0 to "
                 f"{len(names) - 1} ({len(wrong)} of {len(values)} images; where labels are hidden, choose another "
                 f"split as data.{split}_split)"
             )
-        labels[split] = np.array(values, np.int64)
+        labels[split] = np.array([numbers[value] for value in values], np.int64)
     others = found.keys() - chosen.values()
     return Source(
         config.title or (folder.name if folder else config.name),
@@ -284,7 +286,7 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     labels = [name for name in features if isinstance(features[name], datasets.ClassLabel)]
     if len(labels) != 1:
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
-    label = config.label_column or next(iter(labels), "")
+    label = config.label_column or [*labels, ""][0]
     if len(images) != 1 or not isinstance(features.get(label), LABELS):
         expected = f"one of {', '.join(features)} with one class per image, and one of images"
         got = label or "nothing"

@@ -4,6 +4,9 @@ What a run computes is a function of its config: one that was killed and resumed
 of an uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what
 depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch of each epoch is dropped.
 The last epoch is published and reported, never the best.
+
+The order of reading: `train` below, then its parts as it calls them. A step is `Run.step` in loop.py, and what a run
+leaves behind is listed in run_folder.py.
 """
 
 from dataclasses import replace
