@@ -47,14 +47,16 @@ class Run:
     splits: Mapping[str, Split]
 
     def __post_init__(self) -> None:
-        train, augment = self.config.train, self.config.augment
+        train = self.config.train
         self.split = self.splits["train"]
+        self.batch_size = train.batch_size
+        self.steps = len(self.split) // self.batch_size  # per epoch
         self._check_batch_size()
-        self.steps = len(self.split) // train.batch_size  # per epoch
-        self.images_per_epoch = self.steps * train.batch_size
+        self.images_per_epoch = self.steps * self.batch_size
         self.images = train.epochs * self.images_per_epoch  # of the whole run
-        classes, normalize = len(self.source.classes), self.split.input_format.normalize
-        self.augment = Augment(augment, train.seed, classes, normalize)
+        classes = len(self.source.classes)
+        normalize = self.split.input_format.normalize
+        self.augment = Augment(self.config.augment, train.seed, classes, normalize)
         optimizer = optimizer_of(self.model, self.config.optim)
         self.prepared, self.optimizer = self.accelerator.prepare(self.model, optimizer)
         # sums since the last reading: loss, correct answers, requests to stop
@@ -63,18 +65,19 @@ class Run:
         self._restore()
 
     def _check_batch_size(self) -> None:
-        train, augment = self.config.train, self.config.augment
+        augment = self.config.augment
+        parts = self.config.train.accumulation
         processes = self.accelerator.num_processes
-        images, rest = divmod(train.batch_size, processes * train.accumulation)
+        images, rest = divmod(self.batch_size, processes * parts)
         expected = ""
         if rest:
-            expected = f"a multiple of {processes} processes x {train.accumulation} micro-batches"
-        elif train.batch_size > len(self.split):
+            expected = f"a multiple of {processes} processes x {parts} micro-batches"
+        elif not self.steps:
             expected = f"at most the {len(self.split)} to train on"
         elif (augment.mixup or augment.cutmix) and images % 2:
             expected = f"an even number per micro-batch for mixup and cutmix, not {images}"
         if expected:
-            raise ValueError(f"train.batch_size: got {train.batch_size}, expected {expected}")
+            raise ValueError(f"train.batch_size: got {self.batch_size}, expected {expected}")
 
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
@@ -119,11 +122,11 @@ class Run:
     def step(self, batches: list[Batch]) -> None:
         """One optimizer step, on its micro-batches: augment, forward, backward, clip, update."""
         accelerator, counters = self.accelerator, self.counters
-        train, optim = self.config.train, self.config.optim
-        factor = learning_rate_factor(self.images_done, train.batch_size, self.images, optim.warmup)
+        optim = self.config.optim
+        factor = learning_rate_factor(self.images_done, self.batch_size, self.images, optim.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
-        seed_step(train.seed, self.steps_done, accelerator.process_index)
+        seed_step(self.config.train.seed, self.steps_done, accelerator.process_index)
         for images, labels, indices in batches:
             images = to_device(images, accelerator.device)
             labels = to_device(labels, accelerator.device)
@@ -183,7 +186,7 @@ class Run:
     @property
     def means(self) -> tuple[float, float]:
         """Loss and accuracy over the images of the epoch so far."""
-        seen = self.counters.step * self.config.train.batch_size
+        seen = self.counters.step * self.batch_size
         return self.counters.loss_sum / seen, self.counters.correct / seen
 
     @property
@@ -193,7 +196,7 @@ class Run:
 
     @property
     def images_done(self) -> int:
-        return self.steps_done * self.config.train.batch_size
+        return self.steps_done * self.batch_size
 
     @property
     def steps_done(self) -> int:
@@ -243,7 +246,7 @@ def train_epochs(run: Run) -> None:
             scores = None
             if len(validation):
                 with accelerator.autocast():
-                    scores = score(run.model, validation, accelerator, train.batch_size)
+                    scores = score(run.model, validation, accelerator, run.batch_size)
             record = run.end_epoch(scores)
             if run.steps_done % save_every == 0 or counters.epoch == train.epochs:
                 run.save()
