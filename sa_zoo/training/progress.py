@@ -86,5 +86,5 @@ def interruption() -> Iterator[list[int]]:
     try:
         yield received
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
