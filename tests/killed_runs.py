@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -48,18 +47,17 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "label_smoothing": 0.1,
     },
     "optim": {"name": "adamw", "clip": 1.0},
-    "train": {"epochs": 2, "batch_size": 400, "ema": 0.9, "checkpoint_steps": 1},
+    "train": {"epochs": 2, "batch_size": 400, "checkpoint_steps": 1},
 }
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A signal `after` seconds after the n-th change of the run folder's files; change 0 is the start."""
+    """A signal to process 0, `after` seconds after its n-th change of the run folder's files; change 0 is the start."""
 
     number: int
     change: int
     after: float = 0.0
-    rank: int = 0  # of the process that gets it
 
 
 def beside(out: Path, suffix: str) -> Path:
@@ -95,19 +93,16 @@ def _watch(out: Path, kill: Kill | None, log: Path) -> None:
 
 
 def _keep_state(out: Path) -> None:
-    """Copy the last checkpoint of a finished run before it is removed: it has the optimizer and the average."""
+    """Copy the last checkpoint of a finished run before it is removed: it has the optimizer."""
     from sa_zoo.training import train
 
     remove = train.remove_checkpoints
 
     def keep(folder: Path) -> None:
-        newest, kept = (
-            max((folder / "checkpoints").glob("epoch-*"), default=None),
-            beside(out, "-state"),
-        )
-        if (
-            newest and not kept.exists()
-        ):  # a run killed while it removes them may leave the older one only
+        newest = max((folder / "checkpoints").glob("epoch-*"), default=None)
+        kept = beside(out, "-state")
+        # a run killed while it removes them may leave the older one only
+        if newest and not kept.exists():
             partial = beside(out, "-state-partial")
             shutil.copytree(newest, partial, dirs_exist_ok=True)
             partial.rename(kept)
@@ -157,10 +152,13 @@ def start(
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(processes),
                 "LOCAL_WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
             }
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        arguments = ["train", str(config), "--out", str(out), *(["--resume"] if resume else [])]
-        mine = kill if kill and kill.rank == rank else None
+        arguments = ["train", str(config), "--out", str(out)]
+        if resume:
+            arguments.append("--resume")
+        mine = None if rank else kill
         process = FRESH.Process(target=_run, args=(arguments, out, mine, environment), daemon=True)
         process.start()
         started.append(process)
@@ -175,19 +173,11 @@ def finish(processes: list[Any], grace: float = 300) -> list[int]:
     while any(process.is_alive() for process in processes):
         wait([process.sentinel for process in processes if process.is_alive()], timeout=300)
         if any(process.exitcode for process in processes):
-            wait_all(processes, grace)
-            break
+            for process in processes:
+                process.join(grace)
+                process.kill()
+                process.join()
     return [process.exitcode for process in processes]
-
-
-def wait_all(processes: list[Any], seconds: float) -> None:
-    """Wait that long for all processes, then kill those that are left."""
-    end = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, end - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
 
 
 def resumed(config: Path, out: Path, processes: int = 1) -> None:
@@ -210,14 +200,11 @@ def state_of(out: Path) -> dict[str, Any]:
     times = {"seconds", "step_seconds", "cpu_seconds"}
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     return {
-        "weights, averages and optimizer": (kept / "state.safetensors").read_bytes(),
+        "weights and optimizer": (kept / "state.safetensors").read_bytes(),
         "optimizer's numbers": [rest["scalars"], rest["groups"]],
         "counters": {k: v for k, v in rest["counters"].items() if k not in times | {"history"}},
         "history": [{k: v for k, v in line.items() if k not in times} for line in history],
-        "published": (out / "model.safetensors").read_bytes(),
-        "heads": (out / "heads.safetensors").read_bytes()
-        if (out / "heads.safetensors").exists()
-        else b"",
+        "published": [path.read_bytes() for path in sorted(out.glob("*.safetensors"))],
         "config": [path.read_bytes() for path in sorted(out.glob("*config.json"))],
         "results": [metrics[key] for key in ("test", "validation", "parameters", "data")],
         "files": sorted(path.relative_to(out).as_posix() for path in out.rglob("*")),

@@ -4,93 +4,67 @@ from pathlib import Path
 
 import pytest
 import timm
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import sa_zoo  # noqa: F401  registers its names with timm
-from sa_zoo.training.config import DECIDED, dump_config, load_config, parse_config
+from sa_zoo.training.config import dump_config, load_config, parse_config
 
 MINIMAL = {"model": {"name": "test_vit"}, "train": {"epochs": 2}}
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 
 
-def written(tmp_path: Path, text: str) -> Path:
+@pytest.fixture
+def path(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text('[model]\nname = "test_vit"\n[train]\nepochs = 2\n')
     return path
-
-
-def with_key(dotted: str, value: object) -> dict:
-    section, key = dotted.split(".")
-    return {**MINIMAL, section: {**MINIMAL.get(section, {}), key: value}}
 
 
 @pytest.mark.parametrize(
     ("dotted", "value", "said"),
     [
-        ("train.epoch", 3, ["train.epoch: got an unknown key", "did you mean train.epochs?"]),
-        ("train.lr", 0.1, ["train.lr: got an unknown key", "did you mean optim.lr?"]),
-        ("optim.cutmx", 1.0, ["optim.cutmx: got an unknown key", "did you mean augment.cutmix?"]),
-        ("train.epochs", "3", ["train.epochs: got '3'", "expected a valid integer"]),
-        ("data.validation", 1.5, ["data.validation: got 1.5", "expected less than 1"]),
-        ("optim.lr", float("nan"), ["optim.lr: got nan", "expected"]),
-        (
-            "train.precision",
-            "bf61",
-            ["train.precision: got 'bf61'", "'no', 'bf16' or 'fp16'", "mean bf16?"],
-        ),
-        ("augment.flip", 1, ["augment.flip: got 1", "expected a valid boolean"]),
-        ("model.args", 3, ["model.args: got 3", "expected a table"]),
-        (
-            "model.args",
-            {"num_classes": 7},
-            ["model.args.num_classes: got 7", "the data set and the other keys"],
-        ),
-        ("train.seed", 2**63, ["train.seed: got 9223372036854775808", "expected less than"]),
-        ("model.freeze", "(", ["model.freeze: got '('", "expected a regular expression"]),
+        ("train.epoch", 3, "train.epoch: got an unknown key, .*did you mean train.epochs?"),
+        ("train.lr", 0.1, "train.lr: got an unknown key, .*did you mean optim.lr?"),
+        ("train.epochs", "3", "train.epochs: got '3', expected a valid integer"),
+        ("data.validation", 1.5, "data.validation: got 1.5, expected less than 1"),
+        ("optim.lr", float("nan"), "optim.lr: got nan, expected"),
+        ("train.precision", "bf61", "train.precision: got 'bf61', .*'fp16'.*mean bf16?"),
+        ("augment.flip", 1, "augment.flip: got 1, expected a valid boolean"),
+        ("model.args", 3, "model.args: got 3, expected a table"),
+        ("model.args", {"num_classes": 7}, "model.args.num_classes: got 7, .*the data set"),
+        ("train.seed", 2**63, "train.seed: got 9223372036854775808, expected less than"),
+        ("model.freeze", "(", r"model.freeze: got '\(', expected a regular expression"),
     ],
 )
 def test_a_mistake_names_key_value_expectation_and_nearest_name(dotted, value, said):
-    with pytest.raises(ValueError) as caught:
-        parse_config(with_key(dotted, value))
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    for words in said:
-        assert words in message
+    section, key = dotted.split(".")
+    table = {**MINIMAL, section: {**MINIMAL.get(section, {}), key: value}}
+    with pytest.raises(ValueError, match=f"^{said}") as caught:
+        parse_config(table)
+    assert "\n" not in str(caught.value)
 
 
 def test_every_mistake_is_reported_each_on_its_line():
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"did you mean model\?") as caught:
         parse_config({"modle": {}, "train": {"epochs": -1, "seed": "x"}})
-    lines = str(caught.value).splitlines()
-    assert {line.split(":")[0] for line in lines} == {
-        "modle",
-        "model",
-        "train.epochs",
-        "train.seed",
-    }
-    assert "did you mean model?" in "".join(lines)
+    keys = {line.split(":")[0] for line in str(caught.value).splitlines()}
+    assert keys == {"modle", "model", "train.epochs", "train.seed"}
 
 
-def test_overrides_apply_in_order_and_are_toml_or_else_text(tmp_path):
-    path = written(tmp_path, '[model]\nname = "test_vit"\n[train]\nepochs = 2\n')
+def test_overrides_apply_in_order_and_are_toml_or_else_text(path):
     overrides = [
         "train.epochs=3",
         "train.epochs=5",
         "model.args.depth=7",
-        "model.args.sizes=[1, 2]",
         "data.name=uoft-cs/cifar100",
         "model.freeze=a=b",
         "augment.flip=true",
-        'train.tracker=""',
     ]
     config = load_config(path, overrides)
     assert config.train.epochs == 5
-    assert config.model.args == {"depth": 7, "sizes": [1, 2]}
+    assert config.model.args == {"depth": 7}
     assert config.data.name == "uoft-cs/cifar100"
     assert config.model.freeze == "a=b"
     assert config.augment.flip is True
-    assert config.train.tracker == ""
 
 
 @pytest.mark.parametrize(
@@ -99,48 +73,25 @@ def test_overrides_apply_in_order_and_are_toml_or_else_text(tmp_path):
         ("train.epochs", "expected key=value"),
         ("train..epochs=3", "expected key=value"),
         ("train.epochs.more=3", "train.epochs: got {'more': 3}, expected a valid integer"),
-        ("lr=3", "did you mean optim.lr?"),
+        ("lr=3", r"did you mean optim.lr\?"),
     ],
 )
-def test_a_mistaken_override_is_reported(tmp_path, override, said):
-    path = written(tmp_path, '[model]\nname = "test_vit"\n[train]\nepochs = 2\n')
-    with pytest.raises(ValueError, match=r".") as caught:
+def test_a_mistaken_override_is_reported(path, override, said):
+    with pytest.raises(ValueError, match=said):
         load_config(path, [override])
-    assert said in str(caught.value)
 
 
-def test_a_missing_file_names_the_nearest_and_a_bad_one_its_place(tmp_path):
-    path = written(tmp_path, "[model\n")
+def test_a_missing_file_names_the_nearest_and_a_bad_one_its_place(path):
     with pytest.raises(FileNotFoundError, match=r", quickstart, .*did you mean run.toml\?"):
-        load_config(tmp_path / "runs.toml")
+        load_config(path.with_name("runs.toml"))
+    path.write_text("[model\n")
     with pytest.raises(ValueError, match=r"expected TOML: .*line 1"):
         load_config(path)
 
 
-TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1)
-VALUES = st.recursive(
-    st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    args=st.dictionaries(TEXT.filter(lambda key: key not in DECIDED), VALUES, max_size=4),
-    title=TEXT,
-    lr=st.floats(1e-12, 1e12),
-    seed=st.integers(0, 2**62),
-)
-def test_the_written_config_reads_back_equal(args, title, lr, seed):
-    config = parse_config(
-        {
-            "model": {"name": "test_vit", "args": args},
-            "data": {"title": title},
-            "optim": {"lr": lr},
-            "train": {"epochs": 3, "seed": seed},
-        }
-    )
+def test_the_written_config_reads_back_equal():
+    args = {"a b": [1, -0.5, True, [], 'é\n"'], "": {"x": {"y": 2**60}}, "t": 1e-12}
+    config = parse_config({**MINIMAL, "model": {"name": "test_vit", "args": args}})
     assert parse_config(tomllib.loads(dump_config(config))) == config
 
 

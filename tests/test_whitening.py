@@ -33,7 +33,7 @@ def test_whitened_outputs_are_uncorrelated_and_of_variance_one(model, arguments,
     before = conv.weight.detach().clone()
     images = correlated_images(101, 6 * conv.kernel_size[0])
     input_format = input_format_of(network)
-    whiten_first_convolution(network, Split(images, np.zeros(101, np.int64)), input_format)
+    whiten_first_convolution(network, Split(images, np.zeros(101, np.int64), input_format))
     assert torch.equal(conv.weight[new:], before[new:])
     x = input_format.normalize(images)
     whole = nn.functional.conv2d(x, conv.weight, stride=conv.kernel_size)
@@ -51,6 +51,6 @@ def test_trained_weights_and_attention_are_not_whitened():
     with pytest.raises(ValueError, match=r"model.whiten: got true with model.init"):
         parse_config({"model": model, "train": {"epochs": 1}})
     network = timm.create_model("mhsa_resnet_tiny_cifar")
-    split = Split(correlated_images(3, 32), np.zeros(3, np.int64))
+    split = Split(correlated_images(3, 32), np.zeros(3, np.int64), input_format_of(network))
     with pytest.raises(ValueError, match=r"model.whiten: got a model with first_conv"):
-        whiten_first_convolution(network, split, input_format_of(network))
+        whiten_first_convolution(network, split)

@@ -50,13 +50,11 @@ def tiny_config(**sections: dict[str, Any]) -> Config:
     return parse_config(table)
 
 
-def noise_images(
-    n: int, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: int = 0
-) -> list[Image.Image]:
+def noise_images(n: int, size: tuple[int, int] = (8, 8), seed: int = 0) -> list[Image.Image]:
     """n images of width and height `size`, each pixel random."""
-    shape = (n, size[1], size[0], len(mode))
+    shape = (n, size[1], size[0], 3)
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    return [Image.fromarray(each.squeeze(-1) if mode == "L" else each) for each in pixels]
+    return list(map(Image.fromarray, pixels))
 
 
 def parquet_folder(
@@ -67,17 +65,13 @@ def parquet_folder(
 ) -> Path:
     """A folder in the layout of a Hub data set; image i has class i modulo the classes of a column."""
     folder.mkdir(parents=True, exist_ok=True)
-    features = {"img": datasets.Image()}
-    features |= {
-        c: datasets.ClassLabel(names=[f"{c} {i}" for i in range(classes + k)])
-        for k, c in enumerate(columns)
-    }
     for split, pictures in images.items():
-        table = {"img": pictures}
-        table |= {
-            c: [i % (classes + k) for i in range(len(pictures))] for k, c in enumerate(columns)
-        }
-        rows = datasets.Dataset.from_dict(table, features=datasets.Features(features))
+        rows = datasets.Dataset.from_dict({"img": pictures}).cast_column("img", datasets.Image())
+        for more, column in enumerate(columns):
+            count = classes + more
+            labels = datasets.ClassLabel(names=[f"{column} {i}" for i in range(count)])
+            rows = rows.add_column(column, [i % count for i in range(len(pictures))])
+            rows = rows.cast_column(column, labels)
         rows.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
     return folder
 

@@ -7,6 +7,7 @@ on how a batch is divided.
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 
 Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
-# independent streams of numbers; stream 4 is that of an option of earlier versions
-ORDER, CROP_ROWS, CROP_COLUMNS, FLIP, _, STEP, HOLD_OUT = range(7)
+# independent streams of numbers
+ORDER, CROP_ROWS, CROP_COLUMNS, FLIP = range(4)
+STEP, HOLD_OUT = 5, 6
 
 
 def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
@@ -46,6 +48,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(counter_hash(STEP, seed, step, rank)[0]) >> 1)
 
 
+@dataclass
 class Augment:
     """Random crop with padding, flip, small images in early epochs, mixup and cutmix of one batch.
 
@@ -53,18 +56,23 @@ class Augment:
     probabilities (B, classes) with mixup or cutmix.
     """
 
-    def __init__(
-        self, config: AugmentConfig, seed: int, classes: int, normalize: Normalize
-    ) -> None:
-        self.config = config
-        self.seed = seed
-        self.normalize = normalize
+    config: AugmentConfig
+    seed: int
+    classes: int
+    normalize: Normalize
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.label_smoothing = config.label_smoothing  # of the loss
         self.mixup = None
         if config.mixup or config.cutmix:
-            smoothing = config.label_smoothing
             self.mixup = Mixup(
-                config.mixup, config.cutmix, label_smoothing=smoothing, num_classes=classes
+                config.mixup,
+                config.cutmix,
+                label_smoothing=config.label_smoothing,
+                num_classes=self.classes,
             )
+            self.label_smoothing = 0.0
 
     def __call__(
         self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int

@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from sa_zoo.folders.write import (
     write_sums,
 )
 
-Modules = Mapping[str, nn.Module]  # everything with weights, by a name of one word
 FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
 KEPT = 2
 OWN = r"epoch-\d{5,}-step-\d{7,}"  # names of checkpoints; nothing else is read or removed
@@ -49,7 +48,7 @@ class Counters(BaseModel):
     cpu_seconds: float = 0.0  # of all threads of this process in that time
     history: list[dict[str, Any]] = []
     scaler: dict[str, Any] = {}  # of the loss, with fp16
-    data: dict[str, Any] | None = None  # a digest of the images; None in older files
+    data: dict[str, Any] = {}  # a digest of the images
 
 
 def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:
@@ -60,23 +59,23 @@ def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:
 
 def save_checkpoint(
     folder: Path,
-    modules: Modules,
+    model: nn.Module,
     optimizer: Optimizer,
     counters: Counters,
     files: Iterable[Path] = (),
 ) -> None:
     """Write folder/epoch-E-step-S with copies of `files`, then remove all but the last two undamaged ones."""
     saved = optimizer.state_dict()
-    states = {name: module.state_dict() for name, module in modules.items()}
-    states |= {f"optimizer.{number}": entries for number, entries in saved["state"].items()}
+    values = {f"model.{key}": value for key, value in model.state_dict().items()}
+    for number, state in saved["state"].items():
+        values |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
     tensors = {}
     scalars = {}
-    for name, state in states.items():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
-            else:
-                scalars[f"{name}.{key}"] = value
+    for key, value in values.items():
+        if isinstance(value, Tensor):
+            tensors[key] = value.detach().cpu().contiguous()
+        else:
+            scalars[key] = value
     groups = tree_map_only(Tensor, Tensor.item, saved["param_groups"])
     rest = {"counters": counters.model_dump(), "scalars": scalars, "groups": groups}
     final = folder / f"epoch-{counters.epoch:05d}-step-{counters.step:07d}"
@@ -106,8 +105,8 @@ def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
         shutil.rmtree(other)
 
 
-def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> Counters:
-    """Load the newest undamaged checkpoint of `folder` into modules and optimizer; returns its counters.
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Counters:
+    """Load the newest undamaged checkpoint of `folder` into model and optimizer; returns its counters.
 
     If there is none, they are new. Files that were saved along go back to where they were, next to `folder`.
     Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is not of this run.
@@ -118,15 +117,18 @@ def load_checkpoint(folder: Path, modules: Modules, optimizer: Optimizer) -> Cou
     try:
         tensors = load_file(checkpoint / TENSORS)
         rest = read_json(checkpoint / COUNTERS)
-        for name, module in modules.items():
-            module.load_state_dict(_under(name, tensors))
+        weights = {}
+        for key, value in tensors.items():
+            if key.startswith("model."):
+                weights[key.removeprefix("model.")] = value
+        model.load_state_dict(weights)
     except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"checkpoint: got {checkpoint}, which is of another model: {reason}"
         ) from error
     try:
-        _load_optimizer(optimizer, _under("optimizer", tensors | rest["scalars"]), rest["groups"])
+        _load_optimizer(optimizer, tensors | rest["scalars"], rest["groups"])
         counters = Counters.model_validate(rest["counters"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(repr(error).split())
@@ -155,21 +157,16 @@ def _newest(folder: Path) -> Path | None:
     return None
 
 
-def _load_optimizer(optimizer: Optimizer, entries: dict[str, Any], groups: Any) -> None:
-    """Load entries named NUMBER.NAME, of the parameter of that number."""
+def _load_optimizer(optimizer: Optimizer, values: dict[str, Any], groups: Any) -> None:
+    """Load the values named optimizer.NUMBER.NAME, of the parameter of that number."""
     state: dict[int, dict[str, Any]] = defaultdict(dict)
-    for key, value in entries.items():
-        number, _, name = key.partition(".")
-        state[int(number)][name] = value
+    for key, value in values.items():
+        if key.startswith("optimizer."):
+            _, number, name = key.split(".", 2)
+            state[int(number)][name] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for parameter, loaded in optimizer.state.items():
         for name, value in loaded.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
                 loaded[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _under(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose key starts with "name.", by the rest of that key."""
-    start = f"{name}."
-    return {key.removeprefix(start): values[key] for key in values if key.startswith(start)}

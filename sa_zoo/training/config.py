@@ -33,9 +33,6 @@ DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.mode
     "vit",
 }
 
-# Keys that train.toml of a run has always had
-WRITTEN = {"name", "revision", "label_column", "image_size", "validation"}
-
 
 class Section(BaseModel):
     """Types are strict: TOML has its own, and a number in quotes is a mistake."""
@@ -74,14 +71,6 @@ class DataConfig(Section):
     # took no notice of validation splits
     hold_out: Literal["content", "position"] = "content"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, keys: Any) -> Any:
-        """A run writes all its keys; one without `hold_out` is older than content."""
-        if isinstance(keys, dict) and keys.keys() >= WRITTEN:
-            return {"hold_out": "position", **keys}
-        return keys
-
 
 class AugmentConfig(Section):
     crop_padding: NonNegativeInt = 0  # pixels
@@ -112,7 +101,6 @@ class TrainConfig(Section):
     accumulation: PositiveInt = 1  # micro-batches per step of each process
     precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
-    ema: Fraction = 0.0  # decay of the weight average, which is then published; 0: none
     checkpoint_steps: NonNegativeInt = 0  # between two checkpoints; 0: the steps of an epoch
     tracker: str = ""  # any that accelerate offers: tensorboard, trackio, wandb, ...; empty: none
 
@@ -126,7 +114,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        model, train = self.model, self.train
+        model = self.model
         for key in sorted(DECIDED & model.args.keys()):
             raise ValueError(
                 f"model.args.{key}: got {model.args[key]!r}, expected nothing: the data set and the "
@@ -145,10 +133,10 @@ class Config(Section):
                     f"model.{key}: got {str(value).lower()} with model.init = {model.init!r}, "
                     "expected one of the two"
                 )
-        if self.augment.small_epochs > train.epochs:
+        small, epochs = self.augment.small_epochs, self.train.epochs
+        if small > epochs:
             raise ValueError(
-                f"augment.small_epochs: got {self.augment.small_epochs}, expected at most "
-                f"train.epochs = {train.epochs}"
+                f"augment.small_epochs: got {small}, expected at most train.epochs = {epochs}"
             )
         return self
 
@@ -196,6 +184,10 @@ def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested without end
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
+    match table:
+        # a run of earlier versions wrote train.ema = 0.0, and not that it held out images by position
+        case {"train": {"ema": 0, **train}, "data": {**data}}:
+            table |= {"train": train, "data": {"hold_out": "position", **data}}
     return parse_config(_overridden(table, overrides))
 
 

@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
@@ -32,15 +34,37 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def with_launched_precision(config: Config) -> Config:
-    """The config with the precision of `accelerate launch` where it leaves that open; warns where the two differ."""
+def open_launched(config: Config, out: Path) -> tuple[Config, Accelerator]:
+    """The config with the precision of `accelerate launch` where it leaves that open, and its Accelerator.
+
+    Warns where the two precisions differ. Raises ValueError for settings that this machine or the launcher rules out.
+    """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     chosen = config.train.precision or launched
     if launched not in ("no", chosen):  # "no" is also what the launcher sets if it was not asked
         message = "train.precision: got %s from the launcher, but the config says %s, which counts"
         _logger.warning(message, launched, chosen)
     train = config.train.model_dump() | {"precision": chosen}
-    return parse_config(config.model_dump() | {"train": train})
+    config = parse_config(config.model_dump() | {"train": train})
+    tracker = config.train.tracker
+    if chosen == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
+    if tracker and find_spec(tracker) is None:
+        raise ValueError(
+            f"train.tracker: got {tracker}, which is not installed: pip install {tracker}"
+        )
+    accelerator = open_accelerator(
+        mixed_precision=chosen,
+        gradient_accumulation_steps=config.train.accumulation,
+        log_with=tracker or None,
+        project_dir=out,
+    )
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError(
+            "accelerate: got FSDP, which divides the network, expected DDP (configs/accelerate/ddp.yaml): "
+            "checkpoints hold whole networks"
+        )
+    return config, accelerator
 
 
 # Part of a RuntimeError of torch -> which process is gone.

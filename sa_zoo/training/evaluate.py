@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,21 @@ from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.model import InputFormat, input_format_of
-from sa_zoo.training.report import check_data
+from sa_zoo.training.model import input_format_of
 from sa_zoo.training.sources import Source, digest_of, open_source
-from sa_zoo.training.splits import Split, StreamedSplit, kept_if_small, streamed_splits
+from sa_zoo.training.splits import Split, splits_of
 
 _logger = logging.getLogger(__name__)
 
 CALIBRATION_BINS = 15
-MOST_CLASSES = 100  # of a confusion matrix; a larger one is neither stored nor read
+MATRIX_CLASSES = 100  # at most; a larger confusion matrix is neither stored nor read
 BATCH_SIZE = 128
 
 
 @torch.no_grad()
-def evaluate(
+def score(
     model: nn.Module,
     split: Split,
-    input_format: InputFormat,
     accelerator: Accelerator,
     batch_size: int = BATCH_SIZE,
     detail: bool = False,
@@ -51,7 +48,7 @@ def evaluate(
     model.eval()
     parts = []
     for images, labels, _ in accelerator.prepare(split.loader(batch_size)):
-        logits = model(input_format.normalize(images)).float()
+        logits = model(split.input_format.normalize(images)).float()
         confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
@@ -60,16 +57,15 @@ def evaluate(
         torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
     )
     assert len(true) == len(split), "some images do not count exactly once"
-    correct = predicted == true[:, None]  # (n, 5)
     classes = logits.shape[1]
+    correct = predicted == true[:, None]  # (n, 5)
     images = np.bincount(true, minlength=classes)
     accuracy = np.bincount(true[correct[:, 0]], minlength=classes) / np.maximum(images, 1)
     more = {}
     if detail:
         more = _detail(predicted[:, 0], probability, true, classes)
         more["images_per_class"] = images.tolist()
-        rates = zip(accuracy.tolist(), images, strict=True)
-        more["per_class"] = [rate if n else None for rate, n in rates]
+        more["per_class"] = [rate if n else None for rate, n in zip(accuracy, images, strict=True)]
     return Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()) if classes > 5 else None,
@@ -84,30 +80,31 @@ def _detail(
     predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int
 ) -> dict[str, Any]:
     """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
-    matrix = confusion_matrix(labels, predicted, labels=range(classes))
+    matrix = None
+    if classes <= MATRIX_CLASSES:
+        matrix = confusion_matrix(labels, predicted, labels=range(classes)).tolist()
     accuracy, mean_confidence = calibration_curve(
         predicted == labels, confidence, n_bins=CALIBRATION_BINS
     )
     counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
-    weights = counts[counts > 0] / len(labels)
+    counts = counts[counts > 0]
     return {
-        "calibration_error": float(weights @ np.abs(accuracy - mean_confidence)),
+        "calibration_error": float(counts / len(labels) @ np.abs(accuracy - mean_confidence)),
         "calibration_curve": {
             "confidence": mean_confidence.tolist(),
             "accuracy": accuracy.tolist(),
-            "images": counts[counts > 0].tolist(),
+            "images": counts.tolist(),
         },
-        "confusion_matrix": matrix.tolist() if classes <= MOST_CLASSES else None,
+        "confusion_matrix": matrix,
     }
 
 
 def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> Metrics:
     """Evaluate a model in full precision; raises as `open_test_split` does. `detail` prints a table of the classes."""
     accelerator = open_accelerator()
-    source, split, input_format = open_test_split(opened, data, accelerator)
-    network = opened.network.to(accelerator.device)
-    test = evaluate(network, split, input_format, accelerator, detail=detail)
-    network.cpu()  # where those who open a model expect it
+    source, split = open_test_split(opened, data, accelerator)
+    test = score(opened.network.to(accelerator.device), split, accelerator, detail=detail)
+    opened.network.cpu()  # where those who open a model expect it
     text = f"top-1 {test}, balanced {test.balanced:.4f}"
     if detail:
         text += f"\n{class_table(test, source.classes)}"
@@ -131,42 +128,37 @@ def class_table(scores: Scores, classes: Sequence[str]) -> str:
 
 def open_test_split(
     opened: Opened, data: DataConfig, accelerator: Accelerator
-) -> tuple[Source, Split, InputFormat]:
-    """A data set with the classes of a model, the images to evaluate the model on, and the format that it takes.
+) -> tuple[Source, Split]:
+    """A data set with the classes of a model, and the images to evaluate the model on.
 
     The images are those of the test split. Of data without one, they are the images that were held out if the model was
     trained on these data, and otherwise all images. Raises ValueError if the classes do not fit.
     """
     source = open_source(data)
-    rule: str = data.hold_out
+    hold_out: str = data.hold_out
     which = "its test split"
     if "test" not in source.labels:
-        rule = _rule_of_its_run(opened, data, source)
-        which = "held out from training" if rule else "all of them, as it was not trained on them"
+        hold_out = _hold_out_of_its_run(opened, data, source)
+        which = "held out from training"
+        if hold_out == "everything":
+            which = "all of them, as it was not trained on them"
     source, how = _with_classes_of(opened.network, source)
     input_format = input_format_of(opened.network, data.image_size)
-    if rule:
-        streamed = streamed_splits(source, 0, input_format, ["test"], rule)
-    else:
-        rows = np.arange(len(source.labels["train"]))
-        streamed = {"test": StreamedSplit(source, "train", rows, input_format)}
-    check_data(source, streamed)
-    split = kept_if_small(streamed, accelerator.device)["test"]
+    splits = splits_of(source, 0, input_format, accelerator.device, ["test"], hold_out)
+    split = splits["test"]
     text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"
     accelerator.print(text, file=sys.stderr)
-    return source, split, input_format
+    return source, split
 
 
-def _rule_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
-    """How images were held out if the model was trained on these data; empty if it was not."""
+def _hold_out_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
+    """How images were held out if the model was trained on these data; otherwise all can be tested on."""
     same = opened.metrics.data_digest == digest_of(source)["hash"]
-    rule = data.hold_out
-    if opened.folder:
-        with suppress(ValueError):  # not a run folder
-            trained_on = data_of(str(opened.folder))
-            same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
-            rule = trained_on.hold_out
-    return rule if same else ""
+    if opened.folder and (opened.folder / "train.toml").is_file():
+        trained_on = data_of(str(opened.folder))
+        same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
+        data = trained_on
+    return data.hold_out if same else "everything"
 
 
 def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:

@@ -10,17 +10,20 @@ from timm.models import is_model, is_model_pretrained, resolve_model_input_args
 from torch import Tensor, nn
 
 from sa_zoo.convolution.harden import harden
+from sa_zoo.cost import training_macs
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.opened import build_model
-from sa_zoo.training.config import ModelConfig
+from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import to_device
+
+Size = tuple[int, int, int]  # channels, height, width
 
 
 @dataclass(frozen=True)
 class InputFormat:
     """What a model expects: input_size (channels, height, width), and how its images are resized and normalized."""
 
-    input_size: tuple[int, int, int]
+    input_size: Size
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
@@ -109,9 +112,43 @@ def frozen_norms(model: nn.Module, pattern: str) -> list[nn.Module]:
     return found
 
 
+def prepare_model(
+    config: Config, classes: int, device: torch.device
+) -> tuple[nn.Module, InputFormat, int]:
+    """The model of a run on its device, what it expects, and the multiply-adds of a training image over all epochs.
+
+    The multiply-adds are those of the forward passes. Raises what `create_model` raises, and ValueError unless the
+    model takes images of the sizes of the config and gives the logits of all classes.
+    """
+    model = create_model(config.model, classes, config.data.image_size)
+    model = model.to(device).to(memory_format=torch.channels_last)
+    input_format = input_format_of(model, config.data.image_size)
+    macs = _macs(model, config, input_format.input_size)
+    _check_output(model, input_format.input_size, classes)
+    return model, input_format, macs
+
+
+def _macs(model: nn.Module, config: Config, input_size: Size) -> int:
+    epochs, side = config.augment.small_epochs, config.augment.small_size
+    if epochs and getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
+        raise ValueError(
+            f"augment.small_epochs: got {epochs}, expected 0: {config.model.name} takes images of "
+            "one size"
+        )
+    passes = [("data.image_size", config.train.epochs - epochs, input_size)]
+    if epochs:
+        passes.append(("augment.small_size", epochs, (input_size[0], side, side)))
+    macs = 0
+    for key, times, (channels, height, width) in passes:
+        try:
+            macs += times * training_macs(model, (channels, height, width))
+        except AssertionError as error:
+            raise ValueError(f"{key}: got {height}x{width}: {error}") from error
+    return macs
+
+
 @torch.no_grad()
-def check_output(model: nn.Module, input_size: tuple[int, int, int], classes: int) -> None:
-    """Raise ValueError unless one image (C, H, W) gives the logits of all classes, (1, classes)."""
+def _check_output(model: nn.Module, input_size: Size, classes: int) -> None:
     output = model.eval()(torch.zeros(1, *input_size, device=next(model.parameters()).device))
     model.train()
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__

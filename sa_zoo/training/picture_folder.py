@@ -38,10 +38,12 @@ def tables_in(folder: Path) -> Found:
     Raises FileNotFoundError if there are no images, ValueError if they cannot be read or have no classes.
     """
     everything = _files_in(folder)
-    files = [path for path in everything if not _is_junk(path)]
-    parquet = [path for path in files if path.suffix == ".parquet"]
-    pictures = [path for path in files if path.suffix.lower() in EXTENSIONS]
-    described = [path for path in files if path.name in METADATA and not parquet]
+    junk = {path for path in everything if any(map(_is_junk, path.parts))}
+    wanted = [path for path in everything if path not in junk]
+    parquet = [path for path in wanted if path.suffix == ".parquet"]
+    pictures = [path for path in wanted if path.suffix.lower() in EXTENSIONS]
+    described = [path for path in wanted if path.name in METADATA]
+    read: set[Path] = set()
     if parquet:
         used = _by_split(parquet)
         tables = _load(folder, "parquet", used)
@@ -49,15 +51,18 @@ def tables_in(folder: Path) -> Found:
         try:
             used = _by_class(folder, pictures)
             # "imagefolder" would sort classes as text (1, 10, 2), and leave files out without a word
-            tables = {split: _table_of_classes(folder, paths) for split, paths in used.items()}
-            described = []
-        except (FileNotFoundError, ValueError):
-            if not described or not pictures:
+            tables = {}
+            for split, paths in used.items():
+                files = [str(folder / path) for path in paths]
+                tables[split] = table_of(files, [path.parent.name for path in paths])
+        except ValueError:
+            if not described:
                 raise
             tables, used = _described(folder, described)
+            read.update(described)
     skipped: Counter[str] = Counter()
-    for path in set(everything).difference(described, *used.values()):
-        kind = "hidden or system file" if _is_junk(path) else path.suffix.lower() or path.name
+    for path in set(everything).difference(read, *used.values()):
+        kind = "hidden or system file" if path in junk else path.suffix.lower() or path.name
         skipped[f"{kind} in {path.parent.as_posix()}"] += 1
     origins = {}
     for split, paths in used.items():
@@ -65,8 +70,8 @@ def tables_in(folder: Path) -> Found:
     return tables, origins, skipped
 
 
-def _is_junk(path: Path) -> bool:
-    return any(part.lower().startswith(JUNK) for part in path.parts)
+def _is_junk(name: str) -> bool:
+    return name.lower().startswith(JUNK)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -78,9 +83,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _split_of(name: str) -> str:
     """The split that a name begins with, as in train-2017, test_set or Validation; empty if there is none."""
-    for split, known in SPLIT_WORDS.items():
-        pattern = f"({'|'.join(map(re.escape, known))})(set)?(?![a-z])"
-        if re.match(pattern, name, re.IGNORECASE):
+    for split, words in SPLIT_WORDS.items():
+        if re.match(f"({'|'.join(words)})(set)?(?![a-z])", name, re.IGNORECASE):
             return split
     return ""
 
@@ -98,33 +102,28 @@ def _by_split(files: Iterable[Path]) -> Used:
 def _by_class(folder: Path, pictures: Sequence[Path]) -> Used:
     """Images by split, all in CLASS/ or all in SPLIT/CLASS/.
 
-    Raises ValueError for images that are elsewhere, FileNotFoundError for less than two classes.
+    Raises FileNotFoundError if there are none, ValueError for images that are elsewhere or of one class.
     """
-    classes = {path.parent.name for path in pictures}
-    named = {name for name in classes if _split_of(name)}
-    depths = Counter(len(path.parts) for path in pictures)
-    in_splits = set(depths) == {3}
-    used = defaultdict(list)
-    for path in pictures:
-        used[_split_of(path.parts[0]) if in_splits else "train"].append(path)
-    # one class of many may be called train
-    are_classes = set(depths) == {2} and len(named) < min(2, len(classes))
-    if pictures and ("" in used or not (in_splits or are_classes)):
-        rare = sorted({path.parent for path in pictures}, key=lambda at: depths[len(at.parts) + 1])
-        raise ValueError(
-            f"data.name: got {folder} with images in {listed(rare)}, expected a folder of each class: "
-            "all images in CLASS/ or all in SPLIT/CLASS/, such as train/cat/1.jpg"
-        )
-    if len(classes) < 2:
+    if not pictures:
         raise FileNotFoundError(
             f"data.name: got {folder}, expected images or parquet files in it: a folder per class, two at least"
         )
-    return used
-
-
-def _table_of_classes(folder: Path, paths: list[Path]) -> datasets.Dataset:
-    images = [str(folder / path) for path in paths]
-    return table_of(images, [path.parent.name for path in paths])
+    classes = {path.parent.name for path in pictures}
+    depths = Counter(len(path.parts) for path in pictures)
+    used = defaultdict(list)
+    for path in pictures:
+        used[_split_of(path.parts[0])].append(path)
+    if len(classes) > 1:
+        if set(depths) == {3} and "" not in used:
+            return used
+        # one class of many may be called train
+        if set(depths) == {2} and len(list(filter(_split_of, classes))) < 2:
+            return {"train": list(pictures)}
+    rare = sorted({path.parent for path in pictures}, key=lambda at: depths[len(at.parts) + 1])
+    raise ValueError(
+        f"data.name: got {folder} with images in {listed(rare)}, expected a folder of each class, two at least: "
+        "all images in CLASS/ or all in SPLIT/CLASS/, such as train/cat/1.jpg"
+    )
 
 
 def _described(folder: Path, metadata: list[Path]) -> tuple[dict[str, Any], Used]:

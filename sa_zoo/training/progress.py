@@ -74,11 +74,11 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
 def interruption() -> Iterator[list[int]]:
     """Collect the first SIGINT and SIGTERM in the list that it yields; a second SIGINT raises KeyboardInterrupt."""
     received: list[int] = []
-    before: dict[signal.Signals, Any] = {}
+    before: dict[int, Any] = {}
 
     def handle(number: int, _: object) -> None:
         received.append(number)
-        signal.signal(number, before[signal.Signals(number)])
+        signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -86,5 +86,5 @@ def interruption() -> Iterator[list[int]]:
     try:
         yield received
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,31 +1,19 @@
 """What was understood of a data set, for people to read before anything is trained or measured on it."""
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
-from accelerate import PartialState
 from pydantic import BaseModel
 
 from sa_zoo.folders.check import listed
-from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.pictures import size_of_picture
 from sa_zoo.training.progress import MANY, shown
-from sa_zoo.training.sources import Images, Source
-from sa_zoo.training.splits import (
-    StreamedSplit,
-    UnreadableImage,
-    are_small,
-    name_of,
-    naming,
-    refuse_unreadable,
-)
+from sa_zoo.training.sources import Images, Rows, Source, UnreadableImage
 
 SHOWN = 3  # classes at either end
-Rows = Mapping[str, tuple[str, np.ndarray]]  # split -> (table of the source, rows of that table)
 
 
 class Report(BaseModel):
@@ -74,13 +62,14 @@ def _counted(counts: Mapping[str, int]) -> str:
     return listed([f"{name} ({count})" for name, count in Counter(counts).most_common()])
 
 
-def report_of(source: Source, rows: Rows, decode: bool = True, input_text: str = "") -> Report:
+def report_of(source: Source, rows: Rows, decode: bool, input_text: str = "") -> Report:
     """Look at every image: `decode` them, or read their headers only."""
     report = Report(name=source.name, classes=list(source.classes), input=input_text)
     report.skipped = dict(source.skipped)
     looks: Counter[tuple[str, str]] = Counter()
     trained = np.empty(0, np.uint64)
-    if "train" in rows and (decode or are_few(rows)):
+    few = sum(len(own) for _, own in rows.values()) <= MANY
+    if "train" in rows and (decode or few):  # which reads every byte
         table, own = rows["train"]
         trained = source.images[table].hashes[own]
     for split, (table, own) in rows.items():
@@ -90,48 +79,21 @@ def report_of(source: Source, rows: Rows, decode: bool = True, input_text: str =
         counts = np.bincount(labels[own], minlength=len(source.classes))
         report.images[split] = counts.tolist()
         with ThreadPool() as pool, shown(own.tolist(), f"checking {split}") as progress:
-            found = pool.imap(partial(_look, images, table, decode), own.tolist())
+            found = pool.imap(partial(_look, images, decode), own.tolist())
             looks.update(next(found) for _ in progress)
         if split != "train" and len(trained):
             same = own[np.isin(images.hashes[own], trained)]
-            report.same += [name_of(images, table, row) for row in same.tolist()]
+            report.same += map(images.name, same.tolist())
     report.sizes = {size: count for (size, _), count in looks.items() if size}
     report.unreadable = [fault for _, fault in looks if fault]
     return report
 
 
-def are_few(rows: Rows) -> bool:
-    """Whether looking at every byte of the images takes little time."""
-    return sum(len(own) for _, own in rows.values()) <= MANY
-
-
-def _look(images: Images, table: str, decode: bool, row: int) -> tuple[str, str]:
+def _look(images: Images, decode: bool, row: int) -> tuple[str, str]:
     """Size of an image, or why it cannot be read."""
     try:
-        with naming(images, table, row):
+        with images.naming(row):
             width, height = images[row].size if decode else size_of_picture(images.file(row))
     except UnreadableImage as error:
         return "", str(error)
     return f"{width}x{height}", ""
-
-
-def check_data(
-    source: Source, splits: Mapping[str, StreamedSplit], augment: AugmentConfig | None = None
-) -> None:
-    """Print the report of the images that a run reads. Raises ValueError with every image that cannot be read.
-
-    Images that will be kept are decoded then, and those that cannot be read are reported then.
-    """
-    rows = {name: (split.table, split.rows) for name, split in splits.items()}
-    channels, height, width = next(iter(splits.values())).input_size
-    text = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels"
-    if augment:
-        changes = augment.model_dump(exclude_defaults=True)
-        text += f"; training images also by {changes or 'nothing'} (augment)"
-    small = are_small(splits)
-    decode = are_few(rows) and not small
-    report = report_of(source, rows, decode, text)
-    if PartialState().is_main_process:
-        print(report.text(), file=sys.stderr, flush=True)
-    if not small:
-        refuse_unreadable(report.unreadable)

@@ -27,8 +27,8 @@ from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
 HEADS = "heads.safetensors"
-IMAGES = 100  # that maps are averaged over, as in the paper's Figure 6
-IMAGES_AT_ONCE = 5  # whose maps are held in memory
+MAPPED_IMAGES = 100  # that maps are averaged over, as in the paper's Figure 6
+MAPS_AT_ONCE = 5  # images whose maps are held in memory
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 
 
@@ -65,10 +65,10 @@ def _check_same(config: Config, path: Path) -> None:
         started = load_config(path).model_dump()
     except ValueError as error:
         raise ValueError(f"{path}: got a damaged file: {error}") from error
-    for section, keys in config.model_dump().items():
+    for section, keys in config.model_dump(exclude={"train": MAY_CHANGE}).items():
         for key, got in keys.items():
             expected = started[section][key]
-            if got != expected and key not in MAY_CHANGE:
+            if got != expected:
                 raise ValueError(
                     f"{section}.{key}: got {got!r}, expected {expected!r}, as in the run in {path.parent}"
                 )
@@ -118,7 +118,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     layers = attention_in(model.blocks)
     grids = model.layout.grids(images.shape[2:])
     sums: dict[str, Any] = defaultdict(float)
-    for some in images.split(IMAGES_AT_ONCE):
+    for some in images.split(MAPS_AT_ONCE):
         for path, P in zip(layers, model.attention_maps(some), strict=True):
             height, width = grids[block_of(path)]
             middle = P[..., height // 2 * width + width // 2, :]  # (N_h, T) or (B, N_h, T)

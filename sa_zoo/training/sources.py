@@ -3,8 +3,8 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
@@ -27,7 +27,15 @@ from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.progress import shown
 
 LABELS = (datasets.ClassLabel, datasets.Value)
-MOST_CLASSES = 2**16  # of a data set without names for them; ImageNet-21k has 21,841
+Rows = dict[str, tuple[str, np.ndarray]]  # split -> (table of a Source, rows of that table)
+MOST_NUMBERED = 2**16  # classes of a data set without names for them; ImageNet-21k has 21,841
+
+
+class UnreadableImage(ValueError):
+    """Names an image that cannot be used, in one line, also after torch has added the traceback of a worker to it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.rpartition("UnreadableImage: ")[2].split()))
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Images:
 
     table: datasets.Dataset
     column: str
+    split: str  # of the table, in messages
 
     def __getitem__(self, row: int) -> Image.Image:
         return open_picture(self.file(row))
@@ -57,27 +66,34 @@ class Images:
         file = self.file(row)
         return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
+    def name(self, row: int) -> str:
+        """What messages call an image."""
+        return ", ".join(filter(None, [self.path(row), f"image {row} of the {self.split} split"]))
+
+    @contextmanager
+    def naming(self, row: int) -> Iterator[None]:
+        """Make any error an UnreadableImage."""
+        try:
+            yield
+        except Exception as error:
+            raise UnreadableImage(f"{self.name(row)}: {error or type(error).__name__}") from error
+
     @cached_property
     def hashes(self) -> np.ndarray:
         """Of the bytes of every image, which are read once: uint64 (N,)."""
-        found = np.empty(len(self.table), np.uint64)
-        with shown(range(len(found)), "reading") as rows:
-            for row in rows:
-                digest = blake2b(self.content(row), digest_size=8).digest()
-                found[row] = int.from_bytes(digest, "little")
-        return found
+        with shown(range(len(self.table)), "reading") as rows:
+            found = [blake2b(self.content(row), digest_size=8).digest() for row in rows]
+        return np.frombuffer(b"".join(found), "<u8")
 
-    def names_and_sizes(self) -> list[tuple[str, int | None]]:
+    def names_and_sizes(self) -> list[tuple[str, int]]:
         """The file name of each image, if it has one, and its size in bytes. Reads no image."""
-        column = self.table.data.column(self.column)
-        paths = pc.struct_field(column, "path").to_pylist()
-        sizes = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
-        found = []
-        for path, size in zip(paths, sizes, strict=True):
-            if path and size is None:
-                size = Path(path).stat().st_size
-            found.append((Path(path or "").name, size))
-        return found
+        stored = self.table.data.column(self.column)
+        paths = pc.struct_field(stored, "path").to_pylist()
+        sizes = pc.binary_length(pc.struct_field(stored, "bytes")).to_pylist()
+        return [
+            (Path(path or "").name, Path(path).stat().st_size if path and size is None else size)
+            for path, size in zip(paths, sizes, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,7 @@ class Source:
     """
 
     name: str
-    images: Mapping[str, Any]  # Images, or another sequence of PIL images
+    images: Mapping[str, Images]
     labels: Mapping[str, np.ndarray]
     classes: tuple[str, ...]
     origins: Mapping[str, str] = field(default_factory=dict)  # by split, such as "folder val/"
@@ -107,22 +123,24 @@ def open_source(config: DataConfig) -> Source:
     tables.setdefault("train", next(iter(tables.values())).select([]))
     image, label = _columns(tables["train"].features, config)
     names = _class_names(tables, label)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers: dict[Any, int] = {}
+    for number, name in enumerate(names):
+        numbers |= {name: number, number: number}
     labels = {}
     for split, table in tables.items():
-        values = [numbers.get(value, value) for value in table[label][:]]
-        wrong = [value for value in values if value not in range(len(names))]
+        values = table[label][:]
+        wrong = [value for value in values if value not in numbers]
         if wrong:
             raise ValueError(
                 f"data.name: got class {wrong[0]} in {config.name}, split {chosen[split]}, expected a number from 0 to "
                 f"{len(names) - 1} ({len(wrong)} of {len(values)} images; where labels are hidden, choose another "
                 f"split as data.{split}_split)"
             )
-        labels[split] = np.array(values, np.int64)
+        labels[split] = np.array([numbers[value] for value in values], np.int64)
     others = found.keys() - chosen.values()
     return Source(
         config.title or (folder.name if folder else config.name),
-        {split: _images(table, image, folder) for split, table in tables.items()},
+        {split: _images(table, image, split, folder) for split, table in tables.items()},
         labels,
         tuple(names),
         {split: origins[name] for split, name in chosen.items()},
@@ -151,7 +169,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return listed(found) or "images of other names or sizes, or in another order"
 
 
-def _images(table: datasets.Dataset, column: str, folder: Path | None) -> Images:
+def _images(table: datasets.Dataset, column: str, split: str, folder: Path | None) -> Images:
     """Raises ValueError if the column refers to a file that is not in the folder."""
     if not isinstance(table.features[column], datasets.Image):
         table = table.cast_column(column, datasets.Image())
@@ -159,11 +177,10 @@ def _images(table: datasets.Dataset, column: str, folder: Path | None) -> Images
     paths = pc.struct_field(stored, "path").filter(pc.struct_field(stored, "bytes").is_null())
     for path in filter(None, paths.to_pylist()):
         if folder and not Path(os.path.normpath(path)).is_relative_to(folder):
-            expected = "images inside of it"
             raise ValueError(
-                f"data.name: got {folder}, which refers to {path}, expected {expected}"
+                f"data.name: got {folder}, which refers to {path}, expected images inside of it"
             )
-    return Images(table, column)
+    return Images(table, column, split)
 
 
 def _digits() -> Found:
@@ -245,14 +262,14 @@ def _from_hub(config: DataConfig) -> Found:
 def _chosen(found: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
     """The name of each split among those found: as asked for, or a usual one."""
     asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
-    chosen = {}
+    free = {each.lower(): each for each in found if each not in asked.values()}
+    chosen = {split: each for split, each in asked.items() if each}
     for split, usual in SPLIT_WORDS.items():
-        free = {each.lower(): each for each in found if each not in asked.values()}
-        known = [asked[split], *(free[word] for word in usual if word in free)]
-        chosen[split] = next(filter(None, known), "")
-    if not chosen["test"] and not asked["validation"]:
-        chosen |= {"test": chosen["validation"], "validation": ""}
-    chosen = {split: each for split, each in chosen.items() if each}
+        for word in usual:
+            if word in free:
+                chosen.setdefault(split, free[word])
+    if "test" not in chosen and "validation" in chosen and not asked["validation"]:
+        chosen["test"] = chosen.pop("validation")
     if not chosen.keys() & {"train", "test"} or not set(found).issuperset(chosen.values()):
         expected = "train or test, or data.train_split and data.test_split among them"
         raise ValueError(
@@ -269,7 +286,7 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
     labels = [name for name in features if isinstance(features[name], datasets.ClassLabel)]
     if len(labels) != 1:
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
-    label = config.label_column or next(iter(labels), "")
+    label = config.label_column or [*labels, ""][0]
     if len(images) != 1 or not isinstance(features.get(label), LABELS):
         expected = f"one of {', '.join(features)} with one class per image, and one of images"
         got = label or "nothing"
@@ -286,4 +303,4 @@ def _class_names(tables: Mapping[str, Any], label: str) -> list[str]:
     values = {value for table in tables.values() for value in table.unique(label)} - {None, ""}
     if feature.dtype.endswith("string"):
         return sorted(sorted(values), key=natural_key)
-    return [str(number) for number in range(min(MOST_CLASSES, 1 + int(max(values, default=0))))]
+    return [str(number) for number in range(min(MOST_NUMBERED, 1 + int(max(values, default=0))))]

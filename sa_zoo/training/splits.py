@@ -3,22 +3,25 @@
 import gc
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sa_zoo.training.augment import HOLD_OUT, counter_hash, permutation
+from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.progress import shown
-from sa_zoo.training.sources import Images, Source
+from sa_zoo.training.progress import MANY, shown
+from sa_zoo.training.report import report_of
+from sa_zoo.training.sources import Rows, Source, UnreadableImage
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -26,35 +29,15 @@ COLORS = {1: "L", 3: "RGB"}  # mode of an image by its channels
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
 
 
-class UnreadableImage(ValueError):
-    """Names an image that cannot be used, in one line, also after torch has added the traceback of a worker to it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.rpartition("UnreadableImage: ")[2].split()))
-
-
-def name_of(images: Images, table: str, row: int) -> str:
-    return ", ".join(filter(None, [images.path(row), f"image {row} of the {table} split"]))
-
-
-@contextmanager
-def naming(images: Images, table: str, row: int) -> Iterator[None]:
-    """Make any error an UnreadableImage."""
-    try:
-        yield
-    except Exception as error:
-        what = error or type(error).__name__
-        raise UnreadableImage(f"{name_of(images, table, row)}: {what}") from error
-
-
 class Split(Dataset[Any]):
     """Decoded images of one split, kept on a device. A batch is (uint8 (B, C, H, W), int64 (B,), indices (B,))."""
 
     workers = 0
 
-    def __init__(self, images: Tensor, labels: np.ndarray) -> None:
+    def __init__(self, images: Tensor, labels: np.ndarray, input_format: InputFormat) -> None:
         self.images = images
         self.labels = torch.from_numpy(labels).to(images.device)
+        self.input_format = input_format
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -83,10 +66,9 @@ class StreamedSplit(Split):
         self, source: Source, table: str, rows: np.ndarray, input_format: InputFormat
     ) -> None:
         self.pictures = source.images[table]
-        self.table = table
         self.rows = rows
         self.labels = torch.from_numpy(source.labels[table][rows])
-        self.input_size = input_format.input_size
+        self.input_format = input_format
         self.transform = create_transform(**vars(input_format), normalize=False)
         self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -105,11 +87,11 @@ class StreamedSplit(Split):
 
     def read(self, row: int) -> Tensor:
         """Decode one image of the table. Raises UnreadableImage."""
-        with naming(self.pictures, self.table, row):
+        with self.pictures.naming(row):
             return self._decoded(self.pictures[row])
 
     def _decoded(self, image: Image.Image) -> Tensor:
-        channels, height, width = self.input_size
+        channels, height, width = self.input_format.input_size
         if channels in COLORS:
             image = image.convert(COLORS[channels])  # as timm's train.py does
         found = len(image.getbands())
@@ -122,14 +104,14 @@ class StreamedSplit(Split):
 
     def kept(self, device: torch.device, unreadable: list[str]) -> Split:
         """The same split, decoded now and kept on a device. What cannot be read is added to a list."""
-        images = torch.empty((len(self), *self.input_size), dtype=torch.uint8)
+        images = torch.empty((len(self), *self.input_format.input_size), dtype=torch.uint8)
         with shown(self.rows.tolist(), "decoding") as rows:
             for position, row in enumerate(rows):
                 try:
                     images[position] = self.read(row)
                 except UnreadableImage as error:
                     unreadable.append(str(error))
-        return Split(images.to(device), self.labels.numpy())
+        return Split(images.to(device), self.labels.numpy(), self.input_format)
 
 
 def _cores() -> int:
@@ -145,43 +127,43 @@ def splits_of(
     input_format: InputFormat,
     device: torch.device,
     names: Iterable[str] = SPLITS,
-) -> Mapping[str, Split]:
-    """The splits of these names. The held-out images depend on the data alone: all models and seeds share them."""
-    return kept_if_small(streamed_splits(source, validation, input_format, names), device)
-
-
-def streamed_splits(
-    source: Source,
-    validation: float,
-    input_format: InputFormat,
-    names: Iterable[str] = SPLITS,
     hold_out: str = "content",
-) -> Mapping[str, StreamedSplit]:
-    """The splits of these names, of which nothing is decoded yet."""
-    rows = rows_of(source, validation, hold_out)
-    splits = {name: StreamedSplit(source, *rows[name], input_format) for name in names}
-    if "test" in splits and not len(splits["test"]):
+    augment: AugmentConfig | None = None,
+) -> Mapping[str, Split]:
+    """The splits of these names, which are decoded and kept on the device if they are small.
+
+    Prints a report of them first; `augment` is for its words only. The held-out images depend on the data alone: all
+    models and seeds share them. Raises ValueError without test images, and with every image that cannot be read: those
+    of large splits as far as their headers show, unless they are few.
+    """
+    every = rows_of(source, validation, hold_out)
+    rows = {name: every[name] for name in names}
+    if "test" in rows and not len(rows["test"][1]):
         expected = "a test split, or more images, of which a fifth become one"
         raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
+    streamed = {name: StreamedSplit(source, *own, input_format) for name, own in rows.items()}
+    images = sum(map(len, streamed.values()))
+    small = images * math.prod(input_format.input_size) <= KEPT_BYTES
+    report = report_of(source, rows, images <= MANY and not small, _input(input_format, augment))
+    if PartialState().is_main_process:
+        print(report.text(), file=sys.stderr, flush=True)
+    splits: Mapping[str, Split] = streamed
+    unreadable = report.unreadable
+    if small:
+        unreadable = []
+        splits = {name: split.kept(device, unreadable) for name, split in streamed.items()}
+    refuse_unreadable(unreadable)
     return splits
 
 
-def kept_if_small(splits: Mapping[str, StreamedSplit], device: torch.device) -> Mapping[str, Split]:
-    """The splits, decoded and kept on a device if they are small.
-
-    Raises ValueError with every image that cannot be read.
-    """
-    if not are_small(splits):
-        return splits
-    unreadable: list[str] = []
-    kept = {name: split.kept(device, unreadable) for name, split in splits.items()}
-    refuse_unreadable(unreadable)
-    return kept
-
-
-def are_small(splits: Mapping[str, StreamedSplit]) -> bool:
-    values = sum(len(split) * math.prod(split.input_size) for split in splits.values())
-    return values <= KEPT_BYTES
+def _input(input_format: InputFormat, augment: AugmentConfig | None) -> str:
+    """What becomes of an image, for the report."""
+    channels, height, width = input_format.input_size
+    text = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels"
+    if augment:
+        changes = augment.model_dump(exclude_defaults=True)
+        text += f"; training images also by {changes or 'nothing'} (augment)"
+    return text
 
 
 def refuse_unreadable(images: Sequence[str]) -> None:
@@ -190,11 +172,14 @@ def refuse_unreadable(images: Sequence[str]) -> None:
         raise ValueError(f"data.name: got {len(images)} images that cannot be read: {named}")
 
 
-def rows_of(
-    source: Source, validation: float, hold_out: str = "content"
-) -> dict[str, tuple[str, np.ndarray]]:
-    """Split -> (table of the source, rows of that table). Splits that the source lacks are held out of "train"."""
+def rows_of(source: Source, validation: float, hold_out: str = "content") -> Rows:
+    """Split -> (table of the source, rows of that table). Splits that the source lacks are held out of "train".
+
+    "content" holds out by the bytes of images, "position" by their place; "everything" leaves no image to train on.
+    """
     rows = {name: (name, np.arange(len(labels))) for name, labels in source.labels.items()}
+    if hold_out == "everything":
+        return {"test": rows["train"]}
     if hold_out == "position":
         rows.pop("validation", None)
     shares = {"test": TEST_SHARE, "validation": validation}

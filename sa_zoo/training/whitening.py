@@ -4,15 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sa_zoo.training.model import InputFormat
 from sa_zoo.training.splits import Split
 
-IMAGES = 5000  # of the training split, whose patches are measured
+WHITENED_IMAGES = 5000  # of the training split, whose patches are measured
 EPSILON = 1e-2  # added to the eigenvalues, so that noise is not amplified; pixels have a variance of about 1
 
 
 @torch.no_grad()
-def whiten_first_convolution(model: nn.Module, split: Split, input_format: InputFormat) -> None:
+def whiten_first_convolution(model: nn.Module, split: Split) -> None:
     """Set filters to eigenvectors of the covariance of patches over the square root of the eigenvalue, and minus these.
 
     Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases, and filters beyond these,
@@ -25,10 +24,10 @@ def whiten_first_convolution(model: nn.Module, split: Split, input_format: Input
         raise ValueError(
             f"model.whiten: got a model with first_conv = {name!r}, expected the name of its first Conv2d"
         )
-    images = input_format.normalize(split.__getitems__(list(range(min(IMAGES, len(split)))))[0])
-    patches = F.unfold(
-        images, conv.kernel_size, stride=conv.kernel_size
-    )  # (B, C h w, patches per image)
+    images, *_ = split.__getitems__(list(range(min(WHITENED_IMAGES, len(split)))))
+    images = split.input_format.normalize(images)
+    # (B, C h w, patches per image)
+    patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)
     values, vectors = torch.linalg.eigh(patches.transpose(0, 1).flatten(1).double().cov())
     filters = (vectors / (values + EPSILON).sqrt()).T.flip(0)  # largest variance first
     filters = torch.cat([filters, -filters])[: len(conv.weight)].to(conv.weight)

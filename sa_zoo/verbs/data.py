@@ -10,4 +10,5 @@ def data_report(name: str, overrides: list[str]) -> Report:
     """The report of a data set; `overrides` are those of a recipe. Raises ValueError for data that have no labels."""
     config = data_config(name, overrides)
     source = open_source(config)
-    return report_of(source, rows_of(source, config.validation, config.hold_out))
+    rows = rows_of(source, config.validation, config.hold_out)
+    return report_of(source, rows, decode=True)

@@ -23,7 +23,7 @@ from sa_zoo.folders.write import write_file
 from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import evaluate, open_test_split
+from sa_zoo.training.evaluate import open_test_split, score
 from sa_zoo.vit.convolve import LocalHeads, local_heads, most_local, replace_heads
 
 MEASURED_IMAGES = 32  # test images that maps which depend on content are averaged over
@@ -36,17 +36,17 @@ class TestImages:
 
     def __init__(self, opened: Opened, data: DataConfig) -> None:
         self.accelerator = open_accelerator()
-        source, self.split, self.input_format = open_test_split(opened, data, self.accelerator)
+        source, self.split = open_test_split(opened, data, self.accelerator)
         self.name = source.name
 
     def first(self, count: int) -> Tensor:
         """(count, C, H, W), normalized, on the CPU."""
         images, *_ = next(iter(self.split.loader(count)))
-        return self.input_format.normalize(images).cpu()
+        return self.split.input_format.normalize(images).cpu()
 
     def accuracy(self, network: nn.Module) -> float:
         network = network.to(self.accelerator.device)
-        return evaluate(network, self.split, self.input_format, self.accelerator).top1
+        return score(network, self.split, self.accelerator).top1
 
 
 def study(

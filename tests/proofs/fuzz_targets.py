@@ -57,7 +57,9 @@ def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 def decode(data: bytes) -> None:
     features = datasets.Features({"image": datasets.Image()})
     table = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None}]}, features)
-    source = Source("data", {"train": Images(table, "image")}, {"train": np.zeros(1, np.int64)}, ())
+    source = Source(
+        "data", {"train": Images(table, "image", "train")}, {"train": np.zeros(1, np.int64)}, ()
+    )
     input_format = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
     try:
         image = StreamedSplit(source, "train", np.arange(1), input_format).read(0)

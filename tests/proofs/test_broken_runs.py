@@ -31,12 +31,6 @@ from sa_zoo.training.config import dump_config
 
 GRACE = 30.0  # seconds that torchrun gives the other processes when one has failed
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-PHASES = {
-    "saving a checkpoint": r"checkpoints/\.?epoch",
-    "writing the model folder": r"\.(model\.safetensors|config\.json|sha256\.json|metrics\.json)",
-    "finishing": r"\.py|figures|README|preprocessor",
-}
-SAVING = r"open .*\.epoch-00001-step-0000001\.incomplete/[^/]+/\.state\.safetensors"
 # A run that does not depend on the number of processes, but for rounding.
 CURVE: dict[str, dict[str, Any]] = {
     "augment": {"crop_padding": 1, "flip": True},
@@ -73,24 +67,22 @@ def whole(tmp_path_factory):
 
 
 def test_kill(proof, whole, tmp_path):
-    """Runs of one and two processes are killed and resumed. Weights, optimizer state, average, history, record of heads
-    and results equal those of an undisturbed run bit for bit; no temporary or empty file is left."""
+    """Runs of one and two processes are killed and resumed. Weights, optimizer state, history, record of heads and
+    results equal those of an undisturbed run bit for bit; no temporary or empty file is left."""
     config, outs = whole
     generator = random.Random(0)
-    for trial in range(proof.times or 6):
+    for trial in range(proof.times or 3):
         processes = 1 + trial % 2
-        expected, changes = state_of(outs[processes]), changes_of(outs[processes])
-        number = SIGNALS[trial // 2 % 3]
-        what = generator.choice([*PHASES, "at any change"])
-        matching = re.compile(PHASES.get(what, ""))
-        at = generator.choice([n for n, line in enumerate(changes, 1) if matching.search(line)])
+        expected = state_of(outs[processes])
+        number = SIGNALS[trial % 3]
+        at = generator.randint(1, len(changes_of(outs[processes])))
         after = generator.choice([0.0, generator.random() * 0.02])
         out = tmp_path / str(trial) / "run"
         out.parent.mkdir()
         codes = finish(start(config, out, Kill(number, at, after), processes), GRACE)
         resumed(config, out, processes)
         lost = differences(out, expected) + ["a traceback"] * (70 in codes)
-        proof.tried(f"{number.name}, {what}", "resumed to the same bits", lost)
+        proof.tried(number.name, "resumed to the same bits", lost)
 
 
 def test_processes(proof, tmp_path):
@@ -99,24 +91,22 @@ def test_processes(proof, tmp_path):
     config = config_in(tmp_path, CURVE)
     whole = tmp_path / "whole"
     resumed(config, whole)
-    saving = r"epoch-00001-step-0000003\.incomplete/[^/]+/\.state\.safetensors"
-    save = change(changes_of(whole), saving)
-    step = change(changes_of(whole), r"rename .*epoch-00001-step-0000003\.incomplete/[^/]+$")
+    last = "epoch-00001-step-0000003"
+    names = {"save": f"checkpoints/.{last}.incomplete", "step": f"checkpoints/{last}"}
+    changes = changes_of(whole)
+    save = change(changes, rf"{last}\.incomplete/[^/]+/\.state\.safetensors")
+    saved = change(changes, rf"rename .*{last}\.incomplete/[^/]+$")
+    # steps follow a save
+    kills = {"save": Kill(signal.SIGKILL, save), "step": Kill(signal.SIGKILL, saved, 0.05)}
     cases = list(itertools.product((1, 0), ("save", "step"), (2, 4, 1)))
     for trial in range(proof.times or 2):
         victim, moment, then = cases[trial % len(cases)]
         out = tmp_path / f"run{trial}"
         if victim == 0:
-            kill = Kill(signal.SIGKILL, save)
-            if moment == "step":  # steps follow a save
-                kill = Kill(signal.SIGKILL, step, 0.05)
-            started = start(config, out, kill, 2)
+            started = start(config, out, kills[moment], 2)
         else:  # it changes no files: watch those of the other
             started = start(config, out, None, 2)
-            name = "epoch-00001-step-0000003"
-            if moment == "save":
-                name = f".{name}.incomplete"
-            while not (out / "checkpoints" / name).exists() and started[0].is_alive():
+            while not any(out.glob(names[moment])) and started[0].is_alive():
                 time.sleep(0.0005)
             started[1].kill()
         codes = finish(started, GRACE)
@@ -134,10 +124,10 @@ def history(out: Path) -> list[dict[str, Any]]:
 
 
 def test_numbers(proof, tmp_path):
-    """The same config and seed twice, in fresh processes: weights, optimizer state, average, history, results."""
+    """The same config and seed twice, in fresh processes: weights, optimizer state, history, results."""
     bf16 = {**EVERYTHING, "train": {**EVERYTHING["train"], "precision": "bf16"}}
     cases = {"Muon": MUON, "bfloat16": bf16, "float32": EVERYTHING, "ViT": CURVE}
-    trials = list(itertools.product(cases, (2, 1)))
+    trials = list(itertools.product(cases, (1, 2)))
     for trial in range(proof.times or 1):
         name, processes = trials[trial % len(trials)]
         sections = dict(cases[name])
