@@ -132,7 +132,7 @@ import sa_zoo
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.kernels.choose import only
 from sa_zoo.training.config import load_config
-from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.train import train_and_finish
 
 torch.manual_seed(0)
 term, X = Laplacian(5, 3, (7, 11)), torch.randn(2, 7, 11, 5)
@@ -163,7 +163,7 @@ assert net.no_weight_decay() == {name for name, _ in net.named_parameters() if "
 folder = Path(__file__).with_name("run")
 sizes = ", ".join(f"{key} = {size}" for key, size in small.items())
 changes = [f"model.name={name}", "model.args={" + sizes + "}", "train.epochs=2"]
-fit(load_config("quickstart", changes), folder)
+train_and_finish(load_config("quickstart", changes), folder)
 trained = open_folder(folder).network
 assert type(trained.blocks[0].attn.terms[0]) is Laplacian
 x = torch.randn(2, *trained.pretrained_cfg["input_size"])

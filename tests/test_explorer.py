@@ -32,7 +32,7 @@ from sa_zoo.folders.opened import open_model
 from sa_zoo.models.attention import Attention, attend
 from sa_zoo.models.terms import Quadratic
 from sa_zoo.verbs.explore import explore_source, explorer_files
-from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.train import train_and_finish
 
 
 @pytest.fixture(scope="module")
@@ -420,7 +420,7 @@ def test_a_run_has_a_page_and_the_command_shows_pictures(browser, tmp_path):
     sizes = {name: SMALL[name] for name in ("depth", "num_heads", "embed_dim", "hidden_dim")}
     model = {"name": "sa_quadratic_tiny_cifar", "args": sizes}
     run, page = tmp_path / "run", tmp_path / "page.html"
-    fit(tiny_config(model=model, data={"image_size": 16}), run)
+    train_and_finish(tiny_config(model=model, data={"image_size": 16}), run)
     browser.open(run / "explorer.html")
     assert browser.find("h1").text == "sa_quadratic_tiny_cifar"
     assert browser.run("explorer.data.epochs") == [0, 1, 2]

@@ -28,8 +28,8 @@ from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic, Taps
 from sa_zoo.training.config import dump_config, load_config
-from sa_zoo.verbs.fit import fit
 from sa_zoo.verbs.harden import config_of
+from sa_zoo.verbs.train import train_and_finish
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -303,7 +303,7 @@ def runs(tmp_path_factory):
     }
     config = tiny_config(model={"name": "sa_quadratic_tiny_cifar", "args": args, "whiten": True})
     folder = tmp_path_factory.mktemp("runs")
-    fit(config, folder / "run")
+    train_and_finish(config, folder / "run")
     result = CliRunner().invoke(
         app,
         ["harden", str(folder / "run"), "--out", str(folder / "hard"), "--set", "train.epochs=1"],

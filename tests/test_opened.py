@@ -7,7 +7,7 @@ from model_folders import make_run
 from sa_zoo.folders import opened
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_sums
-from sa_zoo.verbs.finish import finish, finish_folder
+from sa_zoo.verbs.finish import finish
 
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 
@@ -23,7 +23,7 @@ def test_only_the_files_that_make_the_network_have_to_be_whole_to_read_it(run):
     write_sums(run, names)
     (run / "explorer.html").unlink()
     assert open_folder(run).network
-    assert (finish_folder(run).local_folder / "explorer.html").is_file(), "made again"
+    assert (finish(open_folder(run)).local_folder / "explorer.html").is_file(), "made again"
     for name in names[1:]:
         write_sums(run, names)
         flip(run / name)
@@ -33,7 +33,7 @@ def test_only_the_files_that_make_the_network_have_to_be_whole_to_read_it(run):
 
 
 def test_finishing_a_folder_opens_it_once_and_again_changes_nothing(run, monkeypatch):
-    found = finish_folder(run)
+    found = finish(open_folder(run))
     assert (run / "figures" / "head_maps.png").is_file() and (run / "explorer.html").is_file()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     monkeypatch.setattr(opened, "build_model", None)

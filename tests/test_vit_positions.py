@@ -21,7 +21,7 @@ from sa_zoo.analysis.figures import gaussian_layers
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import parse_config
-from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.train import train_and_finish
 from sa_zoo.vit.layers import kernel_pixels
 
 TOKENS = [
@@ -235,7 +235,7 @@ def test_a_run_with_positions_becomes_a_complete_folder(tmp_path):
         "optim": {"lr": 0.2},
         "train": {"epochs": 2},
     }
-    fit(parse_config(table), tmp_path)
+    train_and_finish(parse_config(table), tmp_path)
     opened = open_folder(tmp_path)
     layers = gaussian_layers(opened.tensors("heads.safetensors"))
     assert [tuple(layer["Delta"].shape) for layer in layers] == [(3, 3, 2)] * 2
