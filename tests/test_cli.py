@@ -69,7 +69,7 @@ assert not {"torch", "timm", "transformers"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", code, "train", "--help"], cwd=ROOT, check=True)
 
 
-def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(config, tmp_path, monkeypatch):
+def test_ctrl_c_while_decoding_has_a_word(config, tmp_path, monkeypatch):
     def interrupted(split: StreamedSplit, row: int) -> None:
         raise KeyboardInterrupt
 
@@ -93,7 +93,7 @@ def test_the_trained_models_are_listed_with_their_results():
             assert shown in [line.split()[:3] for line in lines]
 
 
-def test_training_leaves_a_complete_folder_and_names_the_next(trained):
+def test_training_names_the_next_commands(trained):
     run, printed = trained
     top1 = read(run / "metrics.json")["test"]["top1"]
     assert f"test_vit on digits: test accuracy {top1:.4f} ± 0.0" in printed
@@ -138,7 +138,7 @@ def test_a_mistake_is_one_line_and_no_traceback(config, tmp_path, command):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_run_says_how_to_resume_and_resumes(config, tmp_path):
+def test_an_interrupted_run_says_how_to_resume(config, tmp_path):
     out = tmp_path / "a run"
     arguments = ["train", config, "--out", out, "--set", "train.epochs=12"]
     arguments += ["--set", "data.title=ten digits"]
@@ -183,7 +183,7 @@ def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):
     assert "test accuracy" in result.stdout
 
 
-def test_an_unforeseen_error_is_one_line_and_names_its_origin(run, tmp_path):
+def test_an_unforeseen_error_is_one_line(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
     result = sa_zoo("explore", folder, "--out", tmp_path / "page.html")

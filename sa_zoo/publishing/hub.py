@@ -55,7 +55,7 @@ def publish(
         repositories = [online, remote]  # first, as the card leads to it
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
-    remote.files = _checked(opened, repo_id, space_url)
+    remote.files = manifest_of(opened, repo_id, space_url)
     if space:
         online.files = space_files(remote.files, repo_id, remote.url)
     _show(opened, repositories, f"{' (private)' * private}{f', tag {tag}' if tag else ''}")
@@ -109,7 +109,7 @@ def _show(opened: Opened, repositories: list[Remote], how: str) -> None:
         print(f"  not published: {', '.join(sorted(left))}")
 
 
-def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
+def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> Manifest:
     """All files to publish, after the checks that need no Hub.
 
     Code that config.json promises and the folder does not have is this package's.

@@ -1,20 +1,15 @@
 """One publication over an unreliable connection to a Hub that others use, too: random faults, then what must hold."""
 
-import os
 import random
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 from hub_routes import Repository
 from hub_server import Fault, HubServer
 
-from sa_zoo.folders.opened import open_folder
-from sa_zoo.publishing.card import published_card
-from sa_zoo.publishing.folder import read_manifest, with_list, without_paths
-from sa_zoo.publishing.hub import publish
+import sa_zoo
+from sa_zoo.publishing.hub import manifest_of
 
 REPO = "you/test-vit"
 STEPS = (
@@ -25,7 +20,6 @@ STEPS = (
     "POST .*/preupload/",
     "POST .*/batch",
     "PUT /lfs/",
-    "POST .*/verify",
     "POST /api/models/.*/commit/",
     "POST /api/models/.*/tag/",
     "(GET|HEAD) .*/resolve/",
@@ -42,6 +36,7 @@ KINDS: dict[str, tuple[str | int, ...]] = {
     "another commit in between": (),
     "another upload, split over several commits": (),
 }
+ATTRIBUTES = {".gitattributes": b"*.safetensors filter=lfs\n"}
 Files = dict[str, bytes]
 
 
@@ -58,35 +53,25 @@ class Hub(HubServer):
     def __init__(self, chance: random.Random, first: Files | None) -> None:
         super().__init__()
         self.theirs: Files = {}
-        self.plan: list[
-            tuple[str, Fault | None, int]
-        ] = []  # kind, fault, how often it is to happen
+        self.plan: list[tuple[str, Fault | None, int]] = []  # kind, fault, how often
         if first is not None:
             repository = self.repositories[REPO] = Repository(private=False)
-            repository.commit({".gitattributes": b"*.safetensors filter=lfs\n"})
-            repository.tags["v1"] = repository.commit(
-                {".gitattributes": b"*.safetensors filter=lfs\n"} | first
-            )
+            repository.commit(ATTRIBUTES)
+            repository.tags["v1"] = repository.commit(ATTRIBUTES | first)
         for kind in chance.sample(list(KINDS), chance.choice((1, 1, 2, 3))):
             step = STEPS[-1] if kind.startswith("byte") else chance.choice(STEPS)
+            times = chance.choice((1, 1, 2, 3))
+            fault = None
             if KINDS[kind]:
-                times = chance.choice((1, 1, 2, 3))
-                fault = Fault(
-                    step,
-                    chance.choice(KINDS[kind]),
-                    times,
-                    {"Retry-After": "0"},
-                    at=chance.random(),
-                )
+                again = {"Retry-After": "0"}
+                fault = Fault(step, chance.choice(KINDS[kind]), times, again, at=chance.random())
                 self.faults.append(fault)
-                self.plan.append((kind, fault, times))
             else:
                 parts = 1 if kind.startswith("another commit") else 3
                 for part, where in enumerate(chance.sample(STEPS[1:], parts)):
-                    self.before[where] = lambda name=f"theirs-{part}.txt": (
-                        self.commit_of_somebody_else(name)
-                    )
-                self.plan.append((kind, None, 0))
+                    name = f"theirs-{part}.txt"
+                    self.before[where] = lambda name=name: self.commit_of_somebody_else(name)
+            self.plan.append((kind, fault, times))
 
     def commit_of_somebody_else(self, name: str) -> None:
         if repository := self.repositories.get(REPO):
@@ -101,90 +86,69 @@ class Hub(HubServer):
             if (fault.times < times if fault else self.theirs)
         )
 
+    def broken(self, first: Files | None, second: Files) -> list[str]:
+        """Broken promises about the repository."""
+        repository = self.repositories.get(REPO)
+        if repository is None:
+            return []
 
-def manifest_of(run: Path) -> Files:
-    opened = open_folder(run)
-    recipe = without_paths((run / "train.toml").read_text(), opened.metrics.data)
-    published = {"README.md": published_card(opened, REPO), "train.toml": recipe}
-    manifest = read_manifest(run) | {name: text.encode() for name, text in published.items()}
-    return dict(sorted(manifest.items()))
+        def ours(commit: str) -> Files:
+            files = repository.commits[commit].items()
+            return {
+                name: content for name, content in files if not name.startswith((".g", "theirs"))
+            }
+
+        broken = []
+        head = repository.commits[repository.head]
+        if ours(repository.head) not in (first or {}, second):
+            broken.append(f"main holds neither the old nor the new revision: {sorted(head)}")
+        if {name: head[name] for name in head if name.startswith("theirs")} != self.theirs:
+            broken.append("a commit of somebody else was undone")
+        for tag, commit in repository.tags.items():
+            if ours(commit) != (first if tag == "v1" else second):
+                broken.append(f"tag {tag} is on something else")
+        return broken
 
 
-def bytes_of(folder: Path) -> Files:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def trial(seed: int, finished_run: Path, place: Path) -> Trial:
+def trial(seed: int, finished_run: Path, place: Path, monkeypatch) -> Trial:
     """Publish a second revision, or a first one, through faults that `seed` chooses; then, if that fails, without."""
     chance = random.Random(seed)
     run = Path(shutil.copytree(finished_run, place / f"run-{seed}"))
-    first = with_list(manifest_of(run)) if chance.random() < 0.7 else None
+    first = manifest_of(sa_zoo.open(run), REPO) if chance.random() < 0.7 else None
     (run / "LICENSE").write_text(f"licence {seed}\n")
-    second, local = with_list(manifest_of(run)), bytes_of(run)
+    second = manifest_of(sa_zoo.open(run), REPO)
+    local = {path: path.read_bytes() for path in run.iterdir()}
     hub = Hub(chance, first)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
     try:
-        outcomes = [attempt(run, hub.url)]
-        broken = kept(hub, first, second)
-        if outcomes[0].startswith("traceback"):
-            broken.append(outcomes[0])
+        outcome = last = attempt(run)
+        broken = hub.broken(first, second)
         kinds = hub.happened()
         hub.faults, hub.before = [], {}
-        if outcomes[0] != "published":
-            outcomes.append(attempt(run, hub.url))
-            broken += kept(hub, first, second)
-        refused = first is None and bool(hub.theirs) and outcomes[-1].startswith("Refused")
-        if outcomes[-1] != "published" and not refused:
-            broken.append(f"the second attempt, without faults: {outcomes[-1]}")
-        if outcomes[-1] == "published" and "v2" not in hub.repositories[REPO].tags:
+        if outcome != "published":
+            last = attempt(run)
+            broken += hub.broken(first, second)
+        refused = first is None and bool(hub.theirs) and last.startswith("Refused")
+        if last != "published" and not refused:
+            broken.append(f"the second attempt, without faults: {last}")
+        if last == "published" and "v2" not in hub.repositories[REPO].tags:
             broken.append("published, but not tagged")
     finally:
         hub.shutdown()
         hub.server_close()
-    if bytes_of(run) != local:
+    if {path: path.read_bytes() for path in run.iterdir()} != local:
         broken.append("local files changed")
+    if outcome.startswith("traceback"):
+        broken.append(outcome)
     shutil.rmtree(run)
-    return Trial(kinds, outcomes[0].partition(":")[0], broken)
+    return Trial(kinds, outcome.partition(":")[0], broken)
 
 
-def attempt(run: Path, url: str) -> str:
+def attempt(run: Path) -> str:
     try:
-        with mock.patch.dict(os.environ, HF_ENDPOINT=url):
-            publish(open_folder(run), REPO, tag="v2")
+        sa_zoo.publish(run, REPO, tag="v2")
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:  # a traceback for a user
         return f"traceback: {type(error).__name__}: {error}"
     return "published"
-
-
-def kept(hub: Hub, first: Files | None, second: Files) -> list[str]:
-    """Broken promises about the repository."""
-    repository = hub.repositories.get(REPO)
-    if repository is None:
-        return []
-    broken = []
-    revisions = [first or {}, second]
-    head = {
-        name: content
-        for name, content in repository.commits[repository.head].items()
-        if name != ".gitattributes"
-    }
-    ours = {name: content for name, content in head.items() if not re.match("theirs", name)}
-    if ours not in revisions:
-        broken.append(f"main holds neither the old nor the new revision: {sorted(ours)}")
-    if {name: content for name, content in head.items() if re.match("theirs", name)} != hub.theirs:
-        broken.append("a commit of somebody else was undone")
-    for tag, commit in repository.tags.items():
-        files = repository.commits[commit].items()
-        tagged = {
-            name: content
-            for name, content in files
-            if name != ".gitattributes" and not re.match("theirs", name)
-        }
-        if tagged != revisions[0 if tag == "v1" else 1]:
-            broken.append(f"tag {tag} is on something else")
-    return broken

@@ -1,6 +1,6 @@
 """Libraries that people use the models with: a row of docs/clients.json each, which `--record docs` writes.
 
-pip install segmentation_models_pytorch grad-cam captum fastai lightning torchao tries all of them.
+pip install segmentation_models_pytorch grad-cam captum tries all of them.
 """
 
 import ast
@@ -15,9 +15,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import sa_zoo
 
@@ -37,14 +35,6 @@ DETR |= LAYERS
 
 def images(number: int = 2, side: int = 32) -> Tensor:
     return torch.randn(number, 3, side, side, generator=torch.Generator().manual_seed(0))
-
-
-def digits(number: int) -> TensorDataset:
-    """Handwritten digits as images (3, 32, 32)."""
-    pixels, labels = load_digits(return_X_y=True)
-    small = torch.tensor(pixels[:number], dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    large = F.interpolate(small, (32, 32)).expand(-1, 3, -1, -1)
-    return TensorDataset(large, torch.tensor(labels[:number]))
 
 
 def near(got: Tensor, expected: Tensor, tolerance: float) -> bool:
@@ -156,15 +146,6 @@ def decoders(_):
     return f"works with {', '.join(DECODERS.split())}"
 
 
-def decoder_of_one_size(_):
-    """Segmentation with `tu-sa_quadratic_tiny_cifar` as the encoder of a Unet"""
-    import segmentation_models_pytorch as smp
-
-    with pytest.raises(ValueError, match="Unsupported model downsampling pattern") as error:
-        smp.Unet(f"tu-{ATTENTION}", encoder_weights=None, classes=2)
-    return f"**does not work**: ValueError: {error.value}"
-
-
 def grad_cam(_):
     """The example of this page, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
     for network, defined in examples("pytorch_grad_cam"):
@@ -209,64 +190,12 @@ def scaled(maps: Tensor) -> Tensor:
     return maps / maps.amax((1, 2), keepdim=True)
 
 
-def fastai_learner(_):
-    """`vision_learner(data, "sa_quadratic_tiny_cifar").fine_tune(4, 1e-2)`, on digits"""
-    from fastai.data.core import DataLoaders
-    from fastai.data.load import DataLoader
-    from fastai.vision.all import vision_learner
-
-    data = DataLoaders(DataLoader(digits(320), bs=32, shuffle=True), DataLoader(digits(320), bs=32))
-    loss = nn.CrossEntropyLoss()
-    learner = vision_learner(data, ATTENTION, n_out=10, loss_func=loss, normalize=False)
-    with learner.no_bar(), learner.no_logging():
-        (before,) = learner.validate()
-        learner.fine_tune(4, 1e-2)
-        (after,) = learner.validate()
-    assert after < 0.8 * before
-    return "works: the loss falls by a fifth or more"
-
-
-def lightning_trainer(_):
-    """`Trainer(precision="bf16-mixed").fit`, a few steps of `sa_quadratic_tiny_cifar`"""
-    import lightning
-
-    class Classifier(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = timm.create_model(ATTENTION)
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            return F.cross_entropy(self.network(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), 1e-3)
-
-    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
-    trainer = lightning.Trainer(max_steps=3, accelerator="cpu", precision="bf16-mixed", **quiet)
-    trainer.fit(Classifier(), DataLoader(digits(21), 7))
-    assert trainer.global_step == 3
-
-
-def torchao_int8(_):
-    """`quantize_(model, Int8DynamicActivationInt8WeightConfig())`"""
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
-    network = timm.create_model(ATTENTION, pretrained=True).eval()
-    expected = network(images(64))
-    quantize_(network, Int8DynamicActivationInt8WeightConfig())
-    assert near(network(images(64)), expected, 0.05)
-    return "works: logits within 5 % of the largest"
-
-
 # The functions of each library, by the name of its distribution, in the order of the table
 CLIENTS = {
     "transformers": (image_pipeline, detr, detr_converted, upernet, rt_detr, dpt),
-    "segmentation_models_pytorch": (decoders, decoder_of_one_size),
+    "segmentation_models_pytorch": (decoders,),
     "grad-cam": (grad_cam,),
     "captum": (layer_grad_cam,),
-    "fastai": (fastai_learner,),
-    "lightning": (lightning_trainer,),
-    "torchao": (torchao_int8,),
 }
 FUNCTIONS = [(client, function) for client in CLIENTS for function in CLIENTS[client]]
 

@@ -22,7 +22,7 @@ def test_hub(proof, tmp_path, monkeypatch):
     finished = make_run(tmp_path / "test_vit", "test_vit", num_classes=7)
     met = 0
     for seed in range(1, 1 + (proof.times or 4)):
-        result = trial(seed, finished, tmp_path)
+        result = trial(seed, finished, tmp_path, monkeypatch)
         kind = "several kinds at once" if len(result.kinds) > 1 else "".join(result.kinds)
         met += bool(kind)
         outcome = f"first attempt: {result.outcome}"

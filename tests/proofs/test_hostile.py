@@ -15,7 +15,7 @@ from hostile import FOLDERS
 from model_folders import make_run
 from tiny_runs import noise_images, parquet_folder, tiny_config
 
-from sa_zoo.folders.opened import open_folder
+import sa_zoo
 from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.training import splits
 from sa_zoo.training.train import train
@@ -61,7 +61,7 @@ def test_input(proof, tmp_path):
         pytest.skip("--times is a number of folders; tests/test_check.py tries all in one process")
     sizes = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11}
     harmless = make_run(tmp_path / "harmless", "sa_quadratic_cifar", **sizes)
-    opened = open_folder(harmless)
+    opened = sa_zoo.open(harmless)
     opened.with_files(transformers_files(opened))
     for loader, code in LOADERS.items():
         folders = []
