@@ -25,7 +25,6 @@ from sa_zoo.folders.metrics import (
 )
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.parts import parts_of
-from sa_zoo.folders.write import read_json
 from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 
 PLACEHOLDERS = re.compile(
@@ -94,7 +93,7 @@ def name_baseline(folder: Path, baseline: Path) -> None:
         )
     settings = tomllib.loads(_text(baseline / "train.toml"))
     named = Baseline(
-        model=read_json(baseline / "config.json").get("architecture", baseline.name),
+        model=other.model or baseline.name,
         fine_tuned=bool(settings.get("model", {}).get("init")),
         epochs=other.train.epochs if other.train else None,
         test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),

@@ -16,8 +16,8 @@ from sa_zoo.folders.opened import Opened, open_folder, open_model
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import SANet
 from sa_zoo.publishing.card import write_card
-from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
+from sa_zoo.verbs.evaluate import data_for
 from sa_zoo.verbs.finish import finish
 
 
@@ -87,7 +87,7 @@ def _registered(network: nn.Module, conversion: dict[str, Any]) -> Any:
 def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
     """Measure both networks, and put the results into the folder of the converted one."""
     try:
-        config = _test_data(cnn, data)
+        config = data_for(cnn, data)
         before = evaluate_opened(cnn, config).test
         # on the same images: the converted network was trained on the data of the CNN, too
         after = evaluate_opened(replace(cnn, network=converted.network), config)
@@ -99,12 +99,3 @@ def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
     measured = replace(converted, metrics=metrics)
     write_card(measured)
     return measured
-
-
-def _test_data(cnn: Opened, data: str) -> DataConfig:
-    """The data set of this name as the run of the CNN describes it, with its title, or just by its name."""
-    if cnn.folder and (cnn.folder / "train.toml").is_file():
-        trained_on = data_of(str(cnn.folder))
-        if trained_on.name == data:
-            return trained_on
-    return DataConfig(name=data)

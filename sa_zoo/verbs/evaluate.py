@@ -1,6 +1,7 @@
 """The accuracy of any model on the test split of a data set."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from sa_zoo.folders.metrics import Metrics
@@ -33,8 +34,15 @@ def evaluate(
 
 
 def data_for(model: str | Path | Opened, data: str = "", changes: Iterable[str] = ()) -> DataConfig:
-    """The data set `data`, or that of the model's run. Raises ValueError if there is neither."""
-    if data:
-        return data_config(data, changes)
+    """The data set `data`, as the model's run describes it if it has one of this name; by default that of the run.
+
+    Raises ValueError if there is neither.
+    """
     name = model.source if isinstance(model, Opened) else model
-    return data_of(str(folder_of(model) or name), changes)
+    run = str(folder_of(model) or name)
+    if not data:
+        return data_of(run, changes)
+    with suppress(ValueError):  # not a run folder
+        if data_of(run).name == data:
+            return data_of(run, changes)
+    return data_config(data, changes)
