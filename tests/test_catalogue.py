@@ -47,8 +47,3 @@ def test_every_registered_model_is_in_the_docs():
     for name in timm.list_models():
         if timm.models.model_entrypoint(name).__module__.startswith("sa_zoo."):
             assert f"`{name}`" in listed, name
-
-
-def test_committed_weights_are_small():
-    sizes = [(entry / "model.safetensors").stat().st_size for entry in TRAINED]
-    assert max(sizes) <= 60e6 and sum(sizes) <= 120e6

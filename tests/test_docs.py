@@ -38,14 +38,6 @@ def test_rendering_again_gives_the_same_tables(tmp_path):
         assert again.read_text() == path.read_text(), f"{path.name}: python scripts/render.py"
 
 
-def test_links_lead_somewhere():
-    for document in (README, *DOCS):
-        text = document.read_text(encoding="utf-8")
-        links = re.findall(r"\]\((?!http)([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text)
-        for link in links:
-            assert (document.parent / link).is_file(), (document.name, link)
-
-
 def commands() -> list[str]:
     texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in (README, *DOCS)]
     found = [

@@ -91,18 +91,6 @@ def test_published_code_lies_in_one_folder():
     assert {module.split(".")[0] for module in reached} == {"models"}
 
 
-@pytest.mark.parametrize("module", IMPORTS)
-def test_only_the_interfaces_know_timm_and_transformers(module):
-    timm = {"timm_models", "timm_network", "timm_backbones", "layer_conversion"}
-    transformers = {"configuration_sa", "modeling_sa"}
-    folder, _, name = module.partition(".")
-    if folder in ("models", "kernels", "convolution"):
-        text = (PACKAGE / folder / f"{name}.py").read_text(encoding="utf-8")
-        for library, known in (("timm", timm), ("transformers", transformers)):
-            imported = f"import {library}" in text or f"from {library}" in text
-            assert name in known or not imported
-
-
 def test_importing_the_package_for_timm_does_not_import_transformers():
     code = "import sys, sa_zoo, timm; print('transformers' in sys.modules)"
     done = subprocess.run(

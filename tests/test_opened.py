@@ -5,7 +5,6 @@ from damage import flip
 from model_folders import make_run
 
 import sa_zoo
-from sa_zoo.folders import opened
 from sa_zoo.folders.write import write_sums
 from sa_zoo.verbs.finish import finish
 
@@ -30,12 +29,3 @@ def test_only_files_of_the_network_have_to_be_whole(run):
         with pytest.raises(ValueError, match=f"damaged folder: .*{name} does not match"):
             sa_zoo.open(run)
         flip(run / name)
-
-
-def test_finishing_again_changes_nothing(run, monkeypatch):
-    found = finish(sa_zoo.open(run))
-    assert (run / "figures" / "head_maps.png").is_file() and (run / "explorer.html").is_file()
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    monkeypatch.setattr(opened, "build_model", None)
-    assert finish(found) == found
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before

@@ -144,12 +144,11 @@ def test_checkpoints_of_something_else_are_refused(state, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
-def test_files_that_are_no_checkpoint_are_refused(tmp_path):
+def test_a_truncated_or_missing_checkpoint_is_refused(tmp_path):
     path = tmp_path / "c"
     with pytest.raises(FileNotFoundError, match="which is not there"):
         sa_zoo.finish(path, tmp_path / "out", "sa_quadratic_cifar")
     torch.save({"epoch": 299}, path)
-    for content in (path.read_bytes(), path.read_bytes()[:-100], b"not a checkpoint"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected"):
-            sa_zoo.finish(path, tmp_path / "out", "sa_quadratic_cifar")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected"):
+        sa_zoo.finish(path, tmp_path / "out", "sa_quadratic_cifar")

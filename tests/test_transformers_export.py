@@ -190,13 +190,11 @@ sys.modules["sa_zoo"] = sys.modules["timm"] = None
 from transformers import (
     AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
 )
-out = {}
-for source in (folder, "you/small-run"):
-    model = AutoModelForImageClassification.from_pretrained(source, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules.")
-    out["transformers " + source[-9:]] = model(x).logits
-    base = AutoModel.from_pretrained(source, trust_remote_code=True)
-    out["base " + source[-9:]] = model.head(base(x).pooler_output)
+model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules.")
+out = {"folder": model(x).logits}
+base = AutoModel.from_pretrained("you/small-run", trust_remote_code=True)
+out["hub"] = model.head(base(x).pooler_output)
 model.save_pretrained(saved)
 out["saved"] = AutoModelForImageClassification.from_pretrained(saved, trust_remote_code=True)(x).logits
 maps = AutoBackbone.from_pretrained("you/small-run", out_indices=[2, 5], trust_remote_code=True)(x).feature_maps
@@ -225,14 +223,9 @@ def test_a_process_without_the_packages_gets_equal_numbers(run, tmp_path):
     )
     save_file({"x": images}, tmp_path / "inputs")
     photograph(32).save(tmp_path / "inputs.png")
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "PYTHONPATH"))
-    }
-    environment |= {
-        "HF_ENDPOINT": server.url,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-    }
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_ENDPOINT": server.url, **home}
     program = AROUND.format(code="".join(f"    {line}\n" for line in REMOTE_CODE.splitlines()))
     arguments = [folder, tmp_path / "inputs", tmp_path / "results", tmp_path / "saved"]
     command = [sys.executable, "-c", program, *map(str, arguments)]

@@ -29,8 +29,7 @@ DECODERS = (
 )
 # Sizes of transformers' models
 LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 31, "decoder_ffn_dim": 37}
-DETR = {"d_model": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 5}
-DETR |= LAYERS
+DETR = {"d_model": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2} | LAYERS
 
 
 def images(number: int = 2, side: int = 32) -> Tensor:
@@ -87,27 +86,6 @@ def detr_converted(_):
     layers = defined["report"].layers
     assert all("layer4" in layer.name and layer.alpha == 4.0 for layer in layers)
     return f"works: {len(layers)} layers are attention whose centers and sharpness train"
-
-
-def upernet(_):
-    """UperNet with the backbone `mhsa_resnet18`: a training step"""
-    from transformers import UperNetConfig, UperNetForSemanticSegmentation
-
-    sizes = {"hidden_size": 16, "auxiliary_channels": 16, "auxiliary_in_channels": 256}
-    config = UperNetConfig(backbone_config=timm_backbone(1, 2, 3, 4), num_labels=3, **sizes)
-    network = UperNetForSemanticSegmentation(config)
-    trains(network, network(images(2, 64)).logits)
-
-
-def rt_detr(_):
-    """RT-DETR with the backbone `mhsa_resnet18`: a training step"""
-    from transformers import RTDetrConfig, RTDetrForObjectDetection
-
-    sizes = {"encoder_in_channels": [128, 256, 512], "encoder_hidden_dim": 32, "num_denoising": 0}
-    sizes |= {"decoder_in_channels": [32, 32, 32]}
-    config = RTDetrConfig(backbone_config=timm_backbone(2, 3, 4), **sizes, **DETR)
-    network = RTDetrForObjectDetection(config)
-    trains(network, network(images(2, 128)).logits)
 
 
 def dpt(_):
@@ -192,7 +170,7 @@ def scaled(maps: Tensor) -> Tensor:
 
 # The functions of each library, by the name of its distribution, in the order of the table
 CLIENTS = {
-    "transformers": (image_pipeline, detr, detr_converted, upernet, rt_detr, dpt),
+    "transformers": (image_pipeline, detr, detr_converted, dpt),
     "segmentation_models_pytorch": (decoders,),
     "grad-cam": (grad_cam,),
     "captum": (layer_grad_cam,),
