@@ -181,26 +181,20 @@ WIDE_TIFF = encoded("RGB", "TIFF").replace(
     struct.pack("<3H", 8, 8, 8), struct.pack("<3H", 16, 16, 16)
 )
 FRAMES = [Image.new("RGB", (11, 7), color) for color in ("red", "blue")]
-# name -> (file name, content, what the message says of image 0; empty: read like any other image)
-IMAGES: dict[str, tuple[str, bytes, str]] = {
-    "not an image": ("x.png", b"#!/bin/sh\ntouch executed\n", "cannot identify"),
-    "an empty file": ("x.png", b"", "cannot identify"),
-    "a truncated PNG": ("x.png", BROKEN[: len(BROKEN) * 2 // 3], "image"),
-    "a flipped bit": (
-        "x.png",
-        BROKEN[:40] + bytes([BROKEN[40] ^ 4]) + BROKEN[41:],
-        "cannot identify",
-    ),
-    "a decompression bomb": ("x.png", png(60_000, 60_000, b"\0" * 1000), "bomb"),
-    "a header that promises too much": ("x.png", png(5000, 5000, b"\0" * 10), "image"),
-    "a PostScript program": ("x.png", POSTSCRIPT, "cannot identify"),
-    "CMYK": ("x.jpg", encoded("CMYK", "JPEG"), ""),
-    "LAB": ("x.tiff", encoded("LAB", "TIFF"), "got mode LAB"),
-    "16 bits": ("x.png", encoded("I;16", "PNG"), "got mode I"),
-    "48 bits": ("x.png", png(11, 7, (b"\0" + b"\1\2" * 33) * 7, depth=16), "more than 8 bits"),
-    "a TIFF of 48 bits": ("x.tiff", WIDE_TIFF, "more than 8 bits"),
-    "a PPM of 48 bits": ("x.ppm", b"P6 11 7 65535\n" + bytes(11 * 7 * 6), "more than 8 bits"),
-    "floating point": ("x.tiff", encoded("F", "TIFF"), "got mode F"),
-    "an alpha channel": ("x.png", encoded("RGBA", "PNG"), ""),
-    "an animation": ("x.gif", encoded("RGB", "GIF", save_all=True, append_images=FRAMES), ""),
+# name -> (content, what the message says; empty: read like any other image)
+IMAGES: dict[str, tuple[bytes, str]] = {
+    "not an image": (b"#!/bin/sh\ntouch executed\n", "cannot identify"),
+    "an empty file": (b"", "cannot identify"),
+    "a truncated PNG": (BROKEN[: len(BROKEN) * 2 // 3], "image"),
+    "a flipped bit": (BROKEN[:40] + bytes([BROKEN[40] ^ 4]) + BROKEN[41:], "cannot identify"),
+    "a decompression bomb": (png(60_000, 60_000, b"\0" * 1000), "bomb"),
+    "a header that promises too much": (png(5000, 5000, b"\0" * 10), "image"),
+    "a PostScript program": (POSTSCRIPT, "cannot identify"),
+    "LAB": (encoded("LAB", "TIFF"), "got mode LAB"),
+    "16 bits": (encoded("I;16", "PNG"), "got mode I"),
+    "48 bits": (png(11, 7, (b"\0" + b"\1\2" * 33) * 7, depth=16), "more than 8 bits"),
+    "a TIFF of 48 bits": (WIDE_TIFF, "more than 8 bits"),
+    "a PPM of 48 bits": (b"P6 11 7 65535\n" + bytes(11 * 7 * 6), "more than 8 bits"),
+    "floating point": (encoded("F", "TIFF"), "got mode F"),
+    "an animation": (encoded("RGB", "GIF", save_all=True, append_images=FRAMES), ""),
 }

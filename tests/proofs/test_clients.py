@@ -1,6 +1,6 @@
 """Libraries that people use the models with: a row of docs/clients.json each, which `--record docs` writes.
 
-pip install segmentation_models_pytorch grad-cam captum tries all of them.
+pip install segmentation_models_pytorch tries all of them.
 """
 
 import ast
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -124,32 +123,6 @@ def decoders(_):
     return f"works with {', '.join(DECODERS.split())}"
 
 
-def grad_cam(_):
-    """The example of this page, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
-    for network, defined in examples("pytorch_grad_cam"):
-        expected = scaled(expected_maps(network, defined["images"]).relu())
-        expected = F.interpolate(expected[:, None], (32, 32), mode="bilinear")[:, 0]
-        assert near(torch.tensor(defined["maps"]), scaled(expected), 1e-4)
-    return "works: the maps are those of the closed form"
-
-
-def layer_grad_cam(_):
-    """The example of this page, with `sa_quadratic_tiny_cifar` and `mhsa_resnet_tiny_cifar`"""
-    for network, defined in examples("captum.attr"):
-        assert near(defined["maps"][:, 0], expected_maps(network, defined["images"]), 1e-4)
-    return "works: the maps are those of the closed form"
-
-
-def examples(library: str):
-    """Networks, and what the example of docs/usage.md that uses the library defines for each of them."""
-    (example,) = [block for block in BLOCKS if library in block]
-    for name in (ATTENTION, "mhsa_resnet_tiny_cifar"):
-        network = timm.create_model(name, pretrained=True).eval()
-        defined: dict[str, Any] = {"torch": torch, "model": network, "images": images(3)}
-        exec(example, defined)
-        yield network, defined
-
-
 def expected_maps(network: nn.Module, x: Tensor) -> Tensor:
     """Grad-CAM for the predicted classes, before its ReLU, in closed form: (B, H, W).
 
@@ -162,18 +135,10 @@ def expected_maps(network: nn.Module, x: Tensor) -> Tensor:
     return torch.einsum("bhwc,bc->bhw", maps, weights) / maps[0, :, :, 0].numel()
 
 
-def scaled(maps: Tensor) -> Tensor:
-    """Each map from 0 to 1."""
-    maps = maps - maps.amin((1, 2), keepdim=True)
-    return maps / maps.amax((1, 2), keepdim=True)
-
-
 # The functions of each library, by the name of its distribution, in the order of the table
 CLIENTS = {
     "transformers": (image_pipeline, detr, detr_converted, dpt),
     "segmentation_models_pytorch": (decoders,),
-    "grad-cam": (grad_cam,),
-    "captum": (layer_grad_cam,),
 }
 FUNCTIONS = [(client, function) for client in CLIENTS for function in CLIENTS[client]]
 
