@@ -99,11 +99,9 @@ def test_heads_of_a_transformer_become_convolutions(transformer, tmp_path):
     ("model", "arguments", "said"),
     [
         ("folder", "--convolve 3", "--data: got nothing"),
-        ("folder", "--convolve 4 --data digits", "window: got 4"),
         ("folder", "--convolve x --data digits", "--convolve: got x"),
         ("transformer", "--most 3", "--most, --below: got VisionTransformer"),
         ("transformer", "--convolve 3 --most 3 --below 1", "--below: got 1.0 with --most 3"),
-        ("transformer", "--data digits --convolve 3 --most 3,5", "most: got 5"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(model, arguments, said, request, tmp_path):

@@ -130,8 +130,6 @@ OTHERS = {
     "an unknown tensor": lambda: reference_state("isotropic") | UNKNOWN,
     "too many parameters": lambda: reference_state("isotropic") | MANY,
     "a huge shape": lambda: reference_state("isotropic") | HUGE,
-    "a number": lambda: {"classifier.weight": 3},
-    "no name": lambda: {3: torch.zeros(1)},
     "an odd shape": lambda: {"features_upscale.weight": torch.zeros(5, 7)},
 }
 
