@@ -82,6 +82,7 @@ def test_both_networks_are_measured_on_the_data_of_the_run(tmp_path):
     for measured, network in ((metrics.baseline.test, cnn), (metrics.test, attention)):
         assert measured == sa_zoo.evaluate(network).test
     assert metrics.baseline.test.loss != metrics.test.loss
+    assert "| resnet_tiny_cifar | test | 7 |" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Metrics(Section):
         return self.model_dump(exclude_none=True, exclude={"version"})
 
 
-def described(network: nn.Module, **more: Any) -> Metrics:
+def metrics_of(network: nn.Module, **more: Any) -> Metrics:
     """Name and parameters of a network of timm, and what else is known of it."""
     cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
     parameters = sum(parameter.numel() for parameter in network.parameters())

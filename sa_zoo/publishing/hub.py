@@ -47,16 +47,12 @@ def publish(
     """
     opened = open_model(model)
     remote = Remote(repo_id)
-    repositories = [remote]
-    space_url = ""
-    if space:
-        online = Space(space)
-        space_url = online.url
-        repositories = [online, remote]  # first, as the card leads to it
+    online = Space(space) if space else None
+    repositories = [online, remote] if online else [remote]  # as the card leads to the Space
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
-    remote.files = manifest_of(opened, repo_id, space_url)
-    if space:
+    remote.files = manifest_of(opened, repo_id, online.url if online else "")
+    if online:
         online.files = space_files(remote.files, repo_id, remote.url)
     _show(opened, repositories, f"{' (private)' * private}{f', tag {tag}' if tag else ''}")
     if dry_run:

@@ -11,7 +11,7 @@ from torch import nn
 
 from sa_zoo.convolution.network_conversion import Report, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
-from sa_zoo.folders.metrics import Baseline, Conversion, described, write_metrics, write_test
+from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
 from sa_zoo.folders.opened import Opened, open_folder, open_model
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import SANet
@@ -54,7 +54,7 @@ def convert_model(
         write_file(new / "report.md", report.table())
         measured = Conversion(**conversion, logits=report.logits)
         base_model = (cfg.get("hf_hub_id") or "").partition("@")[0]
-        write_metrics(new, described(backbone, base_model=base_model, conversion=measured))
+        write_metrics(new, metrics_of(backbone, base_model=base_model, conversion=measured))
         converted = finish(open_folder(new))
     converted = converted.moved(out)
     if data:

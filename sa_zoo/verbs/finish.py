@@ -7,7 +7,7 @@ from typing import Any
 
 from sa_zoo.analysis.figures import figure_files
 from sa_zoo.folders.check import refusing
-from sa_zoo.folders.metrics import described, write_metrics
+from sa_zoo.folders.metrics import metrics_of, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
@@ -69,7 +69,7 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
             network = open_folder(with_safetensors(source, new)).network
         _name_classes(network, names)
         write_timm_files(new, network, data_config=data)
-        write_metrics(new, described(network))
+        write_metrics(new, metrics_of(network))
         opened = finish(open_folder(new))
     return opened.moved(out)
 
