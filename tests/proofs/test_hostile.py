@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import datasets
+import psutil
 import pytest
 from hostile import FOLDERS
 from model_folders import make_run
@@ -87,17 +88,11 @@ def test_input(proof, tmp_path):
 
 def own_memory() -> int:
     """Bytes of this process and its children: what they share counts once, files mapped into memory do not count."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
+    process = psutil.Process()
     total = 0
-    for pid in ours:
-        with suppress(OSError):
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    for each in (process, *process.children(recursive=True)):
+        with suppress(OSError):  # it has ended
+            rollup = Path(f"/proc/{each.pid}/smaps_rollup").read_text()
             total += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", rollup, re.M)))
     return 1024 * total
 
