@@ -7,7 +7,7 @@ Importing it registers the models with timm, `timm.create_model("sa_quadratic_ci
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .interchange.registration import register
+from .interchange.registration import register_on_import
 
 if TYPE_CHECKING:
     from .analysis.explorer import explore
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from .convolution.harden import harden
     from .convolution.layer_conversion import attention_from_conv, conv_from_attention
     from .convolution.network_conversion import convert
+    from .folders.opened import open_model as open
+    from .publishing.hub import publish
+    from .verbs.evaluate import evaluate
+    from .verbs.finish import finish_copy as finish
+    from .verbs.train import train_recipe as train
     from .vit.convolve import convolve_heads
     from .vit.positions import add_positions
     from .vit.start import start_as_convolution
@@ -27,29 +32,40 @@ __all__ = [
     "conv_from_attention",
     "convert",
     "convolve_heads",
+    "evaluate",
     "explore",
+    "finish",
     "harden",
+    "open",
+    "publish",
     "start_as_convolution",
+    "train",
 ]
 
 # What `sa_zoo.NAME` is, imported on first use.
 HOMES = {
-    "add_positions": "vit.positions",
-    "attention_from_conv": "convolution.layer_conversion",
-    "certificate": "convolution.certificate",
-    "conv_from_attention": "convolution.layer_conversion",
-    "convert": "convolution.network_conversion",
-    "convolve_heads": "vit.convolve",
-    "explore": "analysis.explorer",
-    "harden": "convolution.harden",
-    "start_as_convolution": "vit.start",
+    "add_positions": "vit.positions.add_positions",
+    "attention_from_conv": "convolution.layer_conversion.attention_from_conv",
+    "certificate": "convolution.certificate.certificate",
+    "conv_from_attention": "convolution.layer_conversion.conv_from_attention",
+    "convert": "convolution.network_conversion.convert",
+    "convolve_heads": "vit.convolve.convolve_heads",
+    "evaluate": "verbs.evaluate.evaluate",
+    "explore": "analysis.explorer.explore",
+    "finish": "verbs.finish.finish_copy",
+    "harden": "convolution.harden.harden",
+    "open": "folders.opened.open_model",
+    "publish": "publishing.hub.publish",
+    "start_as_convolution": "vit.start.start_as_convolution",
+    "train": "verbs.train.train_recipe",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    module, _, function = HOMES[name].rpartition(".")
+    return getattr(import_module(f"{__name__}.{module}"), function)
 
 
-register()
+register_on_import()

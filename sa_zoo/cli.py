@@ -47,17 +47,17 @@ class Commands(TyperGroup):
         """The message for an error, and the exit code."""
         from sa_zoo.training.progress import Interrupted
 
+        typed = shlex.join(self.arguments)
         if isinstance(error, Interrupted):
-            again = ["sa-zoo", *self.arguments]
-            if "--resume" not in again:
-                again.append("--resume")
-            return f"{error}\nresume with: {shlex.join(again)}", 130
+            if "--resume" not in self.arguments:
+                typed += " --resume"
+            return f"{error}\nresume with: sa-zoo {typed}", 130
         if isinstance(error, (ValueError, OSError, FloatingPointError)):
             return f"error: {error}", 1
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
-        command = f"python -X dev -m {shlex.join(['sa_zoo', *self.arguments])}"
-        return f"error: {where}: {error}; {command} shows the traceback", 1
+        shows = f"python -X dev -m sa_zoo {typed} shows the traceback"
+        return f"error: {where}: {error}; {shows}", 1
 
 
 app = typer.Typer(
@@ -71,9 +71,24 @@ Model = Annotated[
     str, typer.Argument(help="Model folder, hf-hub:OWNER/NAME or timm name with weights.")
 ]
 NewFolder = Annotated[Path, typer.Option(help="Folder to write.")]
+Data = Annotated[
+    str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
 
 
-def _show_version(wanted: bool) -> None:
+def print_once(text: str) -> None:
+    """Print in the main process of those that `accelerate launch` started."""
+    from accelerate import PartialState
+
+    if PartialState().is_main_process:
+        typer.echo(text)
+
+
+def show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(sa_zoo.__version__)
         raise typer.Exit
@@ -93,7 +108,7 @@ def main(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Train, evaluate, convert and publish self-attention networks that can express convolution."""
@@ -101,82 +116,58 @@ def main(
         typer.echo(WELCOME)
 
 
-@app.command()
-def data(
+@app.command("data")
+def data_command(
     name: Annotated[str, typer.Argument(help="Folder, Hub data set or digits.")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Replace a value: data.key=value.")
-    ] = None,
+    changes: Changes = None,
     json_: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Print what training would make of a data set, and name all images that cannot be read."""
     from sa_zoo.training.splits import refuse_unreadable
     from sa_zoo.verbs.data import data_report
 
-    report = data_report(name, set_ or [])
+    report = data_report(name, changes or [])
     typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
     refuse_unreadable(report.unreadable)
 
 
-@app.command()
-def train(
+@app.command("train")
+def train_command(
     config: Annotated[str, typer.Argument(help="Recipe: TOML file, or the name of one.")],
     out: Annotated[
-        Path | None, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")
-    ] = None,
+        str, typer.Option(help="Run folder (default: runs/CONFIG or runs/CONFIG-MODEL).")
+    ] = "",
     data: Annotated[
         str, typer.Option(help="Hub data set, folder or digits (default: the data of the recipe).")
     ] = "",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    changes: Changes = None,
+    resume: Resume = False,
 ) -> None:
     """Train a model, evaluate it, and leave a run folder that timm and transformers load."""
-    from accelerate import PartialState
+    from sa_zoo.verbs.train import summary, train_recipe
 
-    from sa_zoo.training.config import load_config, run_name
-    from sa_zoo.verbs.fit import fit, summary
-
-    changes = set_ or []
-    if data:
-        changes = [f"data.name={json.dumps(data)}", "data.hold_out=content", *changes]
-    out = out or Path("runs") / run_name(config, changes)
-    metrics = fit(load_config(config, changes), out, resume)
-    if PartialState().is_main_process:
-        typer.echo(summary(metrics, out))
+    print_once(summary(train_recipe(config, out, data, changes or [], resume)))
 
 
-@app.command()
-def harden(
+@app.command("harden")
+def harden_command(
     run: Annotated[Path, typer.Argument(help="Run folder of `sa-zoo train`.")],
     out: NewFolder,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Replace a value: section.key=value.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    changes: Changes = None,
+    resume: Resume = False,
 ) -> None:
     """Make every head of a trained run read one pixel, train on for a few epochs, and leave a run folder."""
-    from accelerate import PartialState
-
-    from sa_zoo.verbs.fit import summary
     from sa_zoo.verbs.harden import harden_run
+    from sa_zoo.verbs.train import summary
 
-    metrics = harden_run(run, out, set_ or [], resume)
-    if PartialState().is_main_process:
-        typer.echo(summary(metrics, out))
+    print_once(summary(harden_run(run, out, changes or [], resume)))
 
 
-@app.command()
-def evaluate(
+@app.command("evaluate")
+def evaluate_command(
     model: Model,
-    data: Annotated[
-        str, typer.Option(help="Hub data set, folder or digits (default: the data of the run).")
-    ] = "",
-    revision: Annotated[str, typer.Option(help="Revision of a Hub data set.")] = "",
-    label_column: Annotated[
-        str, typer.Option(help="Label column, if the data set has several.")
-    ] = "",
+    data: Data = "",
+    changes: Changes = None,
     json_: Annotated[
         Path | None,
         typer.Option(
@@ -191,17 +182,15 @@ def evaluate(
     from accelerate import PartialState
 
     from sa_zoo.folders.metrics import write_result
-    from sa_zoo.verbs.evaluate import evaluate
 
-    metrics = evaluate(model, data, revision, label_column, detail)
-    if PartialState().is_main_process:
-        typer.echo(json.dumps(metrics.result(), indent=2))
-        if json_:
-            write_result(json_, metrics)
+    metrics = sa_zoo.evaluate(model, data, changes or [], detail)
+    print_once(json.dumps(metrics.result(), indent=2))
+    if json_ and PartialState().is_main_process:
+        write_result(json_, metrics)
 
 
-@app.command()
-def finish(
+@app.command("finish")
+def finish_command(
     source: Annotated[
         Path, typer.Argument(help="Model folder, or checkpoint file of timm or the paper's code.")
     ],
@@ -214,15 +203,13 @@ def finish(
     ] = "",
 ) -> None:
     """Make a complete folder of what transformers' Trainer, timm's train.py or the paper's code left."""
-    from sa_zoo.verbs.finish import finish_copy
-
-    finish_copy(source, out, model, classes)
+    sa_zoo.finish(source, out, model, classes)
     measure = f"sa-zoo evaluate {out} --data NAME --json {out}/metrics.json && sa-zoo card {out}"
     typer.echo(f"the model is in {out}; to measure it: {measure}")
 
 
-@app.command()
-def convert(
+@app.command("convert")
+def convert_command(
     source: Annotated[
         str,
         typer.Argument(help="CNN: a timm name with weights, hf-hub:OWNER/NAME or a model folder."),
@@ -247,8 +234,8 @@ def convert(
     typer.echo(conversion_report(*convert_model(source, out, layers, alpha, content, data)))
 
 
-@app.command()
-def card(
+@app.command("card")
+def card_command(
     folder: Annotated[Path, typer.Argument(help="Model folder.")],
     baseline: Annotated[
         Path | None, typer.Option(help="Run on the same data to print next to this one.")
@@ -256,15 +243,15 @@ def card(
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.publishing.card import name_baseline
-    from sa_zoo.verbs.finish import finish_folder
+    from sa_zoo.verbs.finish import finish
 
     if baseline:
         name_baseline(folder, baseline)
-    finish_folder(folder)
+    finish(sa_zoo.open(folder))
 
 
-@app.command()
-def publish(
+@app.command("publish")
+def publish_command(
     folder: Annotated[Path, typer.Argument(help="Folder of a trained or converted model.")],
     repo_id: Annotated[str, typer.Option(help="Repository to publish to, as in you/NAME.")],
     private: Annotated[
@@ -284,22 +271,19 @@ def publish(
     ] = "",
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
-    from sa_zoo.folders.opened import open_folder
-    from sa_zoo.publishing.hub import publish
-
-    publish(open_folder(folder), repo_id, private, tag, dry_run, merge, space)
+    sa_zoo.publish(folder, repo_id, private, tag, dry_run, merge, space)
 
 
-@app.command()
-def models() -> None:
+@app.command("models")
+def models_command() -> None:
     """List the trained models: parameters, test accuracy, and where the weights are."""
     from sa_zoo.verbs.models import models_table
 
     typer.echo(models_table())
 
 
-@app.command()
-def export(
+@app.command("export")
+def export_command(
     model: Model,
     onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
     dynamic_size: Annotated[
@@ -307,14 +291,13 @@ def export(
     ] = False,
 ) -> None:
     """Write a model as ONNX, checked with onnxruntime: for any number of images, with labels."""
-    from sa_zoo.folders.opened import open_model
     from sa_zoo.interchange.onnx_export import write_onnx
 
-    typer.echo(write_onnx(open_model(model), onnx, dynamic_size))
+    typer.echo(write_onnx(sa_zoo.open(model), onnx, dynamic_size))
 
 
-@app.command()
-def explore(
+@app.command("explore")
+def explore_command(
     model: Model,
     images: Annotated[
         int, typer.Option(help="Show so many test images of the run's data.", min=0)
@@ -331,12 +314,10 @@ def explore(
     typer.echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 
-@app.command()
-def heads(
+@app.command("heads")
+def heads_command(
     model: Model,
-    data: Annotated[
-        str, typer.Option(help="Data set with test images (default: the data of the run).")
-    ] = "",
+    data: Data = "",
     window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
     convolve: Annotated[
         str,
@@ -351,19 +332,20 @@ def heads(
     out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
     """Describe attention heads, or replace layers by their nearest convolutions."""
-    from sa_zoo.verbs.heads import study
+    from sa_zoo.verbs.heads import study_heads
 
-    typer.echo(study(model, data, window, convolve, out, most, below))
+    typer.echo(study_heads(model, data, window, convolve, out, most, below))
 
 
 @app.command(
+    "run",
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "help_option_names": [],
-    }
+    },
 )
-def run(
+def run_command(
     context: typer.Context,
     script: Annotated[
         Path,

@@ -54,14 +54,14 @@ def taps(run: Path, hardened: Path, control: Path, data: Data = "") -> None:
     """Add a row to docs/taps.json; of seed 0, also draw the pixels that are read."""
     network = open_folder(run).network
     test = images_of(hardened, data)
-    accuracy = {"run": test.accuracy(network)}
+    accuracy = {"run": test.scores(network).top1}
     sa_zoo.harden(network)
-    accuracy["untrained"] = test.accuracy(network)
+    accuracy["untrained"] = test.scores(network).top1
     more = {}
     for name, folder in (("control", control), ("hardened", hardened)):
         opened = open_folder(folder)
         network = opened.network
-        accuracy[name] = test.accuracy(network)
+        accuracy[name] = test.scores(network).top1
         trained = opened.metrics.train
         more[name] = {"epochs": trained.epochs, "pflop": trained.pflop}
     layers = attention_in(network.blocks).values()
@@ -128,7 +128,7 @@ def sizes(folders: list[Path], data: Data = "") -> None:
             "heads scaled": lambda network, size: Resized(scaled(network, size / trained), size),
         }
         for way, changed in ways.items():
-            found = [test.accuracy(changed(network, size)) for size in SIZES]
+            found = [test.scores(changed(network, size)).top1 for size in SIZES]
             accuracy.setdefault(name, {})[way] = found
             print(name, way, found, flush=True)
     content = {"images": len(test.split), "trained": trained, "sizes": SIZES, "accuracy": accuracy}

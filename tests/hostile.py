@@ -65,9 +65,8 @@ def tensors(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], 
     return write
 
 
-def header(table: dict[str, Any], data: bytes = b"\0" * 64) -> bytes:
-    text = json.dumps(table).encode()
-    return struct.pack("<Q", len(text)) + text + data
+TABLE = b'{"a": {"dtype": "F32", "shape": [1099511627776, 1099511627776], "data_offsets": [0, 64]}}'
+OVERFLOWING = struct.pack("<Q", len(TABLE)) + TABLE + bytes(64)
 
 
 def pickled(name: str) -> Callable[[Path], None]:
@@ -86,22 +85,10 @@ def poison(values: dict[str, np.ndarray]) -> None:
 
 
 BIAS = "blocks.0.fc1.bias"
-OVERLAP = {
-    "a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]},
-    "b": {"dtype": "F32", "shape": [8], "data_offsets": [16, 48]},
-}
 # name -> (what is done to the folder of a small sa_quadratic network, what the message has to say)
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown architecture": (change_config(architecture="sa_evil"), "architecture.*sa_evil"),
-    "architecture on the Hub": (
-        change_config(architecture="hf-hub:evil/model"),
-        "architecture.*hf-hub:evil/model",
-    ),
-    "architecture in a folder": (
-        change_config(architecture="local-dir:/etc"),
-        "architecture.*local-dir:/etc",
-    ),
-    "architecture is a list": (change_config(architecture=["sa_quadratic_cifar"]), "architecture"),
+    "architecture on the Hub": (change_config(architecture="hf-hub:evil/x"), "hf-hub:evil/x"),
     "no architecture": (change_config(architecture=None), "architecture"),
     "another architecture": (
         change_config(architecture="resnet18_cifar"),
@@ -112,15 +99,9 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         "hf-hub:evil/model",
     ),
     "weights at a URL": (change_config(pretrained_cfg__url="http://127.0.0.1:9/x.bin"), "url"),
-    "another file of weights": (
-        change_config(pretrained_cfg__hf_hub_filename="evil.bin"),
-        "hf_hub_filename",
-    ),
+    "another file of weights": (change_config(pretrained_cfg__hf_hub_filename="x"), "hf_hub_file"),
     "custom loading": (change_config(pretrained_cfg__custom_load="hf"), "custom_load"),
-    "a checkpoint path": (
-        change_config(model_args__checkpoint_path="/etc/passwd"),
-        "checkpoint_path",
-    ),
+    "a checkpoint path": (change_config(model_args__checkpoint_path="/x"), "checkpoint_path"),
     "a cache folder": (change_config(model_args__cache_dir="/tmp/evil"), "cache_dir"),
     "a nested configuration": (
         change_config(model_args__pretrained_cfg={"url": "x"}),
@@ -132,40 +113,19 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         "parameters",
     ),
     "a million layers": (change_config(model_args__depth=1_000_000), "parameters"),
-    "a huge grid": (
-        change_config(architecture="sa_learned_cifar", model_args__img_size=1_000_000),
-        "parameters|img_size|weights",
-    ),
-    "a huge input": (
-        change_config(pretrained_cfg__input_size=[3, 1_000_000, 1_000_000]),
-        "input_size",
-    ),
+    "a huge input": (change_config(pretrained_cfg__input_size=[3, 10**6, 10**6]), "input_size"),
     "a tiny crop": (change_config(pretrained_cfg__crop_pct=1e-9), "crop_pct"),
     "NaN": (change_config(pretrained_cfg__mean=[float("nan"), 0.5, 0.5]), "NaN"),
-    "infinity": (change_config(pretrained_cfg__crop_pct=float("inf")), "Infinity"),
-    "a number that overflows": (
-        config_text('{"architecture": "sa_quadratic_cifar", "x": 1e999}'),
-        "1e999",
-    ),
+    "a number that overflows": (config_text('{"x": 1e999}'), "1e999"),
     "a large negative number": (change_config(pretrained_cfg__x=-(2**21)), "number -2097152"),
-    "a number of many digits": (
-        config_text('{"architecture": "sa_quadratic_cifar", "x": 1%s}' % ("0" * 9000)),
-        "number",
-    ),
+    "a number of many digits": (config_text('{"x": 1%s}' % ("0" * 9000)), "number"),
     "a deviation of zero": (change_config(pretrained_cfg__std=[0, 0, 0]), "std"),
     "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
-    "an unknown interpolation": (
-        change_config(pretrained_cfg__interpolation="evil"),
-        "interpolation",
-    ),
     "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim|model.args"),
-    "a negative size": (change_config(model_args__embed_dim=-7), "embed_dim.*positive"),
     "a list for a table": (change_config(model_args=[1, 2]), "model_args"),
-    "a list for a configuration": (change_config(pretrained_cfg=[1]), "pretrained_cfg"),
     "deep nesting": (config_text('{"a":' * 100_000 + "1" + "}" * 100_000), "nest|recursion"),
     "no JSON": (config_text(b"\x80\x04\x95evil"), "config.json"),
     "no object": (config_text("[]"), "config.json"),
-    "an empty file": (config_text(""), "config.json"),
     "wrong shapes": (
         tensors(
             lambda values: values.update({"blocks.0.fc1.weight": np.zeros((3, 5), np.float32)})
@@ -173,47 +133,19 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         "weights",
     ),
     "a missing tensor": (tensors(lambda values: values.pop(BIAS)), "weights"),
-    "a strange tensor": (
-        tensors(lambda values: values.update(evil=np.zeros(7, np.float32))),
-        "weights",
-    ),
-    "a number without dimensions": (
-        tensors(lambda values: values.update({BIAS: np.array(1, np.float32)})),
-        "weights",
-    ),
     "NaN weights": (tensors(poison), "NaN or infinity in head.bias"),
     "complex weights": (
         tensors(lambda values: values.update({BIAS: values[BIAS] * (1 + 1j)})),
         f"complex.* {BIAS}",
     ),
-    "overlapping offsets": (weights(lambda _: header(OVERLAP)), "weights"),
-    "offsets behind the end": (
-        weights(
-            lambda _: header({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 2**60]}})
-        ),
-        "weights",
-    ),
-    "a shape that overflows": (
-        weights(
-            lambda _: header(
-                {"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}}
-            )
-        ),
-        "weights",
-    ),
+    "a shape that overflows": (weights(lambda _: OVERFLOWING), "weights"),
     "a huge header": (weights(lambda _: struct.pack("<Q", 2**62) + b"{}"), "weights"),
-    "a header of 90 MB": (
-        weights(lambda _: struct.pack("<Q", 90_000_000) + b" " * 90_000_000),
-        "weights",
-    ),
     "truncated weights": (weights(lambda content: content[: len(content) // 2]), "weights"),
-    "empty weights": (weights(lambda _: b""), "weights"),
     "a pickle named model.safetensors": (
         weights(lambda _: pickle.dumps(Payload(Path("executed")))),
         "weights",
     ),
     "a pickle as pytorch_model.bin": (pickled("pytorch_model.bin"), "model.safetensors"),
-    "a pickle as weights.pth": (pickled("weights.pth"), "model.safetensors"),
 }
 
 
@@ -249,54 +181,20 @@ WIDE_TIFF = encoded("RGB", "TIFF").replace(
     struct.pack("<3H", 8, 8, 8), struct.pack("<3H", 16, 16, 16)
 )
 FRAMES = [Image.new("RGB", (11, 7), color) for color in ("red", "blue")]
-# name -> (file name, content, what the message has to say; empty: read like any other image)
-IMAGES: dict[str, tuple[str, bytes, str]] = {
-    "not an image": ("x.png", b"#!/bin/sh\ntouch executed\n", "image 0 of the train split"),
-    "an empty file": ("x.png", b"", "image 0 of the train split"),
-    "a truncated PNG": ("x.png", BROKEN[: len(BROKEN) * 2 // 3], "image 0 of the train split"),
-    "a flipped bit": (
-        "x.png",
-        BROKEN[:40] + bytes([BROKEN[40] ^ 4]) + BROKEN[41:],
-        "image 0 of the train split",
-    ),
-    "a truncated JPEG": ("x.jpg", encoded("RGB", "JPEG")[:-40], "image 0 of the train split"),
-    "a decompression bomb": (
-        "x.png",
-        png(60_000, 60_000, b"\0" * 1000),
-        "image 0 of the train split.*bomb",
-    ),
-    "a header that promises too much": (
-        "x.png",
-        png(5000, 5000, b"\0" * 10),
-        "image 0 of the train split",
-    ),
-    "a PostScript program": ("x.png", POSTSCRIPT, "image 0 of the train split: cannot identify"),
-    "CMYK": ("x.jpg", encoded("CMYK", "JPEG"), ""),
-    "LAB": ("x.tiff", encoded("LAB", "TIFF"), "image 0 of the train split: got mode LAB"),
-    "YCbCr": (
-        "x.tiff",
-        encoded("YCbCr", "TIFF"),
-        "image 0 of the train split: .*(mode YCbCr|truncated)",
-    ),
-    "16 bits": ("x.png", encoded("I;16", "PNG"), "image 0 of the train split: got mode I"),
-    "48 bits": (
-        "x.png",
-        png(11, 7, (b"\0" + b"\1\2" * 33) * 7, depth=16),
-        "image 0 of the train split: got RGB of more than 8 bits",
-    ),
-    "a TIFF of 48 bits": (
-        "x.tiff",
-        WIDE_TIFF,
-        "image 0 of the train split: got RGB of more than 8 bits",
-    ),
-    "a PPM of 48 bits": (
-        "x.ppm",
-        b"P6 11 7 65535\n" + bytes(11 * 7 * 6),
-        "image 0 of the train split: got RGB of more than 8 bits",
-    ),
-    "32 bits": ("x.tiff", encoded("I", "TIFF"), "image 0 of the train split: got mode I"),
-    "floating point": ("x.tiff", encoded("F", "TIFF"), "image 0 of the train split: got mode F"),
-    "an alpha channel": ("x.png", encoded("RGBA", "PNG"), ""),
-    "an animation": ("x.gif", encoded("RGB", "GIF", save_all=True, append_images=FRAMES), ""),
-    "an animated PNG": ("x.png", encoded("RGB", "PNG", save_all=True, append_images=FRAMES), ""),
+# name -> (content, what the message says; empty: read like any other image)
+IMAGES: dict[str, tuple[bytes, str]] = {
+    "not an image": (b"#!/bin/sh\ntouch executed\n", "cannot identify"),
+    "an empty file": (b"", "cannot identify"),
+    "a truncated PNG": (BROKEN[: len(BROKEN) * 2 // 3], "image"),
+    "a flipped bit": (BROKEN[:40] + bytes([BROKEN[40] ^ 4]) + BROKEN[41:], "cannot identify"),
+    "a decompression bomb": (png(60_000, 60_000, b"\0" * 1000), "bomb"),
+    "a header that promises too much": (png(5000, 5000, b"\0" * 10), "image"),
+    "a PostScript program": (POSTSCRIPT, "cannot identify"),
+    "LAB": (encoded("LAB", "TIFF"), "got mode LAB"),
+    "16 bits": (encoded("I;16", "PNG"), "got mode I"),
+    "48 bits": (png(11, 7, (b"\0" + b"\1\2" * 33) * 7, depth=16), "more than 8 bits"),
+    "a TIFF of 48 bits": (WIDE_TIFF, "more than 8 bits"),
+    "a PPM of 48 bits": (b"P6 11 7 65535\n" + bytes(11 * 7 * 6), "more than 8 bits"),
+    "floating point": (encoded("F", "TIFF"), "got mode F"),
+    "an animation": (encoded("RGB", "GIF", save_all=True, append_images=FRAMES), ""),
 }

@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import yaml
-
 if TYPE_CHECKING:
     from hub_server import Handler
 
@@ -91,13 +89,6 @@ def may_write(handler: "Handler", body: bytes, repo: str) -> object:
     return {}
 
 
-def validate_yaml(handler: "Handler", body: bytes) -> object:
-    metadata = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
-    if not (metadata.get("license") or metadata.get("sdk")):
-        raise Problem(400, "license is missing")
-    return {"errors": [], "warnings": []}
-
-
 def preupload(handler: "Handler", body: bytes, repo: str, revision: str) -> object:
     _, files = handler.files(repo, revision)
     answers = []
@@ -113,10 +104,7 @@ def lfs_batch(handler: "Handler", body: bytes, repo: str) -> object:
     for request in objects:
         if request["oid"] not in handler.server.objects:
             url = handler.server.url
-            request["actions"] = {
-                "upload": {"href": f"{url}/lfs/{request['oid']}"},
-                "verify": {"href": f"{url}/{repo}/verify"},
-            }
+            request["actions"] = {"upload": {"href": f"{url}/lfs/{request['oid']}"}}
     return {"objects": objects, "transfer": "basic"}
 
 
@@ -124,13 +112,6 @@ def lfs_put(handler: "Handler", body: bytes, oid: str) -> object:
     if sha256(body) != oid:
         raise Problem(400, "contents do not have this oid")
     handler.server.objects[oid] = body
-    return {}
-
-
-def lfs_verify(handler: "Handler", body: bytes, repo: str) -> object:
-    request = json.loads(body)
-    if len(handler.server.objects.get(request["oid"], b"")) != request["size"]:
-        raise Problem(404, "object is not there")
     return {}
 
 
@@ -215,14 +196,13 @@ REPO, REVISION = r"(?P<repo>(?:spaces/)?[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
 API = rf"/api/(?:models/|(?=spaces/)){REPO}"
 ROUTES = {
     "POST /api/repos/create": create,
-    "POST /api/validate-yaml": validate_yaml,
+    "POST /api/validate-yaml": lambda handler, body: {"errors": [], "warnings": []},
     f"GET {API}": info,
     f"GET {API}/auth-check/write": may_write,
     f"GET {API}/revision/{REVISION}": info,
     f"POST {API}/preupload/{REVISION}": preupload,
     f"POST /{REPO}\\.git/info/lfs/objects/batch": lfs_batch,
     "PUT /lfs/(?P<oid>[0-9a-f]{64})": lfs_put,
-    f"POST /{REPO}/verify": lfs_verify,
     f"POST {API}/commit/{REVISION}": commit,
     f"GET {API}/tree/{REVISION}": tree,
     f"GET {API}/commits/{REVISION}": commits,

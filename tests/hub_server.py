@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from hub_routes import ROUTES, USER, Problem, Repository
 
-WRITING = r"(POST|PUT) (?!.*(validate-yaml|preupload|batch|verify))"
+WRITING = r"(POST|PUT) (?!.*(validate-yaml|preupload|batch))"
 TOKEN = "hf_" + "t" * 34
 
 

@@ -1,5 +1,6 @@
 """Folders and images of somebody hostile: a clear error, no code executed, nothing written, nothing fetched."""
 
+import io
 import json
 import os
 import re
@@ -7,25 +8,24 @@ import shutil
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow.parquet
 import pytest
 import timm
 import torch
 from hostile import FOLDERS, IMAGES, change_config
-from model_folders import load_model, make_run
+from model_folders import make_run
 from PIL import EpsImagePlugin, Image
 from tiny_runs import image_folder, parquet_folder
 from typer.testing import CliRunner
 
-import sa_zoo  # noqa: F401  registers the names
+import sa_zoo
 from sa_zoo.cli import app
 from sa_zoo.folders.check import checked
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig, ModelConfig
-from sa_zoo.training.model import InputFormat, create_model
+from sa_zoo.training.model import create_model
+from sa_zoo.training.pictures import open_picture
 from sa_zoo.training.sources import open_source
-from sa_zoo.training.splits import splits_of
 
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
 
@@ -56,7 +56,7 @@ def test_a_hostile_folder_is_refused_with_a_clear_error(folder, monkeypatch, att
     change(folder)
     before = state_of(folder.parent)
     with pytest.raises((ValueError, OSError)) as raised:
-        load_model(str(folder))
+        sa_zoo.open(folder)
     assert re.search(said, str(raised.value)), raised.value
     with pytest.raises((ValueError, OSError)):
         create_model(ModelConfig(name="sa_quadratic_cifar", init=f"local-dir:{folder}"), 10)
@@ -71,60 +71,33 @@ def test_a_network_of_many_small_tensors_is_within_the_bounds(tmp_path):
             timm.create_model(f"local-dir:{tmp_path}")
 
 
-def test_a_harmless_folder_loads_and_starts_a_run_with_other_classes(folder):
-    change_config(pretrained_cfg__hf_hub_id="evil/model")(
-        folder
-    )  # where it came from; the weights are the folder's
-    assert load_model(str(folder)).num_classes == 10
-    model = create_model(
-        ModelConfig(name="sa_quadratic_cifar", init=str(folder)), 7
-    )  # as every command takes it
-    assert model.num_classes == 7 and torch.equal(
-        model.blocks[1].fc2.weight, load_model(str(folder)).blocks[1].fc2.weight
-    )
+def test_a_harmless_folder_starts_a_run_with_other_classes(folder):
+    # where it came from; the weights are the folder's
+    change_config(pretrained_cfg__hf_hub_id="evil/model")(folder)
+    network = sa_zoo.open(folder).network
+    model = create_model(ModelConfig(name="sa_quadratic_cifar", init=str(folder)), 7)
+    assert (network.num_classes, model.num_classes) == (10, 7)
+    assert torch.equal(model.blocks[1].fc2.weight, network.blocks[1].fc2.weight)
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "command",
     [
-        ["evaluate", "FOLDER", "--data", "digits"],
-        [
-            "train",
-            "quickstart",
-            "--set",
-            "model.name=sa_quadratic_cifar",
-            "--set",
-            "model.init=FOLDER",
-        ],
-        ["convert", "FOLDER"],
-        ["card", "FOLDER"],
-        ["publish", "FOLDER", "--repo-id", "you/x", "--dry-run"],
+        "evaluate FOLDER --data digits",
+        "train quickstart --set model.name=sa_quadratic_cifar --set model.init=FOLDER --out out",
+        "convert FOLDER --out out",
+        "card FOLDER",
+        "publish FOLDER --repo-id you/x --dry-run",
     ],
-    ids=lambda arguments: arguments[0],
 )
-@pytest.mark.parametrize(
-    "attack", ["weights at a URL", "a pickle as pytorch_model.bin", "NaN weights", "deep nesting"]
-)
-def test_every_command_that_takes_a_folder_refuses_it(
-    folder, tmp_path, monkeypatch, arguments, attack
-):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("attack", ["weights at a URL", "a pickle as pytorch_model.bin"])
+def test_every_command_that_takes_a_folder_refuses_it(folder, monkeypatch, command, attack):
+    monkeypatch.chdir(folder.parent)
     FOLDERS[attack][0](folder)
     before = state_of(folder)
-    arguments = [word.replace("FOLDER", str(folder)) for word in arguments]
-    if arguments[0] in ("train", "convert"):
-        arguments += ["--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, command.replace("FOLDER", str(folder)).split())
     assert result.exit_code == 1 and result.stderr.startswith("error: "), result.exception
-    assert state_of(folder) == before and not (tmp_path / "out").exists()
-
-
-def images_of(folder, channels=3):
-    """The training images of a folder, (B, C, 8, 8)"""
-    form = InputFormat((channels, 8, 8), (0.5,) * channels, (0.2,) * channels, "bicubic", 1.0)
-    source = open_source(DataConfig(name=str(folder)))
-    split = splits_of(source, 0, form, torch.device("cpu"), ["train"])["train"]
-    return torch.cat([images for images, _, _ in split.loader(5)])
+    assert state_of(folder) == before and not Path("out").exists()
 
 
 def watch_ghostscript(tmp_path, monkeypatch):
@@ -137,48 +110,17 @@ def watch_ghostscript(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("attack", IMAGES)
-def test_a_strange_image_is_read_or_named(tmp_path, monkeypatch, attack):
-    name, content, said = IMAGES[attack]
+def test_a_strange_image_is_read_or_refused(tmp_path, monkeypatch, attack):
+    content, said = IMAGES[attack]
     monkeypatch.chdir(tmp_path)
-    image_folder(tmp_path / "data", {"train/good": 2, "train/zebra": 2})
-    (tmp_path / "data" / "train" / "bad").mkdir()  # sorted first: row 0
-    (tmp_path / "data" / "train" / "bad" / name).write_bytes(content)
     watch_ghostscript(tmp_path, monkeypatch)
-    before = state_of(tmp_path / "data")
-    # kept on the device, and streamed by workers
-    for bound in (2**31, 0) if attack in ("an empty file", "LAB", "an animation") else (2**31,):
-        monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", bound)
-        if said:
-            with pytest.raises(ValueError, match=said) as raised:
-                images_of(tmp_path / "data")
-            assert "\n" not in str(raised.value)
-            raised.value.__traceback__ = (
-                None  # it keeps the loader, whose threads end well only before it is collected
-            )
-            del raised
-        else:
-            assert images_of(tmp_path / "data").shape[1:] == (3, 8, 8)
-    assert state_of(tmp_path / "data") == before and not (tmp_path / "executed").exists()
-
-
-def test_one_bit_images_are_black_and_white(tmp_path):
-    folder = image_folder(tmp_path / "data", {"train/a": 1, "train/b": 1})
-    pixels = np.eye(8, dtype=bool)
-    Image.fromarray(pixels).save(folder / "train" / "a" / "0.png")
-    (folder / "train" / "b" / "0.png").write_bytes((folder / "train" / "a" / "0.png").read_bytes())
-    assert sorted(images_of(folder, 1).unique().tolist()) == [0, 255]
-
-
-def test_a_label_out_of_range_is_reported(tmp_path):
-    folder = parquet_folder(tmp_path / "data", {"train": [Image.new("RGB", (8, 8))] * 5}, classes=3)
-    path = next(folder.glob("*.parquet"))
-    table = pyarrow.parquet.read_table(path)
-    wrong = pyarrow.array([0, 1, 2, 2**62, 1], table["label"].type)
-    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), wrong), path)
-    with pytest.raises(
-        ValueError, match=r"got class \d+ in .*, split train, expected a number from 0 to 2"
-    ):
-        open_source(DataConfig(name=str(folder)))
+    if said:
+        with pytest.raises(ValueError, match=said) as raised:
+            open_picture(io.BytesIO(content))
+        assert "\n" not in str(raised.value)
+    else:
+        assert open_picture(io.BytesIO(content)).size == (11, 7)
+    assert not Path("executed").exists()
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname.png", "http://127.0.0.1:9/x.png", "../secret.png"])
@@ -205,12 +147,9 @@ def refer(folder: Path, **settings: object) -> Path:
     "settings",
     [
         {"data_files": "../secret/*.parquet"},
-        {"data_files": "train/../../secret/*.parquet"},
         {"data_files": [{"split": "train", "path": ["*.parquet", "TMP/secret/*.parquet"]}]},
-        {"data_files": "file:TMP/secret/*.parquet"},
         {"data_files": "file://TMP/secret/*.parquet"},
         {"data_files": "http://127.0.0.1:9/x.parquet"},
-        {"data_files": {"train": "hf://datasets/you/images/*.parquet"}},
         {"data_dir": "../secret"},
     ],
     ids=str,
@@ -244,12 +183,9 @@ def metadata(*names: str) -> bytes:
     [
         ("data.py", b"open('executed', 'w')"),
         ("README.md", b"---\na: [1\n---\n"),
-        ("README.md", b"---\n\xff\n---\n"),
         ("cat/metadata.jsonl", metadata("0.png", "../../secret.png")),
         ("metadata.csv", b"file_name,label\n../secret.png,0\n"),
         ("train.tar", b"no such file"),
-        ("train.zip", b"no such file"),
-        ("train.h5", b"no such file"),
     ],
 )
 def test_other_files_in_a_folder_of_images_are_not_read(tmp_path, monkeypatch, name, content):
@@ -277,13 +213,11 @@ def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("train.toml", "model = 7\n"),
         ("train.toml", "a = " + "[" * 100_000),
         ("metrics.json", '{"test": {"top1": "high"}}'),
         ("metrics.json", "[" * 100_000),
         ("sha256.json", "[" * 100_000),
         ("history.jsonl", '{"epoch": "one"}\n'),
-        ("history.jsonl", "[" * 100_000),
     ],
 )
 def test_other_files_of_a_hostile_folder_are_refused_too(folder, name, content):

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_folders import make_run
 from safetensors.torch import save_file
-from tiny_runs import image_folder, noise_images, parquet_folder, signalled_by, tiny_config
+from tiny_runs import image_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
-from sa_zoo.publishing.folder import read_manifest
-from sa_zoo.training.config import dump_config, run_name
+from sa_zoo.training.config import dump_config
 from sa_zoo.training.splits import StreamedSplit
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +69,7 @@ assert not {"torch", "timm", "transformers"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", code, "train", "--help"], cwd=ROOT, check=True)
 
 
-def test_data_are_an_option_and_ctrl_c_while_decoding_has_a_word(config, tmp_path, monkeypatch):
+def test_ctrl_c_while_decoding_has_a_word(config, tmp_path, monkeypatch):
     def interrupted(split: StreamedSplit, row: int) -> None:
         raise KeyboardInterrupt
 
@@ -95,7 +93,7 @@ def test_the_trained_models_are_listed_with_their_results():
             assert shown in [line.split()[:3] for line in lines]
 
 
-def test_training_leaves_a_complete_folder_and_names_the_next(trained):
+def test_training_names_the_next_commands(trained):
     run, printed = trained
     top1 = read(run / "metrics.json")["test"]["top1"]
     assert f"test_vit on digits: test accuracy {top1:.4f} ± 0.0" in printed
@@ -110,31 +108,20 @@ def test_training_leaves_a_complete_folder_and_names_the_next(trained):
     assert (run / "README.md").read_bytes() == card
     result = sa_zoo("publish", run, "--repo-id", "you/tiny", "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "model.safetensors" in result.stdout
     assert "nothing was sent" in result.stdout
-    assert run_name("tiny", ["model.name=test_vit"]) == "tiny-test_vit"
 
 
 ARGS = "train quickstart --out OUT --set model.args="
 MISTAKES = {
     "train CONFIG --out OUT --set train.epohcs=3": "train.epohcs: got an unknown key",
-    "train CONFIG --out OUT --set data.name=./nowhere": "data.name: got ./nowhere",
-    "train CONFIG --out OUT --set model.name=test_vti": "model.name: got test_vti",
     "train CONFIG --out OUT --resume": "run folder: got",
     "train quikstart --out OUT": r"config: got quikstart, .*\(did you mean quickstart\?\)",
     f"{ARGS}{{depth=0}}": r".*depth, .*: got \(.*, 0, .*\), expected positive",
-    f"{ARGS}{{num_heads=0.5}}": r".*num_heads, .*: got \(.*, 0\.5, .*\), expected positive whole",
     f"{ARGS}{{nosuch=1}}": "model.args: got arguments that .* cannot be built with: TypeError",
-    f"{ARGS}{{source='x'}}": "model.args.source: got 'x', expected nothing",
     "evaluate test_vit": "--data: got nothing, expected a data set",
-    "evaluate no_such --data digits": "model.name: got no_such",
-    "evaluate local-dir:nowhere --data digits": "model: got nowhere, which is not",
     "evaluate runs/typo": "model: got runs/typo, which is not there",
-    "finish nowhere --out OUT": "model: got nowhere, which is not there",
     "finish CONFIG --model sa_quadratic_cifar --out OUT": "checkpoint: got .*, expected",
     "convert resnet18_cifra --out OUT": r"model.name: got .*did you mean resnet18_cifar\?",
-    "card nowhere": "model: got nowhere, which is not there",
-    "publish nowhere --repo-id you/x": "model: got nowhere, which is not there",
 }
 
 
@@ -147,7 +134,7 @@ def test_a_mistake_is_one_line_and_no_traceback(config, tmp_path, command):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_run_says_how_to_resume_and_resumes(config, tmp_path):
+def test_an_interrupted_run_says_how_to_resume(config, tmp_path):
     out = tmp_path / "a run"
     arguments = ["train", config, "--out", out, "--set", "train.epochs=12"]
     arguments += ["--set", "data.title=ten digits"]
@@ -162,14 +149,13 @@ def test_an_interrupted_run_says_how_to_resume_and_resumes(config, tmp_path):
     assert read(out / "metrics.json")["train"]["epochs"] == 12
 
 
-def test_evaluating_a_run_gives_its_reported_result(run, tmp_path):
+def test_evaluating_a_run_writes_what_it_prints(run, tmp_path):
     path = tmp_path / "result.json"
-    result = sa_zoo("evaluate", run, "--data", "digits", "--detail", "--json", path)
+    result = sa_zoo("evaluate", run, "--set", "data.title=ten", "--json", path)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found == read(path)
-    assert found["test"] == read(run / "metrics.json")["test"]
-    assert len(found["test"]["confusion_matrix"]) == 10
+    assert (found["data"], found["test"]["n"]) == ("ten", 354)
     result = sa_zoo("evaluate", run, "--json", "no/such/result.json")
     assert result.exit_code == 1
     assert "no/such/result.json" in result.stderr
@@ -193,7 +179,7 @@ def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):
     assert "test accuracy" in result.stdout
 
 
-def test_an_unforeseen_error_is_one_line_and_names_its_origin(run, tmp_path):
+def test_an_unforeseen_error_is_one_line(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     save_file({"Delta": torch.tensor(1.0)}, folder / "heads.safetensors")  # without epochs
     result = sa_zoo("explore", folder, "--out", tmp_path / "page.html")
@@ -225,34 +211,3 @@ def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatc
     assert isinstance(result.exception, ValueError)
     assert "error:" not in result.stderr
     assert sa_zoo("run", tmp_path / "none.py").exit_code == 2
-
-
-def test_a_converted_run_is_measured_on_the_data_of_the_run(tmp_path):
-    images = {"train": noise_images(5, (32, 32)), "test": noise_images(7, (32, 32))}
-    data = parquet_folder(tmp_path / "data", images, classes=7)
-    source, out = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7), tmp_path / "out"
-    with (source / "train.toml").open("a") as recipe:
-        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n')
-        recipe.write("[train]\nepochs = 1\n")
-    result = sa_zoo("convert", source, "--out", out, "--data", data)
-    assert result.exit_code == 0, result.output
-    metrics = read(out / "metrics.json")
-    assert (metrics["data"], metrics["data_revision"], metrics["test"]["n"]) == ("noise", "v5", 7)
-    assert metrics["baseline"]["model"] == "resnet_tiny_cifar"
-    assert "local-dir:out" in (out / "explorer.html").read_text()
-    assert "report.md" in (out / "README.md").read_text()
-    assert "report.md" in read_manifest(out)
-
-
-@pytest.mark.parametrize(
-    ("data", "said"), [("./nowhere", "got ./nowhere"), ("digits", "got 10 classes, expected 7")]
-)
-def test_a_conversion_that_cannot_be_measured_is_kept(tmp_path, data, said):
-    source, out = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7), tmp_path / "out"
-    (source / "train.toml").unlink()
-    result = sa_zoo("convert", source, "--out", out, "--data", data)
-    assert result.exit_code == 1
-    assert said in result.stderr
-    assert f"the conversion is in {out}" in result.stderr
-    assert sa_zoo("publish", out, "--repo-id", "you/x", "--dry-run").exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

@@ -1,25 +1,19 @@
-"""converted_cnn.py: a trained CNN in, a folder of its attention network out."""
+"""A trained CNN in, a complete folder of its attention network out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from model_folders import load_model, make_run
+from model_folders import make_run
+from tiny_runs import noise_images, parquet_folder
 from transformers import TimmWrapperConfig
+from typer.testing import CliRunner
 
-from sa_zoo.folders.opened import open_folder
+import sa_zoo
+from sa_zoo.cli import app
 from sa_zoo.folders.write import write_json
-from sa_zoo.interchange.converted_cnn import write_converted
-
-
-@pytest.fixture
-def write(tmp_path):
-    def converted(source, **arguments):
-        folder = tmp_path / "converted"
-        folder.mkdir()
-        return folder, write_converted(open_folder(source), folder, **arguments)
-
-    return converted
+from sa_zoo.verbs.convert import convert_model
 
 
 @pytest.mark.parametrize(
@@ -27,29 +21,30 @@ def write(tmp_path):
     [("resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"), ("test_resnet", "mhsa_network")],
 )
 @pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*", "content": True}])
-def test_the_folder_loads_as_the_converted_network(write, tmp_path, name, backbone, arguments):
+def test_the_folder_loads_as_the_converted_network(tmp_path, name, backbone, arguments):
     source = make_run(tmp_path / "cnn", name, num_classes=5)
     described = json.loads((source / "config.json").read_text())
     described["label_names"] = list("abcde")
     described["pretrained_cfg"]["hf_hub_id"] = "somebody/cnn@v1"
     write_json(source / "config.json", described)
-    folder, report = write(source, **arguments)
-    cnn, converted = load_model(str(source)), load_model(str(folder))
+    folder = tmp_path / "converted"
+    converted, report = convert_model(str(source), folder, **arguments)
+    cnn = sa_zoo.open(source).network
     x = torch.randn(2, *cnn.pretrained_cfg["input_size"])
-    difference = (converted(x) - cnn(x)).abs().max() / cnn(x).abs().max()
+    difference = (converted.network(x) - cnn(x)).abs().max() / cnn(x).abs().max()
     assert (difference > 0) == bool(arguments)
     assert difference <= 0.3
-    config = json.loads((folder / "config.json").read_text())
-    assert config["architecture"] == backbone
+    config = converted.config
+    assert config["architecture"] == converted.metrics.model == backbone
     assert "num_classes" not in config["model_args"]
     assert config["model_args"]["alpha"] == arguments.get("alpha", 46.0)
     labels = TimmWrapperConfig.from_pretrained(folder).id2label
-    assert list(labels.values()) == converted.pretrained_cfg["label_names"] == list("abcde")
+    assert list(labels.values()) == config["label_names"] == list("abcde")
     assert (folder / "report.md").read_text() == report.table()
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert metrics["model"] == backbone
-    assert metrics["conversion"]["logits"] == report.logits
-    assert metrics["base_model"] == "somebody/cnn"
+    assert "report.md" in (folder / "README.md").read_text()
+    assert converted.metrics.conversion.logits == report.logits
+    assert converted.metrics.base_model == "somebody/cnn"
+    assert "local-dir:converted" in (folder / "explorer.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -60,8 +55,44 @@ def test_the_folder_loads_as_the_converted_network(write, tmp_path, name, backbo
         ("sa_quadratic_tiny_cifar", {}, "which is a network of attention, expected a CNN"),
     ],
 )
-def test_a_conversion_is_refused_before_it_is_written(write, tmp_path, name, arguments, said):
-    source = make_run(tmp_path / "source", name)
+def test_a_conversion_is_refused_before_it_is_written(tmp_path, name, arguments, said):
+    make_run(tmp_path / "source", name)
     with pytest.raises(ValueError, match=said):
-        write(source, **arguments)
-    assert not any((tmp_path / "converted").iterdir())
+        convert_model(str(tmp_path / "source"), tmp_path / "converted", **arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_both_networks_are_measured_on_the_data_of_the_run(tmp_path):
+    images = {"train": noise_images(5, (32, 32)), "test": noise_images(7, (32, 32))}
+    data = parquet_folder(tmp_path / "data", images, classes=7)
+    source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
+    with (source / "train.toml").open("a") as recipe:
+        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n')
+        recipe.write("[train]\nepochs = 1\n")
+    out = tmp_path / "out"
+    command = ["convert", source, "--out", out, "--alpha", "7", "--data", data]
+    result = CliRunner().invoke(app, list(map(str, command)))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1].startswith("test accuracy 0.")
+    converted = sa_zoo.open(out)
+    metrics = converted.metrics
+    assert (metrics.data, metrics.data_revision, metrics.test.n) == ("noise", "v5", 7)
+    cnn = sa_zoo.open(source)
+    attention = replace(cnn, network=converted.network)
+    for measured, network in ((metrics.baseline.test, cnn), (metrics.test, attention)):
+        assert measured == sa_zoo.evaluate(network).test
+    assert metrics.baseline.test.loss != metrics.test.loss
+    assert "| resnet_tiny_cifar | test | 7 |" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [("./nowhere", "got ./nowhere"), ("digits", "got 10 classes, expected 7")]
+)
+def test_a_conversion_that_cannot_be_measured_is_kept(tmp_path, data, said):
+    source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
+    (source / "train.toml").unlink()
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=f"{said}.*the conversion is in {out}"):
+        convert_model(str(source), out, data=data)
+    sa_zoo.publish(out, "you/x", dry_run=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

@@ -30,7 +30,7 @@ from sa_zoo.cli import app
 from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.verbs.explore import explore_source, explorer_files
-from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.train import train_and_finish
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 
@@ -409,7 +409,7 @@ def run(tmp_path_factory):
     sizes = {name: SMALL[name] for name in ("depth", "num_heads", "embed_dim", "hidden_dim")}
     model = {"name": "sa_quadratic_tiny_cifar", "args": sizes}
     folder = tmp_path_factory.mktemp("runs") / "run"
-    fit(tiny_config(model=model, data={"image_size": 16}), folder)
+    train_and_finish(tiny_config(model=model, data={"image_size": 16}), folder)
     return folder
 
 

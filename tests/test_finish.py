@@ -14,11 +14,9 @@ from tiny_runs import image_folder
 from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
+import sa_zoo
 from sa_zoo.cli import app
-from sa_zoo.folders.opened import open_folder
 from sa_zoo.interchange.transformers_export import transformers_files
-from sa_zoo.publishing.hub import publish
-from sa_zoo.verbs.finish import finish_copy
 
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -33,35 +31,34 @@ def logits_of(folder, images=IMAGES):
     return by_timm
 
 
-def check_published(folder, capsys):
+def check_published(folder):
     """The folder passes what publishing checks, and nothing in it is a pickle."""
-    assert publish(open_folder(folder), "you/x", dry_run=True) is None
-    assert "the local checks pass" in capsys.readouterr().out
+    assert sa_zoo.publish(folder, "you/x", dry_run=True) is None
     assert not [path for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".tar")]
     assert {"README.md", "metrics.json", "sha256.json"} <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "resnet_tiny_cifar"])
-def test_the_best_checkpoint_of_transformers_trainer_becomes_complete(tmp_path, name, capsys):
+def test_the_best_checkpoint_of_hf_trainer_becomes_complete(tmp_path, name):
     start = make_run(tmp_path / "start", name, **(SMALL if name.startswith("sa_") else {}))
-    opened = open_folder(start)
+    opened = sa_zoo.open(start)
     opened.with_files(transformers_files(opened))
     model = AutoModelForImageClassification.from_pretrained(start)
     examples = [{"pixel_values": image, "labels": i % 10} for i, image in enumerate(IMAGES)]
     accuracies = iter([0.5, 0.9, 0.1])
     left = tmp_path / "left"
+    every_step = {"eval_strategy": "steps", "save_strategy": "steps"}
     arguments = TrainingArguments(
         output_dir=str(left),
         max_steps=3,
         learning_rate=0.05,
         report_to=[],
         use_cpu=True,
-        eval_strategy="steps",
-        save_strategy="steps",
         eval_steps=1,
         save_steps=1,
         load_best_model_at_end=True,
         metric_for_best_model="accuracy",
+        **every_step,
     )
     trainer = Trainer(
         model,
@@ -73,12 +70,12 @@ def test_the_best_checkpoint_of_transformers_trainer_becomes_complete(tmp_path, 
     trainer.train()
     trainer.save_model()
     assert (left / "training_args.bin").is_file()
-    finish_copy(left, tmp_path / "out")
+    sa_zoo.finish(left, tmp_path / "out")
     logits = logits_of(tmp_path / "out")
     assert torch.equal(logits, logits_of(left / "checkpoint-2")), "the best"
-    for other in (start, left / "checkpoint-1", left / "checkpoint-3"):
+    for other in (start, left / "checkpoint-3"):
         assert not torch.allclose(logits, logits_of(other), rtol=0, atol=1e-3)
-    check_published(tmp_path / "out", capsys)
+    check_published(tmp_path / "out")
 
 
 def timm_checkpoint(folder: Path, args: Namespace | None, ema: bool = False):
@@ -111,7 +108,7 @@ ARGS = Namespace(
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_a_checkpoint_of_timms_trainer_becomes_a_complete_folder(tmp_path, ema, capsys, caplog):
+def test_a_checkpoint_of_timms_trainer_becomes_complete(tmp_path, ema, caplog):
     path, network = timm_checkpoint(tmp_path, ARGS, ema)
     command = ["finish", str(path), "--out", str(tmp_path / "out")]
     names = [f"LABEL_{number}" for number in range(7)]
@@ -120,44 +117,44 @@ def test_a_checkpoint_of_timms_trainer_becomes_a_complete_folder(tmp_path, ema, 
         command += ["--classes", str(image_folder(tmp_path / "data", dict.fromkeys(names, 1)))]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    assert open_folder(tmp_path / "out").config.get("label_names") == names
     assert ("the model has no names for its 7 classes" in caplog.text) != ema
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
-    config = open_folder(tmp_path / "out").config
+    config = sa_zoo.open(tmp_path / "out").config
+    assert config["label_names"] == names
     assert config["pretrained_cfg"]["mean"] == [0.1, 0.2, 0.3] and config["num_classes"] == 7
     assert f"sa-zoo evaluate {tmp_path / 'out'} --data NAME" in result.stdout
-    check_published(tmp_path / "out", capsys)
+    check_published(tmp_path / "out")
 
 
-def test_a_checkpoint_without_arguments_needs_the_name_of_its_model(tmp_path):
+def test_a_checkpoint_without_a_name_needs_one(tmp_path):
     torch.manual_seed(0)
     network = timm.create_model("resnet_tiny_cifar", num_classes=7).eval()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     CheckpointSaver(network, optimizer, checkpoint_dir=str(tmp_path)).save_checkpoint(1, 0.5)
     path = tmp_path / "model_best.pth.tar"
     with pytest.raises(ValueError, match=r"got cifarresnet, expected the timm name .*as --model"):
-        finish_copy(path, tmp_path / "out")
+        sa_zoo.finish(path, tmp_path / "out")
     names = tmp_path / "names.txt"
     names.write_text("ant\nbee\n")
     with pytest.raises(ValueError, match="--classes: got 2 names, expected 7"):
-        finish_copy(path, tmp_path / "out", "resnet_tiny_cifar", str(names))
-    finish_copy(path, tmp_path / "out", "resnet_tiny_cifar")
+        sa_zoo.finish(path, tmp_path / "out", "resnet_tiny_cifar", str(names))
+    sa_zoo.finish(path, tmp_path / "out", "resnet_tiny_cifar")
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
 
 
 @pytest.mark.parametrize("safe", [False, "both"])
-def test_a_folder_of_timms_save_for_hf_becomes_complete(tmp_path, safe, capsys):
+def test_a_folder_of_timms_save_for_hf_becomes_complete(tmp_path, safe):
     torch.manual_seed(0)
     network = timm.create_model("sa_learned_tiny_cifar", num_classes=3, **SMALL).eval()
     names = {"label_names": ["ant", "bee", "cat"]}
     save_for_hf(network, str(tmp_path / "left"), names, safe_serialization=safe)
-    finish_copy(tmp_path / "left", tmp_path / "out")
+    sa_zoo.finish(tmp_path / "left", tmp_path / "out")
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
     assert "ant, bee, cat" in (tmp_path / "out" / "README.md").read_text()
-    check_published(tmp_path / "out", capsys)
+    check_published(tmp_path / "out")
 
 
 class Bomb:
@@ -165,27 +162,18 @@ class Bomb:
         return print, ("code from a checkpoint ran",)
 
 
+def with_arguments(**arguments):
+    args = Namespace(num_classes=7, model_kwargs=arguments)
+    return {"arch": "sa_quadratic_cifar", "args": args, "state_dict": {}}
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ({"state_dict": Bomb()}, "expected a complete file that torch"),
         ({"arch": "resnet_tiny_cifar", "state_dict": {"fc.weight": torch.ones(3, 5)}}, "Missing"),
-        (
-            {
-                "arch": "resnet_tiny_cifar",
-                "args": Namespace(num_classes=7, model_kwargs={"checkpoint_path": "/etc/passwd"}),
-                "state_dict": {},
-            },
-            "checkpoint_path",
-        ),
-        (
-            {
-                "arch": "sa_quadratic_cifar",
-                "args": Namespace(num_classes=7, model_kwargs={"embed_dim": 9000}),
-                "state_dict": {},
-            },
-            "more than",
-        ),
+        (with_arguments(checkpoint_path="/etc/passwd"), "checkpoint_path"),
+        (with_arguments(embed_dim=9000), "more than"),
     ],
     ids=["a program", "others", "path", "size"],
 )
@@ -193,7 +181,7 @@ def test_a_hostile_or_foreign_checkpoint_is_refused(tmp_path, content, said, cap
     path = tmp_path / "model_best.pth.tar"
     torch.save(content, path, pickle_module=pickle)
     with pytest.raises(ValueError, match=f"(?s){said}"):
-        finish_copy(path, tmp_path / "out")
+        sa_zoo.finish(path, tmp_path / "out")
     assert "code from a checkpoint ran" not in capsys.readouterr().out
     assert [each.name for each in tmp_path.iterdir()] == ["model_best.pth.tar"]
 
@@ -202,6 +190,6 @@ def test_a_folder_that_is_no_model_of_timm_is_refused(tmp_path):
     run = make_run(tmp_path / "run", "resnet_tiny_cifar")
     (run / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
     with pytest.raises(ValueError, match=r"architecture: got .*Field required"):
-        finish_copy(run, tmp_path / "out")
+        sa_zoo.finish(run, tmp_path / "out")
     with pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"):
-        finish_copy(run, run)
+        sa_zoo.finish(run, run)

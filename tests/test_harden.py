@@ -28,8 +28,8 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 from sa_zoo.training.config import dump_config, load_config
-from sa_zoo.verbs.fit import fit
 from sa_zoo.verbs.harden import config_of
+from sa_zoo.verbs.train import train_and_finish
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -293,7 +293,7 @@ def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
     model = MUON["model"] | {"whiten": True}
     config = tiny_config(model=model, train={"epochs": 1})
     folders = tmp_path / "run", tmp_path / "hard"
-    fit(config, folders[0])
+    train_and_finish(config, folders[0])
     arguments = ["harden", folders[0], "--out", folders[1], "--set", "train.epochs=1"]
     result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == 0, result.output

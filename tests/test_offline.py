@@ -1,7 +1,6 @@
 """Everything but publishing works without a network, and does not even try to reach one."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from hub_server import HubServer, Repository
 from model_folders import make_run
+from programs import without_network
 from tiny_runs import image_folder
 
 ROOT = Path(__file__).parents[1]
@@ -60,10 +60,7 @@ def watched(folder: Path, code: str, **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"PYTHONPATH": f"{folder / 'watch'}:{ROOT}", "HF_HOME": str(folder / "home")}
     environment |= {"WATCHED": str(log)} | variables
-    command = [sys.executable, "-c", code]
-    unshare = ["unshare", "--map-root-user", "--net"]
-    if shutil.which("unshare") and not subprocess.run([*unshare, "true"]).returncode:
-        command = [*unshare, *command]
+    command = without_network(sys.executable, "-c", code)
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return log.read_text()

@@ -10,8 +10,7 @@ import timm
 import torch
 from timm.utils.onnx import onnx_export
 
-import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.folders.opened import open_model
+import sa_zoo
 from sa_zoo.interchange import onnx_export as exporter
 from sa_zoo.interchange.onnx_export import write_onnx
 
@@ -31,8 +30,7 @@ CNN = {"channels": (7, 11, 13, 17)}
 OTHER_SIZES = ["*_tiny_*", "*_h16_*", "sa_pyramid_*"]
 NAMES = timm.list_models("sa_*", module="timm_models", exclude_filters=OTHER_SIZES)
 NETWORKS = [(name, SMALL) for name in NAMES]
-NETWORKS += [("sa_pyramid_cifar", PYRAMID), ("sa_pyramid_cifar", PYRAMID | {"hidden_dim": 13})]
-NETWORKS += [("resnet_tiny_cifar", CNN), ("mhsa_resnet_tiny_cifar", CNN)]
+NETWORKS += [("sa_pyramid_cifar", PYRAMID), ("mhsa_resnet_tiny_cifar", CNN)]
 BATCH = {0: torch.export.Dim("batch", min=2, max=97)}
 
 CONTENT = Path(__file__).parents[1] / "model_cards" / "sa_content_tiny_cifar"  # takes one size
@@ -75,8 +73,8 @@ def test_exported_graphs_hold_no_maps_where_factors_do():
     ("name", "size"),
     [("sa_quadratic_tiny_cifar.long", (52, 44)), ("resnet_tiny_cifar", (32, 32))],
 )
-def test_a_model_is_written_with_all_that_running_it_takes(name, size, tmp_path):
-    opened = open_model(name)
+def test_a_file_holds_all_that_running_it_takes(name, size, tmp_path):
+    opened = sa_zoo.open(name)
     path = write_onnx(opened, tmp_path / "model.onnx", dynamic_size=size != (32, 32))
     runtime = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     images = torch.randn(7, 3, *size)
@@ -91,8 +89,8 @@ def test_a_model_is_written_with_all_that_running_it_takes(name, size, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_is_written_if_onnxruntime_finds_other_logits(tmp_path, monkeypatch):
-    opened = open_model("resnet_tiny_cifar")
+def test_nothing_is_written_if_logits_differ(tmp_path, monkeypatch):
+    opened = sa_zoo.open("resnet_tiny_cifar")
 
     def export_of_another(model, *arguments, **options):
         with torch.no_grad():
@@ -105,5 +103,5 @@ def test_nothing_is_written_if_onnxruntime_finds_other_logits(tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"differ by 1\.0e"):
         write_onnx(opened, tmp_path / "model.onnx")
     with pytest.raises(ValueError, match="got a network of one image size"):
-        write_onnx(open_model(str(CONTENT)), tmp_path / "model.onnx", dynamic_size=True)
+        write_onnx(sa_zoo.open(CONTENT), tmp_path / "model.onnx", dynamic_size=True)
     assert not list(tmp_path.iterdir())

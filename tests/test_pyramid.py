@@ -15,7 +15,7 @@ from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.training.run_folder import record_maps
-from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.train import train_and_finish
 
 IMAGE = (24, 40)  # 12 x 20, 6 x 10 and 3 x 5 tokens
 GRIDS = [(12, 20), (12, 20), (6, 10), (3, 5), (3, 5), (3, 5)]
@@ -112,7 +112,7 @@ def run(tmp_path_factory):
     arguments = {key: list(size) for key, size in STAGES.items() if key != "num_heads"}
     model = {"name": "sa_pyramid_tiny_cifar", "args": arguments | {"num_heads": 2}}
     out = tmp_path_factory.mktemp("runs") / "run"
-    fit(tiny_config(model=model, data={"image_size": 24}, train={"epochs": 1}), out)
+    train_and_finish(tiny_config(model=model, data={"image_size": 24}, train={"epochs": 1}), out)
     return out
 
 

@@ -33,7 +33,7 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
     assert write_file(path, b"after").read_bytes() == b"after"
 
 
-def test_contents_and_names_are_on_the_disk_before_a_write_returns(tmp_path, monkeypatch):
+def test_contents_and_names_are_on_the_disk_after_a_write(tmp_path, monkeypatch):
     synced, sync = [], os.fsync
     monkeypatch.setattr(
         os, "fsync", lambda fd: synced.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or sync(fd)
@@ -45,7 +45,7 @@ def test_contents_and_names_are_on_the_disk_before_a_write_returns(tmp_path, mon
     assert synced == [False, True, False, True, True, True]
 
 
-def test_everything_is_written_where_a_folder_cannot_be_opened_or_replaced(tmp_path, monkeypatch):
+def test_windows_which_cannot_open_or_replace_folders(tmp_path, monkeypatch):
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -60,7 +60,7 @@ def test_everything_is_written_where_a_folder_cannot_be_opened_or_replaced(tmp_p
     assert write_file(tmp_path / "folder" / "b.txt", "after").read_text() == "after"
 
 
-def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
+def test_a_folder_appears_when_it_is_complete(tmp_path):
     out = tmp_path / "runs" / "folder"
     with pytest.raises(ValueError, match="halfway"), new_folder(out) as folder:
         write_file(folder / "a.txt", "content")
@@ -77,37 +77,22 @@ def test_a_folder_appears_when_it_is_complete_and_not_after_an_error(tmp_path):
 
 def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with (
-        pytest.raises(FileExistsError, match="expected the name of a new or an empty folder"),
-        new_folder(tmp_path),
-    ):
-        pass
-    with (
-        pytest.raises(FileExistsError, match="expected the name of"),
-        new_folder(tmp_path / "mine.txt"),
-    ):
-        pass
+    for out in (tmp_path, tmp_path / "mine.txt", Path()):
+        with pytest.raises(FileExistsError, match="expected the name of a new"), new_folder(out):
+            pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    with (
-        pytest.raises(FileExistsError, match=r"out: got \., expected the name of"),
-        new_folder(Path()),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("name", ["../outside", "/dev/null", "figures/../../outside"])
-def test_a_manifest_that_names_files_outside_of_the_folder_is_refused(tmp_path, name):
+def test_a_manifest_of_files_outside_of_it_is_refused(tmp_path, name):
     (tmp_path / "run" / "figures").mkdir(parents=True)
     (tmp_path / "outside").touch()
     write_json(tmp_path / "run" / SUMS, {name: sha256(b"").hexdigest()})
-    assert (
-        damage(tmp_path / "run")
-        == f"{tmp_path}/run/{SUMS} names {name}, which is not in the folder"
-    )
+    assert f"names {name}, which is not in the folder" in damage(tmp_path / "run")
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", "\udcff"])
-def test_what_is_no_json_object_is_an_error_that_names_the_file(tmp_path, content):
+def test_an_error_names_the_file_that_is_no_json(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=r"a\.json: got "):
         read_json(tmp_path / "a.json")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 from torch.backends import cuda, cudnn
 
 from sa_zoo.folders.check import mistakes
@@ -42,6 +43,11 @@ class Scores(Section):
     # confidence, accuracy and number of images in each bin of confidence that has any
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
+
+    @property
+    def percent(self) -> str:
+        """The accuracy with its margin, for a table."""
+        return f"{self.top1:.2%} ± {margin(self.top1, self.n):.2%}"
 
     def __str__(self) -> str:
         """The accuracy with its margin, to print."""
@@ -105,6 +111,13 @@ class Metrics(Section):
     def result(self) -> dict[str, Any]:
         """What an evaluation measured, to print."""
         return self.model_dump(exclude_none=True, exclude={"version"})
+
+
+def metrics_of(network: nn.Module, **more: Any) -> Metrics:
+    """Name and parameters of a network of timm, and what else is known of it."""
+    cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return Metrics(model=cfg["architecture"], parameters=parameters, **more)
 
 
 def read_metrics(folder: Path) -> Metrics:

@@ -17,7 +17,7 @@ from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
 @dataclass(frozen=True)
 class Opened:
-    """A trained model, and what its folder says of it."""
+    """A trained model with its config.json and metrics.json."""
 
     source: str  # what timm loads: "local-dir:FOLDER", "hf-hub:OWNER/NAME@REVISION" or a timm name
     folder: Path | None  # of the model; None for what is not a folder on this machine
@@ -56,19 +56,27 @@ class Opened:
         return replace(self, source=f"local-dir:{folder}", folder=folder)
 
 
-def open_model(source: str) -> Opened:
-    """Open a model folder, "local-dir:FOLDER", "hf-hub:OWNER/NAME" or a timm name with weights.
+def open_model(source: "str | Path | Opened") -> Opened:
+    """Open a model: its network with its weights, on the CPU, its config and its metrics.
 
-    Raises FileNotFoundError if there is no such model or it has no weights, ValueError for a folder that is damaged,
-    names something foreign or holds another model's weights.
+        run = sa_zoo.open("runs/mine")  # or "hf-hub:you/NAME", or a timm name with weights
+        print(run.metrics.test.top1, run.config["architecture"])
+        logits = run.network(images)
+
+    A Path is a folder; what is open already is returned as it is. The folder is checked first: it may come from
+    anybody. Raises FileNotFoundError if there is no such model or it has no weights, ValueError for a folder that is
+    damaged, names something foreign or holds another model's weights.
     """
+    if isinstance(source, Opened):
+        return source
     folder = folder_of(source)
+    name = str(source)
     if folder:
         check_sums(folder, FILES)
-        source = f"local-dir:{folder}"
-    elif ":" not in source:
-        check_name(source, "a model folder or a timm name")
-    with checked(source) as exact:
+        name = f"local-dir:{folder}"
+    elif ":" not in name:
+        check_name(name, "a model folder or a timm name")
+    with checked(name) as exact:
         network = build_model(exact, pretrained=True, model_name=exact).eval()
     if not folder:
         return Opened(exact, None, network, {}, Metrics())
@@ -77,12 +85,14 @@ def open_model(source: str) -> Opened:
 
 def open_folder(folder: Path) -> Opened:
     """Open a model folder on this machine; raises as `open_model` does."""
-    return open_model(f"local-dir:{folder}")
+    return open_model(Path(folder))
 
 
-def folder_of(source: str) -> Path | None:
+def folder_of(source: str | Path | Opened) -> Path | None:
     """The folder that a source names; None for other sources. Raises FileNotFoundError if it is not there."""
-    name = source.removeprefix("local-dir:")
+    if isinstance(source, Opened):
+        return source.folder
+    name = str(source).removeprefix("local-dir:")
     folder = Path(name)
     if folder.is_dir():
         return folder

@@ -47,7 +47,6 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
         except (AssertionError, RuntimeError) as error:
             got = f"export: got a network of one image size ({error})"
             raise ValueError(f"{got}, expected one that takes any") from error
-    names = opened.config.get("label_names") or network.pretrained_cfg.get("label_names")
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.onnx"
         onnx_export(
@@ -62,7 +61,7 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
             external_data=False,
         )
         model = onnx.load(file)
-        facts = data | {"label_names": names}
+        facts = data | {"label_names": network.pretrained_cfg.get("label_names")}
         onnx.helper.set_model_props(model, {key: json.dumps(facts[key]) for key in facts})
         content = model.SerializeToString()
     _check_runtime(content, images, expected)

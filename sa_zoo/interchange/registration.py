@@ -14,7 +14,7 @@ CONFIGURATION = "sa_zoo.models.configuration_sa"
 MODELING = "sa_zoo.models.modeling_sa"
 
 
-def register() -> None:
+def register_on_import() -> None:
     """Register the networks with timm and transformers, now or when either, or a network, is imported."""
     for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution", "sa_zoo.vit"):
         register_post_import_hook(_register_with_timm, name)

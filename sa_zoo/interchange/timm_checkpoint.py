@@ -73,8 +73,11 @@ def _state_dict(content: dict[str, Any]) -> dict[str, Tensor]:
     return clean_state_dict(content.get("state_dict_ema") or content["state_dict"])
 
 
-def write_safely(source: Path, folder: Path) -> None:
-    """Write the folder of timm's `save_for_hf` whose weights are in PICKLED as one with safetensors, into `folder`."""
+def with_safetensors(source: Path, folder: Path) -> Path:
+    """A folder of timm's `save_for_hf` with its weights as safetensors: `source`, or a copy in the empty `folder`."""
+    if not (source / PICKLED).is_file() or (source / "model.safetensors").is_file():
+        return source
     weights = clean_state_dict(read_checkpoint(source / PICKLED))
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
     write_file(folder / "config.json", (source / "config.json").read_bytes())
+    return folder

@@ -6,6 +6,7 @@ they are estimates.
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import ceil
 from typing import Any
 
 import torch
@@ -26,10 +27,9 @@ KEPT_AXES_FROM = 256
 
 
 def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
-    """As many images at a time as X has PORTION numbers in; all of them on GPUs, which want large products."""
-    images = max(1, len(X))
-    if X.is_cpu:
-        images = max(1, PORTION * len(X) // max(1, X.numel()))
+    """Equal parts of X, of as many bytes as PORTION in float32; one on GPUs, which want large products."""
+    parts = ceil(X.nbytes / (4 * PORTION)) if X.is_cpu else 1
+    images = max(1, ceil(len(X) / max(1, parts)))
     return ([x[i : i + images] for x in (X, *more)] for i in range(0, len(X), images))
 
 

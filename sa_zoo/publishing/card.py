@@ -25,7 +25,6 @@ from sa_zoo.folders.metrics import (
 )
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.parts import parts_of
-from sa_zoo.folders.write import read_json
 from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 
 PLACEHOLDERS = re.compile(
@@ -33,11 +32,6 @@ PLACEHOLDERS = re.compile(
 )
 SHOWN = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
 PAPER = "arXiv:1911.03584"
-
-
-def render_card(opened: Opened, repo_id: str = "") -> str:
-    """README.md of a model folder, for the repository `repo_id`; you/NAME if it is not known yet."""
-    return _render(_facts(opened), repo_id)
 
 
 def card_files(opened: Opened) -> dict[str, bytes]:
@@ -49,17 +43,22 @@ def write_card(opened: Opened) -> Path:
     return opened.local_folder / "README.md"
 
 
-def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
-    """README.md as it is published as `repo_id`, with the edits that somebody made to it. The folder stays as it is.
+def render_card(opened: Opened, repo_id: str = "", space_url: str = "") -> str:
+    """README.md of a model folder, for the repository `repo_id`; you/NAME if it is not known yet.
 
     `space_url` is the address of the explorer's Space, if there is one.
+    """
+    return _render(_facts(opened), repo_id, space_url)
+
+
+def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
+    """README.md as it is published as `repo_id`, with the edits that somebody made to it. The folder stays as it is.
 
     Raises ValueError for edits that leave a placeholder, or other metadata, weights or usage code than the folder's.
     """
     facts = _facts(opened)
-    rendered = _render(facts)
     text = _text(opened.local_folder / "README.md")
-    if text in ("", rendered):
+    if text in ("", _render(facts)):
         return _render(facts, repo_id, space_url)
     text = text.replace(f"you/{facts['title']}", repo_id)
     mistakes = [f"got {gap!r}, expected a finished card" for gap in PLACEHOLDERS.findall(text)]
@@ -94,7 +93,7 @@ def name_baseline(folder: Path, baseline: Path) -> None:
         )
     settings = tomllib.loads(_text(baseline / "train.toml"))
     named = Baseline(
-        model=read_json(baseline / "config.json").get("architecture", baseline.name),
+        model=other.model or baseline.name,
         fine_tuned=bool(settings.get("model", {}).get("init")),
         epochs=other.train.epochs if other.train else None,
         test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),

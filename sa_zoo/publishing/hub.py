@@ -1,15 +1,14 @@
 """Publish a model folder on a Hub. Running it again after any interruption finishes the job or does nothing."""
 
-import os
 import re
 import tempfile
+from pathlib import Path
 
 import timm
 from huggingface_hub import is_offline_mode
-from huggingface_hub.utils import validate_repo_id
 
 from sa_zoo.folders.check import checked
-from sa_zoo.folders.opened import Opened
+from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.interchange.transformers_export import remote_code
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
@@ -26,7 +25,7 @@ from sa_zoo.publishing.space import space_files
 
 
 def publish(
-    opened: Opened,
+    model: str | Path | Opened,
     repo_id: str,
     private: bool = False,
     tag: str | None = None,
@@ -34,7 +33,9 @@ def publish(
     merge: bool = False,
     space: str = "",
 ) -> str | None:
-    """Publish a folder as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
+    """Publish a model folder as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
+
+        sa_zoo.publish("runs/mine", "you/mine", tag="v1", dry_run=True)
 
     With `space`, the explorer becomes a static Space of that name, to which the card leads.
 
@@ -44,28 +45,16 @@ def publish(
     the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused for the Hub, each with
     what to do.
     """
-    endpoint = os.environ.get("HF_ENDPOINT")
-    remote = Remote(repo_id, endpoint)
-    repositories = [remote]
-    space_url = ""
-    if space:
-        online = Space(space, endpoint)
-        space_url = online.url
-        repositories = [online, remote]  # first, as the card leads to it
-    for repository in repositories:
-        _check_names(repository.repo_id, tag)
-    remote.files = _checked(opened, repo_id, space_url)
-    if space:
+    opened = open_model(model)
+    remote = Remote(repo_id)
+    online = Space(space) if space else None
+    repositories = [online, remote] if online else [remote]  # as the card leads to the Space
+    if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
+        raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
+    remote.files = manifest_of(opened, repo_id, online.url if online else "")
+    if online:
         online.files = space_files(remote.files, repo_id, remote.url)
-    named = f", tag {tag}" if tag else ""
-    for repository in repositories:
-        print(f"{opened.folder} -> {repository.url}{' (private)' * private}{named}")
-        for name, content in repository.files.items():
-            print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
-    sent = {name.split("/")[0] for name in remote.files}
-    left = {path.name for path in opened.local_folder.iterdir()} - sent
-    if left:
-        print(f"  not published: {', '.join(sorted(left))}")
+    _show(opened, repositories, f"{' (private)' * private}{f', tag {tag}' if tag else ''}")
     if dry_run:
         print("the local checks pass; nothing was sent")
         return None
@@ -75,35 +64,48 @@ def publish(
         repository.create(private)
     commit = remote.tags().get(tag or "")
     if commit:
-        _check_tagged(remote, commit, str(tag))
+        differing = remote.look(commit).differing
+        if differing:
+            raise ValueError(
+                f"got tag {tag}, which {remote.url} has at {commit} with other contents "
+                f"({differing}), expected a new one: published tags do not move"
+            )
         print(f"{remote.url} already has this folder as {tag}, at {commit}")
         repositories.remove(remote)
-        tag = None
     # all are looked at before the first is changed
-    found = [_found(repository, merge) for repository in repositories]
-    for repository, (parent, others) in zip(repositories, found, strict=True):
-        published = _committed(repository, parent, others)
+    found = [repository.look(repository.head()) for repository in repositories]
+    for repository, state in zip(repositories, found, strict=True):
+        if not merge:
+            repository.check_free(state)
+    for repository, state in zip(repositories, found, strict=True):
+        published = repository.update(state)
         _check_download(repository, published)
         print(f"published {repository.url} at {published}")
-        if repository is remote:
-            commit = published
-    if commit and tag:
-        _tag(remote, tag, commit)
-    return commit
-
-
-def _check_names(repo_id: str, tag: str | None) -> None:
-    """Raise ValueError for names that no Hub takes."""
-    validate_repo_id(repo_id)
-    if "/" not in repo_id:
-        raise ValueError(
-            f"got repo_id {repo_id!r}, expected a namespace too, as in 'you/{repo_id}'"
+    if commit or not tag:
+        return commit or published
+    remote.tag(tag, published)
+    tagged = remote.tags().get(tag)
+    if tagged != published:
+        raise Refused(
+            f"{remote.url} has tag {tag} at {tagged}, which collides with {published}: "
+            "choose a new tag"
         )
-    if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
-        raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
+    return published
 
 
-def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
+def _show(opened: Opened, repositories: list[Remote], how: str) -> None:
+    """Print what is sent where, and what is not."""
+    for repository in repositories:
+        print(f"{opened.folder} -> {repository.url}{how}")
+        for name, content in repository.files.items():
+            print(f"  {digests(content)['sha256'][:12]} {len(content):>12,} {name}")
+    sent = {name.split("/")[0] for name in repositories[-1].files}
+    left = {path.name for path in opened.local_folder.iterdir()} - sent
+    if left:
+        print(f"  not published: {', '.join(sorted(left))}")
+
+
+def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> Manifest:
     """All files to publish, after the checks that need no Hub.
 
     Code that config.json promises and the folder does not have is this package's.
@@ -121,61 +123,6 @@ def _checked(opened: Opened, repo_id: str, space_url: str) -> Manifest:
         manifest = with_list(dict(sorted(manifest.items())))
         check_folder(opened, manifest)
     return manifest
-
-
-def _check_tagged(remote: Remote, commit: str, tag: str) -> None:
-    """Raise ValueError if the commit that has the tag is not the files."""
-    _, others = remote.others(commit)
-    differences = remote.differences(commit, others)
-    if differences:
-        raise ValueError(
-            f"got tag {tag}, which {remote.url} has at {commit} with other contents "
-            f"({differences}), expected a new one: published tags do not move"
-        )
-
-
-def _tag(remote: Remote, tag: str, commit: str) -> None:
-    """Tag a commit. Raises Refused if somebody else has set the tag meanwhile."""
-    remote.tag(tag, commit)
-    tagged = remote.tags().get(tag)
-    if tagged != commit:
-        raise Refused(
-            f"{remote.url} has tag {tag} at {tagged}, which collides with {commit}: "
-            "choose a new tag"
-        )
-
-
-def _found(remote: Remote, merge: bool) -> tuple[str, set[str]]:
-    """The commit of main, and its files that are not from here. Raises Refused if they are in the way of ours.
-
-    With `merge`, they are not.
-    """
-    commit = remote.head()
-    listed, others = remote.others(commit)
-    same = sorted(others & remote.files.keys())
-    in_the_way = same if listed else sorted(others)
-    if in_the_way and not merge:
-        raise Refused(
-            f"got {remote.url}, which holds {', '.join(in_the_way)}, "
-            "expected an empty repository or one that sa_zoo published: nothing was changed; "
-            "choose a new --repo-id, or add --merge, which replaces "
-            f"{', '.join(same) or 'none of its files'} and keeps all others"
-        )
-    return commit, others
-
-
-def _committed(remote: Remote, commit: str, others: set[str]) -> str:
-    """Make main, now at `commit`, hold the files and `others`, if it does not yet; return its commit."""
-    if not remote.differences(commit, others):
-        return commit
-    commit = remote.commit(commit, others)
-    differences = remote.differences(commit, others)
-    if differences:
-        raise Refused(
-            f"{remote.url} at {commit} is not what was sent ({differences}): "
-            "somebody else may be writing there: look at it, then run this again"
-        )
-    return commit
 
 
 def _check_download(remote: Remote, commit: str) -> None:

@@ -1,7 +1,9 @@
 """One repository on a Hub, by the official client, with messages that say what to do, and retries that it lacks."""
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile, get_token
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
 
 from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_files
 
@@ -66,8 +69,7 @@ def retried(doing: str) -> Callable[[Method], Method]:
                     cause = _hub_error(error)
                     if cause is None:
                         raise
-                    explained = _explained(remote, doing, cause)
-                    asked = _asked(cause)
+                    explained, asked = _explained(remote, doing, cause)
                     may_pass = isinstance(explained, ConnectionError) and asked <= LONGEST_WAIT
                     if wait is None or not may_pass:
                         raise explained from error
@@ -78,16 +80,32 @@ def retried(doing: str) -> Callable[[Method], Method]:
     return decorate
 
 
+@dataclass(frozen=True)
+class State:
+    """A commit, compared with the files that the repository is to hold."""
+
+    commit: str
+    others: set[str]  # files that are not from here, or not as this package published them
+    in_the_way: list[str]  # those that publishing must not replace
+    differing: str  # names of the others, if they are missing, added or have other bytes
+
+
 class Remote:
-    """A model repository on the Hub at `endpoint` (None: the client's default)."""
+    """A model repository on the Hub of HF_ENDPOINT."""
 
     kind = "model"
     folder = ""  # of such repositories on the Hub
     settings: ClassVar[dict[str, Any]] = {}  # of a new one
     example: ClassVar[set[str]] = set()  # files that the Hub fills a new one with
 
-    def __init__(self, repo_id: str, endpoint: str | None) -> None:
-        self.api = HfApi(endpoint=endpoint, library_name="sa_zoo")
+    def __init__(self, repo_id: str) -> None:
+        """Raises ValueError for a name that no Hub takes."""
+        validate_repo_id(repo_id)
+        if "/" not in repo_id:
+            raise ValueError(
+                f"got repo_id {repo_id!r}, expected a namespace too, as in 'you/{repo_id}'"
+            )
+        self.api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="sa_zoo")
         self.repo_id = repo_id
         self.place: dict[str, Any] = {"repo_id": repo_id, "repo_type": self.kind}
         self.url = f"{self.api.endpoint}/{self.folder}{repo_id}"
@@ -122,56 +140,71 @@ class Remote:
         return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(**self.place).tags}
 
     @retried("read the files")
-    def others(self, commit: str) -> tuple[bool, set[str]]:
-        """Whether a commit has the list of what this package published, and all files that are not as listed there.
+    def look(self, commit: str, others: set[str] | None = None) -> State:
+        """Compare a commit with `files`, apart from `others`; by default, all that is not from here.
 
-        A repository that the Hub has created, and nobody has changed, is an empty list.
+        A repository without a list of what this package published belongs to somebody else, unless it is empty or the
+        Hub created it and nobody has changed it since.
         """
         tree = self._tree(commit)
-        listed: dict[str, dict[str, str]] = {}
-        if PUBLISHED in tree:
-            with TemporaryDirectory() as cache:
-                path = self.api.hf_hub_download(
-                    **self.place, filename=PUBLISHED, revision=commit, cache_dir=cache
-                )
-                listed = published_files(Path(path).read_bytes())
-        if not listed and tree and tree.keys() <= self.example:
-            commits = self.api.list_repo_commits(**self.place, revision=commit)
-            if [each.title for each in commits] == ["initial commit"]:  # the Hub's own
-                return True, set()
-        if not listed:
-            return False, set(tree)
-        mine = {name for name in listed if tree.get(name) in listed[name].values()}
-        return True, tree.keys() - mine - {PUBLISHED}
+        in_the_way: set[str] = set()
+        if others is None:
+            listed = self._listed(commit) if PUBLISHED in tree else {}
+            mine = {name for name in listed if tree.get(name) in listed[name].values()}
+            others = tree.keys() - mine
+            if listed:
+                others.discard(PUBLISHED)
+                in_the_way = others & self.files.keys()
+            elif others and others <= self.example and self._is_new(commit):
+                others = set()
+            else:
+                in_the_way = others
+        ours = {name: digests(content).values() for name, content in self.files.items()}
+        differing = {name for name in ours if tree.get(name) not in ours[name]}
+        differing |= tree.keys() - ours.keys() - others
+        return State(commit, others, sorted(in_the_way), ", ".join(sorted(differing)))
 
-    @retried("read the files")
-    def differences(self, commit: str, others: set[str]) -> str:
-        """What differs between the tree of `commit`, apart from `others`, and `files`; empty if nothing."""
-        tree = self._tree(commit)
-        found = dict.fromkeys(self.files.keys() - tree.keys(), "missing")
-        found |= dict.fromkeys(tree.keys() - self.files.keys() - others, "not in the folder")
-        for name in self.files.keys() & tree.keys():
-            if tree[name] not in digests(self.files[name]).values():
-                found[name] = "other bytes"
-        return "; ".join(f"{name}: {found[name]}" for name in sorted(found))
+    def check_free(self, state: State) -> None:
+        """Raise Refused if files that are not from here are in the way of ours."""
+        if state.in_the_way:
+            same = sorted(state.others & self.files.keys())
+            raise Refused(
+                f"got {self.url}, which holds {', '.join(state.in_the_way)}, "
+                "expected an empty repository or one that sa_zoo published: nothing was changed; "
+                "choose a new --repo-id, or add --merge, which replaces "
+                f"{', '.join(same) or 'none of its files'} and keeps all others"
+            )
+
+    def update(self, state: State) -> str:
+        """Make main, which is at `state`, hold the files and those of others, if it does not yet; return its commit."""
+        if not state.differing:
+            return state.commit
+        commit = self._commit(state)
+        differing = self.look(commit, state.others).differing
+        if differing:
+            raise Refused(
+                f"{self.url} at {commit} is not what was sent ({differing}): "
+                "somebody else may be writing there: look at it, then run this again"
+            )
+        return commit
 
     @retried("commit")
-    def commit(self, parent: str, others: set[str]) -> str:
-        """Make the tree equal to `files` and `others` in one commit on top of `parent`; return main's commit.
+    def _commit(self, state: State) -> str:
+        """Make the tree equal to the files and those of others in one commit on top of `state`; return main's commit.
 
-        If main has moved from `parent`, nothing is committed: either the answer to an earlier attempt was lost, or
-        somebody else committed. `differences` tells which.
+        If main has moved, nothing is committed: either the answer to an earlier attempt was lost, or somebody else
+        committed. `look` tells which.
         """
         head = str(self.api.repo_info(**self.place).sha)
-        if head != parent:
+        if head != state.commit:
             return head
-        left = sorted(self._tree(parent).keys() - self.files.keys() - others)
+        left = sorted(self._tree(head).keys() - self.files.keys() - state.others)
         added = [CommitOperationAdd(name, content) for name, content in self.files.items()]
         committed = self.api.create_commit(
             **self.place,
             operations=[*added, *map(CommitOperationDelete, left)],
             commit_message="Publish with sa_zoo",
-            parent_commit=parent,
+            parent_commit=head,
         )
         return committed.oid
 
@@ -192,6 +225,19 @@ class Remote:
         tree.pop(".gitattributes", None)  # the Hub itself writes it when it creates a repository
         return tree
 
+    def _listed(self, commit: str) -> dict[str, dict[str, str]]:
+        """Path -> digests of the files that this package published, as a commit lists them."""
+        with TemporaryDirectory() as cache:
+            path = self.api.hf_hub_download(
+                **self.place, filename=PUBLISHED, revision=commit, cache_dir=cache
+            )
+            return published_files(Path(path).read_bytes())
+
+    def _is_new(self, commit: str) -> bool:
+        """Whether a commit is the one with which the Hub created the repository."""
+        commits = self.api.list_repo_commits(**self.place, revision=commit)
+        return [each.title for each in commits] == ["initial commit"]
+
 
 class Space(Remote):
     """A static Space."""
@@ -211,25 +257,20 @@ def _hub_error(error: BaseException | None) -> Exception | None:
     return None
 
 
-def _asked(error: Exception) -> float:
-    """Seconds to wait that the Hub asks for."""
-    if not isinstance(error, HfHubHTTPError):
-        return 0.0
-    header = error.response.headers.get("Retry-After", "")
-    return float(header) if header.isdecimal() else 0.0  # it can also be a date, which is ignored
-
-
-def _explained(remote: Remote, doing: str, error: Exception) -> Exception:
-    """The exception to raise: what could not be done, why, and what to do."""
+def _explained(remote: Remote, doing: str, error: Exception) -> tuple[Exception, float]:
+    """The exception to raise, with what could not be done, why, and what to do; and the seconds that a Hub asks for."""
     kind, advice = NO_ANSWER
     reason = str(error)
+    asked = ""
     if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
+        response = error.response
+        status = response.status_code
         kind, advice = ADVICE.get(status, ADVICE[400 if status < 500 else 500])
-        reason = f"HTTP {status}: {error.server_message or error.response.reason_phrase}"
+        reason = f"HTTP {status}: {error.server_message or response.reason_phrase}"
+        asked = response.headers.get("Retry-After", "")
     why = f"{advice.format(repo_id=remote.repo_id)} ({reason})"
     message = f"could not {doing} at {remote.url}: {why}"
     token = get_token()
     if token:  # a client quotes a header that it cannot send, a server may quote what it got
         message = message.replace(token, "<token>")
-    return kind(message)
+    return kind(message), float(asked) if asked.isdecimal() else 0.0  # it can also be a date

@@ -155,14 +155,17 @@ def config_path(config: str | Path) -> Path:
     )
 
 
-def data_of(model: str) -> DataConfig:
-    """The data that the run in a folder was trained on. Raises ValueError for a model that is not a run folder."""
+def data_of(model: str, overrides: Iterable[str] = ()) -> DataConfig:
+    """The data that the run in a folder was trained on, with overrides as of `load_config`.
+
+    Raises ValueError for a model that is not a run folder.
+    """
     recipe = Path(model) / "train.toml"
     if not recipe.is_file():
         raise ValueError(
             f"--data: got nothing, expected a data set, as {model} is not a run folder"
         )
-    return load_config(recipe).data
+    return load_config(recipe, overrides).data
 
 
 def data_config(name: str, overrides: Iterable[str]) -> DataConfig:

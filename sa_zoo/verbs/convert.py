@@ -1,17 +1,24 @@
 """From a trained CNN to a complete folder of an attention network."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from sa_zoo.convolution.network_conversion import NetworkReport
-from sa_zoo.folders.metrics import Baseline, write_test
-from sa_zoo.folders.opened import Opened, open_model
-from sa_zoo.folders.write import new_folder
-from sa_zoo.interchange.converted_cnn import write_converted
+import timm
+from timm.models import PretrainedCfg
+from torch import nn
+
+from sa_zoo.convolution.network_conversion import NetworkReport, convert
+from sa_zoo.convolution.timm_backbones import backbone_cfg
+from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
+from sa_zoo.folders.opened import Opened, open_folder, open_model
+from sa_zoo.folders.write import new_folder, write_file, write_timm_files
+from sa_zoo.models.network import SANet
 from sa_zoo.publishing.card import write_card
-from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
-from sa_zoo.verbs.finish import finish_folder
+from sa_zoo.verbs.evaluate import data_for
+from sa_zoo.verbs.finish import finish
 
 
 def convert_model(
@@ -24,13 +31,31 @@ def convert_model(
 ) -> tuple[Opened, NetworkReport]:
     """Turn the convolutions of a trained CNN into attention, in a complete folder `out`.
 
-    With `data`, the test accuracy before and after goes into metrics.json and the card; if that fails, the folder
-    stays. Raises FileExistsError if `out` is not empty, and what `open_model` and `write_converted` raise.
+    `layers`, `alpha` and `content` are those of `sa_zoo.convert`. With `data`, the test accuracy before and after goes
+    into metrics.json and the card; if that fails, the folder stays. Raises FileExistsError if `out` is not empty,
+    ValueError for a network that cannot be converted or written, and what `open_model` raises.
     """
+    if math.isinf(alpha):
+        raise ValueError(
+            "alpha: got inf, which JSON cannot hold, expected a number; 46 gives the same function"
+        )
+    conversion: dict[str, Any] = {"layers": layers, "alpha": alpha, "content": content}
     with new_folder(out) as new:
         cnn = open_model(source)
-        report = write_converted(cnn, new, layers, alpha, content)
-        converted = finish_folder(new)
+        if isinstance(cnn.network, SANet):
+            raise ValueError(
+                f"source: got {cnn.source}, which is a network of attention, expected a CNN"
+            )
+        cfg: dict[str, Any] = cnn.network.pretrained_cfg  # type: ignore[assignment]
+        network, report = convert(cnn.network, **conversion)
+        backbone = _registered(cnn.network, conversion)
+        backbone.load_state_dict(network.state_dict())
+        write_timm_files(new, backbone)
+        write_file(new / "report.md", report.table())
+        measured = Conversion(**conversion, logits=report.logits)
+        base_model = (cfg.get("hf_hub_id") or "").partition("@")[0]
+        write_metrics(new, metrics_of(backbone, base_model=base_model, conversion=measured))
+        converted = finish(open_folder(new))
     converted = converted.moved(out)
     if data:
         converted = _compared(cnn, converted, data)
@@ -47,10 +72,22 @@ def conversion_report(converted: Opened, report: NetworkReport) -> str:
     return text.rstrip()
 
 
+def _registered(network: nn.Module, conversion: dict[str, Any]) -> Any:
+    """The registered network that is built as the converted one, so that config.json can name it."""
+    cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
+    arguments = getattr(network, "_model_args", {}) | conversion
+    name = f"mhsa_{cfg['architecture']}"
+    if not timm.is_model(name):
+        name = "mhsa_network"
+        arguments["cnn"] = cfg["architecture"]
+    cfg = backbone_cfg(PretrainedCfg(**cfg)).to_dict() | {"architecture": name}
+    return timm.create_model(name, pretrained_cfg=cfg, **arguments).eval()
+
+
 def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
     """Measure both networks, and put the results into the folder of the converted one."""
     try:
-        config = _test_data(cnn, data)
+        config = data_for(cnn, data)
         before = evaluate_opened(cnn, config).test
         # on the same images: the converted network was trained on the data of the CNN, too
         after = evaluate_opened(replace(cnn, network=converted.network), config)
@@ -62,12 +99,3 @@ def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
     measured = replace(converted, metrics=metrics)
     write_card(measured)
     return measured
-
-
-def _test_data(cnn: Opened, data: str) -> DataConfig:
-    """The data set of this name as the run of the CNN describes it, with its title, or just by its name."""
-    if cnn.folder and (cnn.folder / "train.toml").is_file():
-        trained_on = data_of(str(cnn.folder))
-        if trained_on.name == data:
-            return trained_on
-    return DataConfig(name=data)

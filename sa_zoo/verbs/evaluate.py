@@ -1,22 +1,48 @@
 """The accuracy of any model on the test split of a data set."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
 from sa_zoo.folders.metrics import Metrics
-from sa_zoo.folders.opened import folder_of, open_model
-from sa_zoo.training.config import DataConfig, data_of
+from sa_zoo.folders.opened import Opened, folder_of, open_model
+from sa_zoo.training.config import DataConfig, data_config, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 
 
 def evaluate(
-    model: str, data: str = "", revision: str = "", label_column: str = "", detail: bool = False
+    model: str | Path | Opened, data: str = "", changes: Iterable[str] = (), detail: bool = False
 ) -> Metrics:
-    """Evaluate a model, as `open_model` takes it, on a data set; without `data`, on that of its run.
+    """Evaluate a model on the test split of a data set, by default that of its run, as `sa-zoo evaluate` does.
 
-    Raises ValueError for data that do not fit the model, and what `open_model` raises.
+        sa_zoo.evaluate("runs/mine").test.top1
+        run = sa_zoo.open("runs/mine")
+        sa_zoo.harden(run.network)
+        sa_zoo.evaluate(run, "data/images", ["data.image_size=48"]).test.top1
+
+    Args:
+        model: what `sa_zoo.open` takes, or what it returned.
+        data: Hub data set, folder or "digits".
+        changes: values of a recipe to replace, "data.key=value".
+        detail: add accuracy by class, calibration and the confusion matrix.
+
+    Raises:
+        ValueError: for data that do not fit the model; and what `sa_zoo.open` raises.
     """
-    folder = folder_of(model)
-    config = DataConfig(name=data) if data else data_of(str(folder or model))
-    changes = {
-        "revision": revision or config.revision,
-        "label_column": label_column or config.label_column,
-    }
-    return evaluate_opened(open_model(model), config.model_copy(update=changes), detail)
+    config = data_for(model, data, changes)
+    return evaluate_opened(open_model(model), config, detail)
+
+
+def data_for(model: str | Path | Opened, data: str = "", changes: Iterable[str] = ()) -> DataConfig:
+    """The data set `data`, as the model's run describes it if it has one of this name; by default that of the run.
+
+    Raises ValueError if there is neither.
+    """
+    name = model.source if isinstance(model, Opened) else model
+    run = str(folder_of(model) or name)
+    if not data:
+        return data_of(run, changes)
+    with suppress(ValueError):  # not a run folder
+        if data_of(run).name == data:
+            return data_of(run, changes)
+    return data_config(data, changes)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from PIL import Image
 
-import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.explorer import Page, explore
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.training.config import data_of

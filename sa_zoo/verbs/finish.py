@@ -7,11 +7,11 @@ from typing import Any
 
 from sa_zoo.analysis.figures import figure_files
 from sa_zoo.folders.check import refusing
-from sa_zoo.folders.metrics import Metrics, write_metrics
+from sa_zoo.folders.metrics import metrics_of, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
-from sa_zoo.interchange.timm_checkpoint import PICKLED, network_from_checkpoint, write_safely
+from sa_zoo.interchange.timm_checkpoint import network_from_checkpoint, with_safetensors
 from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import card_files
 from sa_zoo.training.config import DataConfig
@@ -42,50 +42,49 @@ def finish(opened: Opened) -> Opened:
     return opened
 
 
-def finish_folder(folder: Path) -> Opened:
-    """Open a model folder and `finish` it; raises what `open_folder` raises."""
-    return finish(open_folder(folder))
+def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: str = "") -> Opened:
+    """Make a complete folder `out` of what another trainer left, as `sa-zoo finish` does.
 
+        mine = sa_zoo.finish("model_best.pth.tar", "mine", classes="data/images")
+        sa_zoo.publish(mine, "you/mine")
 
-def finish_copy(source: Path, out: Path, model: str = "", classes: str = "") -> Opened:
-    """Make a complete folder `out` of what another trainer left; returns it as opened.
+    Args:
+        source: a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
+            trainer or of the paper's own code.
+        model: the timm name of a checkpoint that does not have it.
+        classes: names of the classes: a data set, or a file with a line for each.
 
-    `source` is a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
-    trainer or of the paper's own code; `model` is the timm name of a checkpoint that does not have it, `classes` what
-    names its classes. Raises FileExistsError if `out` is not empty, FileNotFoundError or ValueError for a source that
-    cannot be read, and for other classes.
+    Raises:
+        FileExistsError: if `out` is not empty.
+        FileNotFoundError, ValueError: for a source that cannot be read, and for other classes.
     """
-    names = _class_names(classes)
+    source = Path(source)
+    out = Path(out)
+    names = _names_from(classes)
     data = None
     with new_folder(out) as new:
         if source.is_file():
             network, data = network_from_checkpoint(source, model)
         else:
-            if (source / PICKLED).is_file() and not (source / "model.safetensors").is_file():
-                write_safely(source, new)
-                source = new
-            network = open_folder(source).network
-        cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
-        _name_classes(cfg, names, network.num_classes)  # type: ignore[arg-type]
+            network = open_folder(with_safetensors(source, new)).network
+        _name_classes(network, names)
         write_timm_files(new, network, data_config=data)
-        metrics = Metrics(
-            model=cfg["architecture"],
-            parameters=sum(parameter.numel() for parameter in network.parameters()),
-        )
-        write_metrics(new, metrics)
-        opened = finish_folder(new)
+        write_metrics(new, metrics_of(network))
+        opened = finish(open_folder(new))
     return opened.moved(out)
 
 
-def _class_names(source: str) -> list[str]:
+def _names_from(source: str) -> list[str]:
     """The lines of a file, or the classes of a data set; in folders, these are in timm's natural order."""
     if Path(source).is_file():
         return Path(source).read_text(encoding="utf-8").splitlines()
     return list(open_source(DataConfig(name=source)).classes) if source else []
 
 
-def _name_classes(cfg: dict[str, Any], names: list[str], classes: int) -> None:
-    """Put names into a pretrained_cfg; warns if it has none. Raises ValueError for another number of names."""
+def _name_classes(network: Any, names: list[str]) -> None:
+    """Put names into the pretrained_cfg; warns if it has none. Raises ValueError for another number of names."""
+    cfg = network.pretrained_cfg
+    classes = network.num_classes
     if names:
         cfg["label_names"] = names
         if len(names) != classes:

@@ -4,21 +4,21 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from sa_zoo.folders.metrics import Metrics
+from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import Config, load_config
-from sa_zoo.verbs.fit import fit
+from sa_zoo.verbs.train import train_and_finish
 
 EPOCHS = 8
 SMALL_EPOCHS = 4  # with small images, in a run that began with them
 RATE = 1 / 3  # of the run's learning rate
 
 
-def harden_run(run: Path, out: Path, changes: Iterable[str] = (), resume: bool = False) -> Metrics:
+def harden_run(run: Path, out: Path, changes: Iterable[str] = (), resume: bool = False) -> Opened:
     """Make the heads of a trained run taps, train on, and leave a complete run folder; raises what `train` raises.
 
     Raises ValueError for a folder without train.toml, and for a network whose heads cannot be taps.
     """
-    return fit(config_of(run, changes), out, resume)
+    return train_and_finish(config_of(run, changes), out, resume)
 
 
 def config_of(run: Path, changes: Iterable[str] = ()) -> Config:

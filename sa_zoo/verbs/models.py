@@ -1,21 +1,25 @@
 """The trained models of the package and of the clone that it may be installed from."""
 
-from sa_zoo.folders.metrics import margin, read_metrics
+from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.models.timm_models import HUB_OWNER, WEIGHTS
 
 
 def models_table() -> str:
     """A line per trained model that was evaluated on test images, the most accurate first, and how to load one."""
-    found = [(folder.name, read_metrics(folder)) for folder in WEIGHTS.iterdir() if folder.is_dir()]
-    rows = [
-        (run.test.top1, run.test.n, name, run.parameters or 0) for name, run in found if run.test
-    ]
-    lines = [f"{'model':32}{'parameters':>12}{'top-1':>9}          weights"]
-    for top1, n, name, parameters in sorted(rows, reverse=True):
-        accuracy = f"{top1:9.2%} ± {margin(top1, n):.2%}"
-        lines.append(f"{name:32}{parameters:12,}{accuracy}  {_location(name)}")
-    lines.append("load one: timm.create_model(NAME, pretrained=True) after import sa_zoo")
-    return "\n".join(lines)
+    rows = []
+    for folder in WEIGHTS.iterdir():
+        metrics = read_metrics(folder)  # empty for a file
+        if metrics.test:
+            row = f"{folder.name:32}{metrics.parameters or 0:12,}{metrics.test.percent:>17}"
+            rows.append((metrics.test.top1, f"{row}  {_location(folder.name)}"))
+    lines = [row for _, row in sorted(rows, reverse=True)]
+    return "\n".join(
+        [
+            f"{'model':32}{'parameters':>12}{'top-1':>9}          weights",
+            *lines,
+            "load one: timm.create_model(NAME, pretrained=True) after import sa_zoo",
+        ]
+    )
 
 
 def _location(name: str) -> str:

@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import datasets
+import psutil
 import pytest
 from hostile import FOLDERS
 from model_folders import make_run
 from tiny_runs import noise_images, parquet_folder, tiny_config
 
-from sa_zoo.folders.opened import open_folder
+import sa_zoo
 from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.training import splits
 from sa_zoo.training.train import train
@@ -61,7 +62,7 @@ def test_input(proof, tmp_path):
         pytest.skip("--times is a number of folders; tests/test_check.py tries all in one process")
     sizes = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11}
     harmless = make_run(tmp_path / "harmless", "sa_quadratic_cifar", **sizes)
-    opened = open_folder(harmless)
+    opened = sa_zoo.open(harmless)
     opened.with_files(transformers_files(opened))
     for loader, code in LOADERS.items():
         folders = []
@@ -87,17 +88,11 @@ def test_input(proof, tmp_path):
 
 def own_memory() -> int:
     """Bytes of this process and its children: what they share counts once, files mapped into memory do not count."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
+    process = psutil.Process()
     total = 0
-    for pid in ours:
-        with suppress(OSError):
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    for each in (process, *process.children(recursive=True)):
+        with suppress(OSError):  # it has ended
+            rollup = Path(f"/proc/{each.pid}/smaps_rollup").read_text()
             total += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", rollup, re.M)))
     return 1024 * total
 

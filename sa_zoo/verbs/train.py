@@ -1,0 +1,64 @@
+"""A run from its recipe to the folder that is published."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from accelerate import PartialState
+
+from sa_zoo.folders.opened import Opened
+from sa_zoo.training.config import Config, load_config, run_name
+from sa_zoo.training.train import train
+from sa_zoo.verbs.finish import finish
+
+
+def train_recipe(
+    recipe: str | Path,
+    out: str | Path = "",
+    data: str = "",
+    changes: Sequence[str] = (),
+    resume: bool = False,
+) -> Opened:
+    """Train a model, evaluate it, and leave a complete run folder, as `sa-zoo train` does.
+
+        run = sa_zoo.train("finetune_folder", "runs/mine", data="data/images", changes=["train.epochs=4"])
+        print(run.metrics.test.top1, run.folder)
+        logits = run.network(images)
+
+    Args:
+        recipe: a TOML file, or the name of one in configs/.
+        out: run folder; default: runs/RECIPE, or runs/RECIPE-MODEL if `changes` choose another model.
+        data: Hub data set, folder or "digits"; default: the data of the recipe.
+        changes: values to replace, "section.key=value".
+        resume: resume the run in `out`.
+
+    Raises:
+        What `train_and_finish` raises.
+    """
+    if data:
+        changes = [f"data.name={json.dumps(data)}", "data.hold_out=content", *changes]
+    folder = Path(out or f"runs/{run_name(recipe, changes)}")
+    return train_and_finish(load_config(recipe, changes), folder, resume)
+
+
+def train_and_finish(config: Config, out: Path, resume: bool = False) -> Opened:
+    """Train, evaluate and leave a complete run folder; raises what `train` raises."""
+    run = train(config, out, resume)
+    if PartialState().is_main_process:
+        run = finish(run)
+    return run
+
+
+def summary(run: Opened) -> str:
+    """The result of a finished run, and what to do next."""
+    metrics = run.metrics
+    result = f"{metrics.model} on {metrics.data}: test accuracy {metrics.test}"
+    train = metrics.train
+    if train and train.seconds:  # neither is in a metrics.json that only an evaluation wrote
+        result += f" after {train.epochs} epochs, {train.seconds / 60:.1f} minutes"
+    return (
+        f"{result}\n"
+        f"the run is in {run.folder}; next: sa-zoo evaluate {shlex.quote(str(run.folder))} --detail, or in Python\n"
+        f"  import timm, sa_zoo; timm.create_model('local-dir:{run.folder}', pretrained=True)"
+    )
