@@ -533,6 +533,8 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
     assert b"validation/top1" in events.read_bytes()
 
 
+# torch's handler of signals can interrupt whatever runs, such as a callback of the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_dying_process_that_decodes_images_is_reported(tmp_path, monkeypatch):
     read = StreamedSplit.read
 
