@@ -1,4 +1,4 @@
-"""Multi-head self-attention over pixels: the definition, and the one exact reformulation that matters.
+"""Multi-head self-attention over pixels: the definition, and an exact, cheaper form by axes.
 
 After Cordonnier, Loukas, Jaggi, "On the Relationship between Self-Attention and Convolutional Layers"
 (ICLR 2020, https://arxiv.org/abs/1911.03584). Every head sees all D channels, as in the paper's experiments:
@@ -9,7 +9,7 @@ After Cordonnier, Loukas, Jaggi, "On the Relationship between Self-Attention and
     A = X W_qry W_key^T X^T + X W_qry What_key r_delta + u^T W_key X^T + v^T What_key r_delta    (Eq. 8)
 
 A is the sum of a model's score terms (terms.py). `W_val` holds the merged matrices W_h of Eq. 10 for all heads; `W_out`
-is one more linear layer, which the paper's code applies after them.
+is one more linear layer after them, as in the paper's code.
 
 Legend, here and in the whole package:
 
@@ -32,12 +32,12 @@ from .positions import at_least_float32
 from .stages import Grid
 from .terms import Terms
 
-# Above so many pixels (8x8 is below, 16x16 above) the factors of P by axis are faster than P itself.
+# Above this many pixels (8x8 is below, 16x16 above), the factors of P by axis are faster than P itself.
 AXES_FROM = 128
 
 
 def probabilities_from(scores: Tensor) -> Tensor:
-    """softmax over the last axis (Eq. 1), in at least float32, without negligible ones: denormals slow a CPU down."""
+    """softmax over the last axis (Eq. 1), in at least float32; negligible values are 0: denormals slow CPUs down."""
     P = torch.softmax(at_least_float32(scores), dim=-1)
     negligible = 1e-20 if P.dtype == torch.float64 else 1e-11  # 1e-4 of the type's rounding error
     return hardshrink(P, negligible)
@@ -116,7 +116,7 @@ class Attention(nn.Module):
         return [probabilities_from(down), probabilities_from(across)]
 
     def drops(self) -> bool:
-        """Whether P has dropout, which then does not factorize."""
+        """Whether P has dropout; P then does not factorize."""
         return self.training and self.attn_drop.p > 0.0
 
     def factorizes(self) -> bool:
@@ -124,7 +124,7 @@ class Attention(nn.Module):
         return self.separable and not self.drops()
 
     def axes_pay(self, grid: Grid, least: int = AXES_FROM) -> bool:
-        """Whether P factorizes, and its factors are faster than P itself for more than `least` pixels."""
+        """Whether the factors of P are faster than P: it factorizes, with more than `least` pixels."""
         return self.factorizes() and grid[0] * grid[1] > least
 
     def values(self, P: Tensor, X: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Attention(nn.Module):
             return self.by_axes(X)
         return self.definition(X)
 
-    # What evaluates Eq. 10. A hook: where the whole package is installed, kernels/choose.py sets one with more forms.
+    # The method that evaluates Eq. 10. In the whole package, kernels/choose.py sets one with more forms.
     evaluator = cheaper
 
     def forward(self, X: Tensor) -> Tensor:
@@ -164,12 +164,12 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> "Attention":
-        """The layer with W_out folded into W_val, as nothing lies between them."""
+        """Fold W_out into W_val, in place: nothing lies between them."""
         weight, bias = as_one_map(self.W_val, self.W_out)
         self.W_val.weight.copy_(weight)
         self.W_val.bias.copy_(bias)
         self.W_out = nn.Identity()
         return self
 
-    # What timm.utils.reparameterize_model puts in the place of the layer. A hook, too: see kernels/deployed.py.
+    # timm.utils.reparameterize_model replaces the layer by the result. kernels/choose.py sets `deployed` instead.
     fuse = folded

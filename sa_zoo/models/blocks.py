@@ -1,4 +1,4 @@
-"""The two blocks that networks are made of: the paper's, and a ResNet's with attention for its convolutions.
+"""The two blocks of the networks: the paper's, and a ResNet's with attention for its convolutions.
 
 Everything has the layout (B, H, W, D). Legend: attention.py.
 """
@@ -33,7 +33,7 @@ class Merge(nn.Module):
         self.linear = nn.Linear(4 * dim_in, dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        # By the sizes of x: with `unflatten`, torch's older exporter to ONNX fixes the number of images.
+        # Not `unflatten`: with it, torch's older ONNX exporter fixes the number of images.
         B, height, width, D_in = x.shape
         squares = x.reshape(B, height // 2, 2, width // 2, 2, D_in)
         return self.linear(squares.transpose(2, 3).flatten(3))
@@ -42,7 +42,7 @@ class Merge(nn.Module):
 class Block(nn.Module):
     """Attention with a residual connection: `attended`, then `rest`.
 
-    The first block of a further stage merges 2x2 pixels of `dim_in` channels before that.
+    The first block of a further stage first merges 2x2 pixels of `dim_in` channels.
     """
 
     attention_class: type[Attention] = Attention
@@ -79,14 +79,14 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual connection and what follows it: (B, H, W, D), twice -> (B, H, W, D)"""
+        """The residual connection and later layers: (B, H, W, D), twice -> (B, H, W, D)"""
         raise NotImplementedError
 
     def at_once(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
         return self.rest(x, self.attended(x))
 
-    # What evaluates a block after merging: a hook as Attention.evaluator, as a few images at a time can be faster.
+    # The method that evaluates a block after merging. kernels/choose.py sets one that divides large batches.
     evaluate_block = at_once
 
 

@@ -1,28 +1,28 @@
 """The networks' configuration for transformers and timm: one config.json for both.
 
-The keys of timm are derived from the fields when a configuration is written and dropped when it is read, so that they
-cannot contradict each other. This file is also published together with weights, as remote code.
+timm's keys are derived from the fields on writing and dropped on reading, so they cannot contradict each other. This
+file is also published together with weights, as remote code.
 """
 
 from typing import Any
 
 from transformers.utils.versions import require_version
 
-require_version("transformers>=5.4")  # before what older versions do not have
+require_version("transformers>=5.4")  # before imports that older versions lack
 # ruff: noqa: E402
 
 from huggingface_hub.dataclasses import strict
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-# transformers before 5.10 copies only the remote code that this file itself imports.
+# transformers before 5.10 copies only remote code imported by this file itself.
 from .content import Content  # noqa: F401
 from .positions import pixels  # noqa: F401
 from .stages import Layout, layout_of
 from .terms import has_fixed_size
 from .variants import TERMS
 
-# Where transformers finds the classes in a folder that contains copies of these files.
+# Where transformers finds the classes in a folder with copies of these files.
 AUTO_MAP = {
     "AutoConfig": "configuration_sa.SAConfig",
     "AutoModel": "modeling_sa.SAModel",
@@ -56,13 +56,13 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
             attn_drop_rate, drop_rate and drop_path_rate.
-        architecture: timm's name of the variant; default: the one that `attention_type` names.
+        architecture: timm's name of the variant; default: `sa_{attention_type}_cifar`.
         pretrained_cfg: timm's description of the weights: mean, std, interpolation, crop_pct, license, paper. Entries
-            that follow from other fields are replaced when it is written.
-        image_processor_type: the class that reads preprocessor_config.json.
+            derived from other fields are replaced on writing.
+        image_processor_type: the class for preprocessor_config.json.
         reshape_hidden_states: whether a backbone's features are maps (B, D, H, W). If not, they are (B, 1 + T, D): the
             mean over pixels, in the place of a class token, and the tokens, as DPT and Depth Anything expect.
-        out_features, out_indices: stages that a backbone returns. "stem" and index 0 are the embedding, "stageN" and
+        out_features, out_indices: stages returned by a backbone. "stem" and index 0 are the embedding, "stageN" and
             index N the output of the Nth stage, or of the Nth block if there is one stage.
     """
 
@@ -124,7 +124,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         return height, width
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, the keys that timm reads, and the location of the code."""
+        """All fields, timm's keys, and the location of the code."""
         # num_classes stays out of model_args: transformers' wrapper of timm passes its own number of labels as well.
         labels = sorted((int(index), label) for index, label in (self.id2label or {}).items())
         derived = {

@@ -1,4 +1,4 @@
-"""The terms of attention scores that look at the content of pixels (Eqs. 2, 7 and 8). Legend: attention.py."""
+"""The score terms that depend on the content of pixels (Eqs. 2, 7 and 8). Legend: attention.py."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .terms import RelativeTables, Term, kernel_offsets
 
 
 class Content(RelativeTables):
-    """(q . k + q . r_delta) / sqrt(D_h), D_h = D: the paper's "learned + content": Eq. 8 with a bias of q for u and v.
+    """(q . k + q . r_delta) / sqrt(D_h), D_h = D: the paper's "learned + content": Eq. 8 with q's bias as u and v.
 
     r_delta = concat(row[dx], col[dy]) is shared by the heads, D_row + D_col = D; W_qry, W_key: (N_h D, D).
     """
@@ -33,10 +33,10 @@ class Content(RelativeTables):
 
 
 class ContentKernel(Content):
-    """Content whose heads start near a convolution, as those of QuadraticKernel, and look at positions only.
+    """Content whose heads start near a convolution, like those of QuadraticKernel, with keys of zero.
 
-    Along each axis of a K x K kernel, the first K columns of the table are one-hot around displacement 0, and so is the
-    query's bias at the column that its head attends to.
+    Along each axis of a K x K kernel, the first K columns of the table are one-hot around displacement 0. The query's
+    bias is one-hot at the column of its head's pixel.
     """
 
     not_decayed = ("row", "col")  # decay makes heads blur
@@ -68,7 +68,7 @@ class Relative(RelativeTables):
     def __init__(self, dim: int, num_heads: int, grid: Grid, **dd: Any) -> None:
         super().__init__(dim // 2, dim - dim // 2, grid, **dd)
         self.num_heads = num_heads
-        # No biases: u is the query's, and the key's would add one score to all keys, which no softmax sees.
+        # No biases: u is the query's; the key's would add a constant per query, which softmax ignores.
         self.W_qry = nn.Linear(dim, num_heads * dim, bias=False, **dd)
         self.W_key = nn.Linear(dim, num_heads * dim, bias=False, **dd)
         self.W_key_pos = nn.Linear(dim, num_heads * dim, bias=False, **dd)

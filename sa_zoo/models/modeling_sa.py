@@ -1,6 +1,6 @@
 """The paper's networks for transformers: a base model, an image classifier and a backbone, built from the same blocks.
 
-Modules have the same names as in timm_models.py, at the top level, so that one file of weights fits both libraries.
+Modules have the same names as in timm_models.py, at the top level, so one file of weights fits both libraries.
 Hidden states are (B, T, D), as is usual in transformers. R is the last of the layout's `reductions`. This file is also
 published together with weights, as remote code.
 """
@@ -25,7 +25,7 @@ from .attention import Attention
 from .blocks import Block, PostNormBlock, ResidualBlock, new_blocks
 from .configuration_sa import SAConfig
 
-# transformers before 5.10 copies only the remote code that this file itself imports.
+# transformers before 5.10 copies only remote code imported by this file itself.
 from .content import Content  # noqa: F401
 from .network import new_embedding, new_head, set_grids
 from .norm import BatchNorm  # noqa: F401
@@ -85,7 +85,7 @@ class SAPreTrainedModel(PreTrainedModel):
 
     config: SAConfig
     config_class = SAConfig
-    base_model_prefix = ""  # no wrapper, so that no key of a state dict is ever renamed
+    base_model_prefix = ""  # no wrapper: keys of a state dict are never renamed
     main_input_name = "pixel_values"
     input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers' own models, too
     supports_gradient_checkpointing = True
@@ -125,7 +125,7 @@ class SAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As in timm_models.py, by each module's `reset_parameters`; tensors that were loaded keep their values."""
+        """As in timm_models.py, by each module's `reset_parameters`; loaded tensors keep their values."""
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
             return
@@ -138,7 +138,7 @@ class SAPreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """transformers' choice of attention. These models have their own, which takes the fastest exact form."""
+        """Accept only "eager" or none: these models choose the fastest exact form of attention themselves."""
         if requested_attention not in (None, "eager"):
             got = f"attn_implementation: got {requested_attention!r}"
             raise ValueError(f"{got}, expected 'eager' or none: these models choose by themselves")

@@ -1,6 +1,6 @@
 """The paper's network (Section 4): 2x2 space-to-depth and a linear map, blocks of attention, mean over pixels.
 
-The paper's has one stage. In a pyramid, each further stage begins as the first one does, with space-to-depth and a
+The paper's has one stage. In a pyramid, each further stage begins like the first one, with space-to-depth and a
 linear map. Pure torch: the timm and transformers interfaces are built on it. Everything between the embedding and the
 head has the layout (B, H, W, D).
 """
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def new_embedding(in_chans: int, dim: int, patch_size: int, overlap: int, **dd: Any) -> nn.Conv2d:
-    """Space to depth, then a linear map: exactly a convolution, whose stride is its kernel unless patches overlap."""
+    """Space-to-depth and a linear map as one convolution; its stride equals its kernel size unless patches overlap."""
     for name, size, least in (("in_chans", in_chans, 1), ("patch_overlap", overlap, 0)):
         if not isinstance(size, int) or size < least:
             raise ValueError(f"{name}: got {size}, expected a whole number from {least}")
@@ -58,18 +58,18 @@ def terms_in(network: nn.Module) -> dict[str, Term]:
 
 
 def attention_in(blocks: nn.Module) -> dict[str, Attention]:
-    """All layers of attention of a network's blocks, by path, in the order in which they run."""
+    """All layers of attention of a network's blocks, by path, in order of evaluation."""
     modules = blocks.named_modules()
     return {path: module for path, module in modules if isinstance(module, Attention)}
 
 
 def block_of(path: str) -> int:
-    """The number of the block that a path from a network's `blocks` leads into."""
+    """The block number in a path relative to a network's `blocks`."""
     return int(path.partition(".")[0])
 
 
 def set_grids(blocks: nn.Module, grids: Sequence[Grid]) -> None:
-    """Let the attention of each block expect its grid of (H, W) pixels."""
+    """Set the grid of (H, W) pixels of each block's attention."""
     for path, layer in attention_in(blocks).items():
         layer.set_grid(grids[block_of(path)])
 
@@ -79,8 +79,8 @@ class SANet(nn.Module):
 
     Args:
         terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
-        patch_size: side of the square of pixels that becomes one token, P.
-        patch_overlap: pixels on each side of the square that its token reads, too.
+        patch_size: side of a token's square of pixels, P.
+        patch_overlap: further pixels that a token reads on each side of its square.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
             layers, or 0 for residual blocks (blocks.py). A pyramid has one stage per number of
             `depth`; the others are one number per stage or for all.
@@ -89,9 +89,8 @@ class SANet(nn.Module):
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for a size that is no positive whole number, `terms` that are no classes, an unknown
-            `global_pool`, or an `img_size` that is not a multiple of `patch_size`, and of twice as much for each
-            further stage.
+        ValueError: for sizes other than positive whole numbers, `terms` other than classes, an unknown
+            `global_pool`, or an `img_size` that is not a multiple of `patch_size`, doubled for each further stage.
     """
 
     block_classes: BlockClasses = (PostNormBlock, ResidualBlock)
@@ -200,9 +199,9 @@ class SANet(nn.Module):
 
     @torch.jit.ignore
     def init_weights(self) -> None:
-        """Initialize all parameters again: those of score terms as the terms say, all others as PyTorch does."""
+        """Initialize all parameters again: score terms by their own rules, all others as in PyTorch."""
         modules = list(self.modules())
-        for module in reversed(modules):  # values that a module sets in its children come last
+        for module in reversed(modules):  # a module's values for its children come last
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()

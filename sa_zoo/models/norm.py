@@ -1,4 +1,4 @@
-"""Batch normalization of tokens, and linear maps: which layers are one, and which of them are one together."""
+"""Batch normalization of tokens, checks for plain linear layers, and their merging into one linear map."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ class BatchNorm(nn.Module):
 
 
 def holds(layer: nn.Module, *names: str) -> bool:
-    """Whether these are a layer's own parameters, and not computed: by a parametrization, a mask or a hook."""
+    """Whether these are a layer's own parameters, not computed by a parametrization, a mask or a hook."""
     return all(isinstance(getattr(layer, name), nn.Parameter) for name in names)
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody expects a module, or one in it, to be called: by hooks, or by replacing `forward`."""
+    """Whether a module or one inside it has hooks or a replaced `forward`, and so has to be called."""
     return any(
         m._forward_pre_hooks
         or m._forward_hooks
@@ -37,7 +37,7 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is a linear map by its weight and bias alone: no adapter, parametrization, pruning or hook."""
+    """Whether a layer is a mere nn.Linear: no adapter, parametrization, pruning or hook."""
     return type(layer) is nn.Linear and not is_watched(layer)
 
 

@@ -1,4 +1,4 @@
-"""Pure geometry of pixels: displacements, the scores that depend on nothing else, and their exact factors.
+"""Geometry of pixels: displacements, scores of displacements alone, and their exact factors.
 
 Two conventions are decided here and nowhere else:
 
@@ -22,7 +22,7 @@ FARTHEST = 1e6
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in its own floating-point type, or in float32 if that is narrower: the type that scores are computed in."""
+    """`x` in its own floating-point type, or in float32 if that is narrower; scores are computed in this type."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -51,8 +51,8 @@ def table_rows(table: Tensor, size: int) -> Tensor:
 def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """-alpha_h (delta - Delta_h)^2 along one axis (Eq. 9): (N_h,), (N_h,), (Q,), (N,) -> (N_h, Q, N), [h, q, k]
 
-    Positions and Delta are in pixels, alpha, which may be infinite, in 1 / pixels^2. This centered form differs from
-    v^T r_delta by -alpha |Delta|^2, which no softmax over keys can see, and keeps scores near their maximum small.
+    Positions and Delta are in pixels, alpha (possibly infinite) in 1 / pixels^2. This centered form differs from
+    v^T r_delta by -alpha |Delta|^2, which softmax over keys ignores, and keeps scores near their maximum small.
     """
     distance = displacements_between(queries, keys) - at_least_float32(Delta)[:, None, None]
     # exp(-1e30) is 0 as well, but 0 * inf has no value
@@ -61,9 +61,9 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
 
 
 def one_hot_displacements(Delta: Tensor, alpha: Tensor) -> list[list[int]]:
-    """The displacements (row, column) that quadratic heads read, if all of them read one pixel: (N_h, 2), (N_h,)
+    """The displacement (row, column) of each quadratic head if all read one pixel, else none: (N_h, 2), (N_h,)
 
-    Otherwise none. Reads numbers, for which a CPU has to wait for an accelerator.
+    Reads the values of tensors: a CPU has to wait for an accelerator.
     """
     if alpha.is_meta or not all(value >= ONE_HOT for value in alpha.tolist()):
         return []
@@ -77,7 +77,7 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
     """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h), S_h S_h^T the inverse covariance (appendix of the paper).
 
     Delta (N_h, 2), in pixels, spread S (N_h, 2, 2), in 1 / pixels -> (N_h, T, T), [h, q, k], pixels in row-major order.
-    Written without a matrix product, so that autocast leaves it in float32.
+    Written without a matrix product: autocast leaves it in float32.
     """
     Delta = at_least_float32(Delta)[:, :, None, None]
     S = at_least_float32(spread)[:, :, :, None, None]
@@ -106,7 +106,7 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
     """q . r_delta where r_delta splits by axis: query_x . row[dx] + query_y . col[dy] (second term of Eq. 8).
 
     (B, N_h, H, W, D_row), (B, N_h, H, W, D_col), row (2 W - 1, N_h or 1, D_row) for dx, col (2 H - 1, N_h or 1, D_col)
-    for dy -> (B, N_h, T, T). Costs O(T (H + W)) products, where r_delta of every pair of pixels would cost O(T^2).
+    for dy -> (B, N_h, T, T). Costs O(T (H + W)) products; r_delta of every pair of pixels would cost O(T^2).
     """
     across = torch.einsum("bhijd,jlhd->bhijl", query_x, table_rows(row, query_x.shape[3]))
     down = torch.einsum("bhijd,ikhd->bhijk", query_y, table_rows(col, query_y.shape[2]))
@@ -117,7 +117,7 @@ def displacement_scores(query_x: Tensor, query_y: Tensor, row: Tensor, col: Tens
 def resized_table(table: Tensor, size: int) -> Tensor:
     """Encodings of displacements, interpolated to `size` pixels: (2 * old_size - 1, D_p) -> (2 * size - 1, D_p)
 
-    The extreme displacements stay the extremes: the encodings scale with the image.
+    The extreme displacements stay extreme: the encodings scale with the image.
     """
     curve = at_least_float32(table).T[None]  # (1, D_p, 2 * old_size - 1)
     curve = interpolate(curve, size=2 * size - 1, mode="linear", align_corners=True)

@@ -12,7 +12,7 @@ MOST_STAGES = 8
 
 
 class Stage(NamedTuple):
-    """Blocks of one size on one grid: D, how many, N_h, width of the feed-forward layers or 0 for none."""
+    """Blocks of one size on one grid: D, their number, N_h, width of the feed-forward layers or 0 for none."""
 
     dim: int
     depth: int
@@ -21,7 +21,7 @@ class Stage(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Features after so many blocks: `dim` channels, one token per square of `reduction` x `reduction` pixels."""
+    """Features after `blocks` blocks: `dim` channels, one token per square of `reduction` x `reduction` pixels."""
 
     blocks: int
     dim: int
@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The stages of a network whose first tokens are squares of `patch_size` pixels, and what follows from them."""
+    """The stages of a network and derived sizes. The first tokens are squares of `patch_size` pixels."""
 
     patch_size: int
     stages: Sequence[Stage]
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def reductions(self) -> list[int]:
-        """Side of the square of pixels that is one token of each stage."""
+        """Side of a token's square of pixels in each stage."""
         return [self.patch_size * 2**number for number in range(len(self.stages))]
 
     @property

@@ -1,4 +1,4 @@
-"""The terms that attention scores are a sum of (Eqs. 7 to 9); content.py has those of content. Legend: attention.py."""
+"""The summands of attention scores (Eqs. 7 to 9); content.py has those of content. Legend: attention.py."""
 
 import math
 from typing import Any
@@ -22,23 +22,23 @@ from .stages import Grid
 class Term(nn.Module):
     """A score term, built by term(dim, num_heads, grid, **dd), where dd may hold the parameters' device and dtype.
 
-    Its forward is its definition: X (B, H, W, D) -> scores (N_h, T, T), or (B, N_h, T, T) if it looks at the content of
-    X. Everything else that the package asks of a term is declared here.
+    Its forward is its definition: X (B, H, W, D) -> scores (N_h, T, T), or (B, N_h, T, T) if they depend on the content
+    of X. The rest of its interface is declared here.
     """
 
     positional = False  # whether scores depend on the height and width of X only
     separable = False  # whether they are also a sum of one score per axis: see Separable
     any_grid = True  # False if it holds learned encodings for one grid of (H, W) pixels: `resized`
     drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
-    not_decayed: tuple[str, ...] = ()  # its parameters that weight decay would harm
-    positional_parameters: tuple[str, ...] = ()  # its parameters that say where heads look
+    not_decayed: tuple[str, ...] = ()  # its parameters without weight decay
+    positional_parameters: tuple[str, ...] = ()  # its parameters that decide where heads look
 
     def taps(self) -> list[list[int]]:
-        """The displacements (row, column) that heads read, if each reads one pixel in images of any size, else none."""
+        """The displacement (row, column) of each head if all read one pixel in images of any size, else none."""
         return []
 
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
-        """A value of the parameter `name`, interpolated to a grid of (H, W) pixels if it is an encoding of another."""
+        """A value of the parameter `name`; encodings are interpolated to a grid of (H, W) pixels."""
         return value
 
     def set_grid(self, grid: Grid) -> None:
@@ -49,7 +49,7 @@ class Term(nn.Module):
 
 
 class Separable(Term):
-    """A positional term that is a sum of one score per axis, so that its softmax factorizes."""
+    """A positional term: a sum of one score per axis, so its softmax factorizes."""
 
     positional = True
     separable = True
@@ -98,7 +98,7 @@ class QuadraticKernel(Quadratic):
     """Quadratic whose heads start near a convolution (Theorem 1): at the N_h pixels closest to a kernel's center."""
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()  # draws as many numbers, so that a seed gives a network the same other weights
+        super().reset_parameters()  # draws as many numbers: a network's other weights stay those of the seed
         self.Delta.data.copy_(kernel_offsets(len(self.Delta)))
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
@@ -123,7 +123,7 @@ class GeneralizedQuadratic(Term):
         self.spread.data.diagonal(dim1=1, dim2=2).add_(1.0)
 
     def taps(self) -> list[list[int]]:
-        # A sharp Gaussian with tilted axes reads one pixel too, but another one of the border than replicate padding.
+        # A sharp Gaussian with tilted axes also reads one pixel, but at the border not that of replicate padding.
         axes = at_least_float32(self.spread).diagonal(dim1=1, dim2=2)
         tilted = (self.spread - axes.diag_embed()).abs().amax(dim=(1, 2)) > 0
         alpha = 0.5 * axes.square().amin(dim=1)
@@ -194,7 +194,7 @@ def has_fixed_size(groups: Groups) -> bool:
 
 
 def declared(network: nn.Module, attribute: str) -> dict[str, nn.Parameter]:
-    """The parameters that modules name in `positional_parameters` or `not_decayed`, by path."""
+    """The parameters listed in modules' `positional_parameters` or `not_decayed`, by path."""
     found = {}
     for path, module in network.named_modules():
         names = getattr(module, attribute, ())
@@ -205,7 +205,7 @@ def declared(network: nn.Module, attribute: str) -> dict[str, nn.Parameter]:
 
 
 def kernel_offsets(heads: int) -> Tensor:
-    """The pixels closest to a kernel's center, as many as heads, row by row: whole displacements (N_h, 2)."""
+    """The N_h pixels closest to a kernel's center, row by row: integer displacements (N_h, 2)."""
     half = (math.isqrt(heads - 1) + 1) // 2  # of the smallest centered kernel with N_h pixels
     side = torch.arange(-half, half + 1)
     offsets = torch.cartesian_prod(side, side)

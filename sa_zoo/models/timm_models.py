@@ -59,7 +59,7 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
 
 
 def as_loaded(network: nn.Module) -> nn.Module:
-    """The network, in which transformers (5.23) resets no batch norm, as it does in any other timm backbone."""
+    """Mark all modules as loaded: transformers (5.23) otherwise resets the batch norms of timm backbones."""
     for module in network.modules():
         module._is_hf_initialized = True  # type: ignore[assignment]  # nn.Module declares Tensor | Module
     return network
@@ -81,7 +81,7 @@ def trained(variant: Variant) -> list[str]:
 
 
 def check_weights(name: str, of: str, pretrained: bool, args: dict[str, Any]) -> None:
-    """Raise RuntimeError if the model `name` is to have weights that are missing: those of the variant `of`."""
+    """Raise RuntimeError if the model `name` needs weights of the variant `of` and they are missing."""
     given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
     variant = registered.get(of)
     if variant is None or not pretrained or given or is_model_pretrained(name):
@@ -125,7 +125,7 @@ SANET_CFG = CIFAR_CFG | {
 
 
 def _weights(name: str) -> dict[str, Any]:
-    """Where timm finds weights, a file or else a repository on the Hub, and the names of their classes."""
+    """timm's source of weights, a file or else a repository on the Hub, and the names of their classes."""
     file = WEIGHTS / name / "model.safetensors"
     return {
         "file": str(file) if file.is_file() else None,

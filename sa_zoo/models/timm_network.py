@@ -21,11 +21,11 @@ _logger = logging.getLogger(__name__)
 
 
 class OneNode(Block):
-    """A block that is one node of torch.fx's graphs, as its evaluation depends on what fx does not know."""
+    """A block that is one node of torch.fx's graphs: fx cannot follow the choices in its evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
@@ -43,7 +43,7 @@ class TimmResidualBlock(OneNode, ResidualBlock):
 class TimmSANet(SANet):
     """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level.
 
-    inference_mode: build what timm.utils.reparameterize_model makes of the network, to load weights saved after it.
+    inference_mode: build the network as changed by timm.utils.reparameterize_model, to load weights saved after it.
     """
 
     output_fmt = "NHWC"
@@ -81,7 +81,7 @@ class TimmSANet(SANet):
 
     @torch.jit.ignore
     def set_input_size(self, img_size: ImageSize | None = None) -> None:
-        """Accept images of another size, which is saved with the model."""
+        """Accept images of another size; it is saved with the model."""
         super().set_input_size(img_size or self.img_size)
         update_model_input_size(self, self.img_size)
 
@@ -130,7 +130,7 @@ class TimmSANet(SANet):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks that the features at `indices` do not need, and the head."""
+        """Drop the blocks after the features at `indices`, and the head."""
         chosen, last = feature_take_indices(len(self.levels), indices)
         self.levels = self.levels[: last + 1]
         self.blocks = self.blocks[: self.levels[-1].blocks]
@@ -155,7 +155,7 @@ class CifarResNet(ResNet):
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dict[str, Tensor]:
-    """Interpolate learned encodings of a checkpoint that was trained on another image size."""
+    """Interpolate learned encodings of a checkpoint trained on another image size."""
     fitted = dict(state_dict)
     grids = model.layout.grids(model.img_size)
     for path, term in terms_in(model.blocks).items():
@@ -163,7 +163,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dic
         for name, target in term.named_parameters(recurse=False):
             key = f"blocks.{path}.{name}"
             given = fitted.get(key)
-            # Any other difference than that of the grid is left to load_state_dict, which reports both shapes.
+            # For differences other than the grid's, load_state_dict reports both shapes.
             if given is None or given.shape == target.shape or given.shape[-1] != target.shape[-1]:
                 continue
             fitted[key] = term.resized(name, given, grid)

@@ -1,7 +1,7 @@
 """One table of the networks for CIFAR's 32x32 images.
 
 The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1; variants with Eq. 7, all of Eq. 8, another start or other
-terms in late blocks; tiny ones, which a laptop trains in about an hour; and the ResNets that they are compared with.
+terms in late blocks; tiny ones for about an hour of training on a laptop; and ResNets as baselines.
 
 timm's names and configurations, transformers' types of attention and the rows of docs/models.md follow from it.
 """
@@ -18,10 +18,10 @@ class Variant:
     """A row.
 
     Args:
-        name: timm's. The first row with its terms is `sa_{attention_type}_cifar`, where transformers has its
-            `attention_type` from.
-        terms: groups of score terms that are added up; none for a ResNet.
-        sentence: what it is.
+        name: timm's. The first row with its terms is `sa_{attention_type}_cifar`, the source of transformers'
+            `attention_type`.
+        terms: groups of summed score terms; none for a ResNet.
+        sentence: its description.
         sizes: arguments other than the defaults of SANet, or of timm's ResNet.
     """
 
@@ -98,7 +98,7 @@ VARIANTS = (
 )
 # fmt: on
 
-# The groups of terms of each `attention_type`: that of the first row that has them.
+# The groups of terms of each `attention_type`, named after the first row with them.
 TERMS: dict[str, Groups] = {}
 for row in VARIANTS:
     if row.terms and row.terms not in TERMS.values():
