@@ -1,4 +1,4 @@
-"""What one image costs a model: parameters, multiply-adds and activations, counted while the model runs."""
+"""The cost of one image in a model: parameters, multiply-adds and activations, counted while it runs."""
 
 import copy
 import math
@@ -15,8 +15,8 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import TRANSPOSED
 from sa_zoo.kernels.choose import only
 
-# Layers whose `weight` (D_out, ..) meets the input once at every output position; attention made of a convolution too.
-# That of a transposed convolution (D_in, ..) does so at every input position.
+# Layers that apply `weight` (D_out, ..) once per output position, among them attention made of a convolution.
+# Transposed convolutions apply theirs (D_in, ..) once per input position.
 WEIGHTED = (nn.Linear, _ConvNd, ConvolutionalAttention)
 # torch 2.11 has no formula for it.
 FUSED = {
@@ -35,7 +35,7 @@ class Cost:
     linear_macs: int
     # in every matrix product and convolution of the definition, including those of attention
     macs: int
-    activations: int  # elements that those products and convolutions write
+    activations: int  # elements written by those products and convolutions
 
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
@@ -67,7 +67,7 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
 
 def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
-    """Multiply-adds per image (C, H, W) that training executes in the forward pass, measured on two images."""
+    """Multiply-adds per image (C, H, W) in the forward pass of training, measured on two images."""
     model = copy.deepcopy(model).train()
     # batch norm needs more than one image
     images = torch.zeros(2, *input_size, device=next(model.parameters()).device)
@@ -77,5 +77,5 @@ def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
 
 
 def _elements_written(*args: Any, out_shape: Any, **kwargs: Any) -> int:
-    # Fused attention returns its output first, then what only the backward pass reads.
+    # Fused attention returns its output first, then tensors for the backward pass.
     return math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])

@@ -1,8 +1,8 @@
 """Content scores without queries and keys.
 
-Queries are linear in X, q = W_qry x + b_qry. So everything that a query is multiplied with, W_key^T and the encodings
-r_delta, is multiplied with W_qry once for all images, and one linear map of X remains before the product with X itself.
-Scores come out as (B, T, N_h, T): the heads of a query lie next to each other, as `attend` wants them.
+Queries are linear in X: q = W_qry x + b_qry. So W_key^T and the encodings r_delta are multiplied with W_qry once for
+all images, and one linear map of X remains before the product with X itself. Scores have the shape (B, T, N_h, T): the
+heads of a query lie next to each other, as in `attend`.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ LinearMap = tuple[Tensor, Tensor]  # weight and bias
 
 
 def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
-    """The layer for terms some of which look at content: (B, H, W, D) -> (B, H, W, D)"""
+    """Eq. 10 with content in some terms: (B, H, W, D) -> (B, H, W, D)"""
     content = [ABSORBED[type(term)](term) for term in layer.terms if not term.positional]
     # (T, N_h, T)
     positional = [term(X).transpose(0, 1) for term in layer.terms if term.positional]
@@ -42,7 +42,7 @@ def absorbed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
 
 
 def can_absorb(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether all content terms are known here, with projections that are a weight and a bias: no adapters."""
+    """Whether all content terms are known here and their projections are plain linear layers: no adapters."""
     content = [term for term in layer.terms if not term.positional]
     known = all(type(term) in ABSORBED and all(map(is_plain, term.children())) for term in content)
     return now.ordinary and len(content) > 0 and known
@@ -53,7 +53,7 @@ def absorbed_content(term: Content) -> Scores:
     W_qry, b_qry = weights_of(term.W_qry, term.num_heads)
     W_key, b_key = weights_of(term.W_key, term.num_heads)
     row = pad(term.row, (0, term.col.shape[1])).expand(term.num_heads, -1, -1)
-    # Every key has the bias of W_key, and every displacement has one dy: it is added to those encodings.
+    # Every key has W_key's bias and every displacement one dy: the bias is added to the encodings of dy.
     col = pad(term.col, (term.row.shape[1], 0)) + b_key[:, None, :]
     encodings = torch.cat([row, col], dim=1).transpose(1, 2)  # (N_h, D_h, displacements)
     content = multiplied(W_key, b_qry, W_qry)
@@ -104,7 +104,7 @@ def weights_of(layer: nn.Linear, num_heads: int) -> LinearMap:
 def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> LinearMap:
     """Weight (N_h F, D) and bias (N_h F,) of the linear map from X to q . factor / sqrt(D_h).
 
-    factor: (N_h, D_h, F), what the queries of each head are multiplied with; b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
+    factor: (N_h, D_h, F), the factor of each head's queries; b_qry: (N_h, D_h), W_qry: (N_h, D_h, D).
     """
     factor = factor.transpose(1, 2) * factor.shape[1] ** -0.5
     return (factor @ W_qry).flatten(0, 1), (factor @ b_qry[:, :, None]).flatten()
@@ -113,8 +113,8 @@ def multiplied(factor: Tensor, b_qry: Tensor, W_qry: Tensor) -> LinearMap:
 def relative_scores(term: RelativeTables, content: LinearMap, position: LinearMap) -> Scores:
     """Scores from the linear maps to products of queries with keys, and with encodings of dx followed by dy.
 
-    A position is one more product: each pixel gets the one-hot vectors of its column and row as channels, and what a
-    query is multiplied with, its scores of each column and row. No sum over all pairs of pixels is left.
+    Positions are part of the same product: keys get the one-hot vectors of their column and row as further channels,
+    queries their scores of each column and row. No sum over all pairs of pixels is left.
     """
 
     sizes = [len(term.row), len(term.col)]

@@ -1,6 +1,6 @@
-"""Which evaluation of attention is used when, and why.
+"""The choice between evaluations of attention, with reasons.
 
-Importing models/ gives the definition; `install` puts the routes of this folder behind its hooks. All of them compute
+models/ alone evaluates by the definition or by axes; `install` adds the routes of this folder. All of them compute
 the same numbers up to rounding. docs/benchmarks.md has the measurements.
 """
 
@@ -25,7 +25,7 @@ Evaluation = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) ->
 
 
 class Route(NamedTuple):
-    """A way to evaluate Eq. 10, when it is taken, and why."""
+    """A way to evaluate Eq. 10, its condition and its reason."""
 
     name: str
     condition: Condition
@@ -74,7 +74,7 @@ def situation_of(layer: Attention, X: Tensor) -> Situation:
 
 
 def choose(layer: Attention, X: Tensor) -> tuple[Route, Situation]:
-    """The route for X (B, H, W, D), and the situation that it is chosen in."""
+    """The route for X (B, H, W, D), and the situation of the choice."""
     now = situation_of(layer, X)
     if now.watched:
         return ROUTES[-1], now
@@ -91,8 +91,8 @@ def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
 
 
 def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """`Block.at_once` for as many images at a time as caches hold: (B, H, W, D) -> (B, H, W, D)"""
-    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
+    """`Block.at_once`, large batches in portions that fit caches: (B, H, W, D) -> (B, H, W, D)"""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
         if is_large(x):
             return _in_portions(self, x)
     return self.at_once(x)
@@ -111,7 +111,7 @@ def _in_portions(block: Block, x: Tensor) -> Tensor:
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Evaluate every layer by this route, and what follows as written. Raises ValueError for an unknown name."""
+    """Evaluate every layer by this route, and blocks as written. Raises ValueError for an unknown name."""
     routes = {route.name: route for route in ROUTES}
     if name not in routes:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
@@ -126,7 +126,7 @@ def only(name: str) -> Iterator[None]:
 
 
 def install() -> None:
-    """Let the networks of models/ be evaluated by `choose`, and deployed by timm.utils.reparameterize_model."""
+    """Evaluate the networks of models/ by `choose`, and let timm.utils.reparameterize_model deploy them."""
     Attention.evaluator = evaluator
     Attention.fuse = deployed  # type: ignore[assignment]  # mypy expects the type of self
     Block.evaluate_block = evaluate_block

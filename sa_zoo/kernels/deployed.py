@@ -1,8 +1,8 @@
-"""The deployed form of attention by position: constants and one linear map, without questions.
+"""The deployed form of attention by position: constants and one linear map.
 
-`timm.utils.reparameterize_model` replaces each layer by it. Everything that does not depend on images is computed when
-a layer is deployed, loaded or given another image size: the pixels that one-hot heads read, or the probabilities P of
-all heads, or their factors by axis. W_out and batch normalization are folded into W_val.
+`timm.utils.reparameterize_model` replaces each layer by it. The constants are computed when a layer is deployed, loaded
+or given another image size: the pixels of one-hot heads, or the probabilities P of all heads, or their factors by axis.
+W_out and batch normalization are folded into W_val.
 """
 
 from typing import Any
@@ -18,15 +18,15 @@ from sa_zoo.models.attention import Attention, attend, attend_by_axes
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid
 
-# Numbers in P that a layer keeps at most; larger ones are built for each batch.
+# The most numbers in a P that is kept; a larger P is built for each batch.
 KEPT = 2**24
 
 
 class Deployed(Attention):
-    """A layer of attention by position whose P is constant, for inference.
+    """Attention by position with constant P, for inference.
 
-    Its parameters are those of `layer`, which it takes over, and frozen; no changes of theirs are seen but those of
-    `load_state_dict`. Images of another size than the network's are evaluated by the definition or by axes.
+    It takes over the parameters of `layer` and freezes them. Only `load_state_dict` and `set_grid` renew its constants.
+    Images of another size than the network's are evaluated by the definition or by axes.
     """
 
     def __init__(self, layer: Attention) -> None:
@@ -48,16 +48,16 @@ class Deployed(Attention):
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what `and` joins
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
             if self.constants and (torch.jit.is_tracing() or X.shape[1:3] == self.grid):
                 return self.constants(X, self.W_val)
         return self.cheaper(X)
 
 
 def deployed(layer: Attention) -> Attention:
-    """What timm.utils.reparameterize_model puts in the place of a layer: Deployed, if it looks at positions only.
+    """The replacement for a layer in timm.utils.reparameterize_model: Deployed, if all terms are positional.
 
-    Other layers, and those of transformers' models, stay as they are but for W_out, which is folded into W_val.
+    Other layers, and those of transformers' models, only have W_out folded into W_val.
     Raises ValueError for linear maps with adapters, parametrizations, pruning or hooks.
     """
     if type(layer) is Attention and all(term.positional for term in layer.terms):
@@ -72,7 +72,7 @@ def renew(layer: Deployed, _: Any) -> None:
 
 @torch.no_grad()
 def constants_of(layer: Attention) -> nn.Module | None:
-    """P of a layer on its grid, as a module that is called with X and W_val; None if P is too large to keep."""
+    """P of a layer on its grid, as a module called with X and W_val; None if P is too large to keep."""
     weight = layer.W_val.weight
     taps = layer.terms[0].taps() if len(layer.terms) == 1 else []
     if taps:

@@ -1,6 +1,6 @@
-"""How many images and heads a layer evaluates at a time, and the sizes from which that pays.
+"""How many images and heads a layer evaluates at a time, and from which sizes on.
 
-A few images at a time fit a CPU's caches with everything between two products. The sizes were measured on CPUs; on GPUs
+A few images at a time fit a CPU's caches, with all intermediate results. The sizes were measured on CPUs; on GPUs
 they are estimates.
 """
 
@@ -16,27 +16,27 @@ from torch.utils.checkpoint import checkpoint
 from sa_zoo.kernels.situation import Situation, makes_graph
 from sa_zoo.models.attention import AXES_FROM, Attention
 
-# Numbers in the images that a layer evaluates together: eight of 16x16 pixels and 400 channels.
+# Numbers in the images of one portion: eight of 16x16 pixels and 400 channels.
 PORTION = 8 * 16 * 16 * 400
-# Numbers in X above which inference takes one head at a time: all heads of six images of 16x16 pixels and 80 channels,
-# or of one with 400 channels, take less time at once, in float32 and bfloat16.
+# Numbers in X above which inference takes one head at a time. All heads at once are faster for six images of 16x16
+# pixels and 80 channels, or one of 400 channels, in float32 and bfloat16.
 BY_HEAD_FROM = 2**17
-# Above so many pixels (16x16), training that keeps all heads takes less time and memory by the factors of P by axis
-# than by P itself.
+# Above this many pixels (16x16), where training keeps all heads, the factors of P by axis take less time and memory
+# than P itself.
 KEPT_AXES_FROM = 256
 
 
 def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
-    """Equal parts of X, of as many bytes as PORTION in float32; one on GPUs, which want large products."""
+    """Equal parts of X, of as many bytes as PORTION in float32; one on GPUs, which need large products."""
     parts = ceil(X.nbytes / (4 * PORTION)) if X.is_cpu else 1
     images = max(1, ceil(len(X) / max(1, parts)))
     return ([x[i : i + images] for x in (X, *more)] for i in range(0, len(X), images))
 
 
 def is_large(X: Tensor) -> bool:
-    """Whether portions pay: in training, images are then evaluated again instead of keeping what lies between.
+    """Whether portions pay; the backward pass then recomputes intermediate results instead of keeping them.
 
-    Not in a graph, which would then take as many images only.
+    Not in a graph: portions fix its number of images.
     """
     return not makes_graph() and X.numel() > PORTION
 
@@ -64,9 +64,9 @@ def divided(
     X: Tensor,
     *more: Tensor,
 ) -> Tensor:
-    """function(X, *more), for one portion at a time where that is possible and X is large.
+    """function(X, *more), one portion at a time if X is large and it is possible.
 
-    In training, each portion is evaluated once more in the backward pass, so that only its inputs are kept.
+    In training, each portion is evaluated once more in the backward pass, so only its inputs are kept.
     parameters: of the function. If they are changed in between, the backward pass raises torch's error.
     """
     if not is_large(X) or not now.by_hand:

@@ -1,10 +1,10 @@
-"""Heads that depend on positions only, one at a time, with a backward pass that builds them again.
+"""Positional heads, one at a time, with a backward pass that recomputes them.
 
     Y = b + sum_h P_h X W_h^T (Eq. 10);  with G_h = dY W_h:  dW_h = dY^T P_h X,  dX = sum_h P_h^T G_h,  dP_h = G_h X^T
 
-P_h X of all heads is N_h times as large as X, but costs little next to the products with W. So it is not kept but built
-again for dW. What remains are three large products, as many as a convolution has. One head of a few images at a time
-stays in a CPU's caches from one product to the next, and each product reads it in the order in which it was written.
+P_h X of all heads is N_h times as large as X, but cheap compared with the products with W. So it is recomputed for dW
+instead of kept. Three large products remain, as many as in a convolution. One head of a few images at a time stays in a
+CPU's caches from one product to the next, and each product reads it in the order of writing.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from sa_zoo.models.positions import at_least_float32
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether no term looks at X, W_val is a plain layer, and recomputing pays."""
+    """Whether all terms are positional, W_val is plain, and recomputing pays."""
     return (
         one_head_pays(X, now)
         and is_plain(layer.W_val)
@@ -32,7 +32,7 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
 
 
 def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
-    """The layer for terms that depend on positions only: (B, H, W, D) -> (B, H, W, D)"""
+    """Eq. 10 for positional terms: (B, H, W, D) -> (B, H, W, D)"""
     factors = (
         layer.axis_probabilities(X)
         if layer.axes_pay((X.shape[1], X.shape[2]))
@@ -50,10 +50,10 @@ def of_factors(W_val: nn.Linear, factors: list[Tensor], X: Tensor) -> Tensor:
 
 
 class ProjectedHeads(torch.autograd.Function):
-    """concat_h[P_h X] W^T + b in the type of W, of which only the arguments are kept.
+    """concat_h[P_h X] W^T + b in the type of W; only the arguments are kept.
 
     X (B, *N, D), W (N_out, N_h D), b (N_out,), the factors of P -> (B, *N, N_out). There is one factor (N_h, N, N) per
-    axis of X, or per several of them, whose pixels are counted together.
+    axis of X, or per group of flattened axes.
     """
 
     @staticmethod
@@ -95,7 +95,7 @@ def by_head(W: Tensor, *factors: Tensor) -> Iterator[list[Tensor]]:
 
 
 def mixed(P_h: list[Tensor], X: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """P_h X (pixels, D), and what each factor is multiplied with: the lines (.., N, ..) along its axis."""
+    """P_h X (pixels, D), and the operand of each factor: the lines (.., N, ..) along its axis."""
     inputs = []
     heads = X
     before = len(X)
@@ -107,5 +107,5 @@ def mixed(P_h: list[Tensor], X: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def times(P: Tensor, lines: Tensor) -> Tensor:
-    """P (Q, N) times (.., N, ..), of which `@` would make a copy."""
+    """P (Q, N) times (.., N, ..), without the copy made by `@`."""
     return torch.bmm(P.expand(len(lines), -1, -1), lines)

@@ -1,4 +1,4 @@
-"""What is known about a call at runtime: every question that decides how a layer is evaluated, asked once, and here."""
+"""The runtime state that decides how a layer is evaluated."""
 
 from collections.abc import Iterable
 
@@ -10,14 +10,14 @@ from sa_zoo.models.norm import is_watched
 
 
 def makes_graph() -> bool:
-    """Whether a graph is made of what is called: by tracing, exporting or torch.compile."""
+    """Whether calls are recorded in a graph, by tracing, exporting or torch.compile."""
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 
 class Situation:
-    """How and where `modules` are called with the first of `tensors`; the others are read as well.
+    """The state of a call of `modules` with the first of `tensors`; the others are read as well.
 
-    Each question is asked when its answer is needed: small layers take less time than all of them.
+    Each property is evaluated on demand: all of them take more time than a small layer.
     """
 
     def __init__(self, modules: Iterable[nn.Module], *tensors: Tensor) -> None:
@@ -26,33 +26,33 @@ class Situation:
 
     @property
     def fixed_graph(self) -> bool:
-        """A graph is made that has to take any batch: tracing, exporting."""
+        """Whether tracing or exporting makes a graph for any batch."""
         # In torch 2.11, is_exporting() holds in every graph being compiled; in later ones it is this flag.
         return torch.jit.is_tracing() or torch.compiler._is_exporting_flag
 
     @property
     def compiling(self) -> bool:
-        """torch.compile makes a graph."""
+        """Whether torch.compile makes a graph."""
         return torch.compiler.is_compiling()
 
     @property
     def watched(self) -> bool:
-        """Somebody expects the modules to be called."""
+        """Whether the modules have to be called: `is_watched`."""
         return any(map(is_watched, self.modules))
 
     @property
     def ordinary(self) -> bool:
-        """The tensors are numbers in memory."""
+        """Whether the tensors are numbers in memory."""
         return self.compiling or is_ordinary(*self.tensors)
 
     @property
     def trains(self) -> bool:
-        """Gradients may be wanted."""
+        """Whether gradients may be needed."""
         return torch.is_grad_enabled()
 
     @property
     def by_hand(self) -> bool:
-        """Whether batches may be divided, and memory be reused: compilers and accelerators schedule by themselves."""
+        """Whether batches may be divided and memory reused: compilers and accelerators schedule by themselves."""
         return self.tensors[0].is_cpu and not makes_graph() and not self.watched and self.ordinary
 
 

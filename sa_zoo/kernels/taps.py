@@ -1,7 +1,7 @@
-"""Heads that read one pixel each: one gather, and one product or convolution. Nothing is mixed.
+"""Heads of one pixel each: one gather, and one product or convolution.
 
-Outside of the image, a head reads the nearest pixel of the border. Where the taps are all pixels of a kernel, also a
-dilated one, the image is padded like that and the layer is a convolution, which never builds the tensor of all heads.
+Outside the image, a head reads the nearest pixel of the border. If the taps are all pixels of a kernel, dilated or not,
+the image is padded that way and the layer is a convolution, without the tensor of all heads.
 """
 
 import math
@@ -21,9 +21,9 @@ Lattice = tuple[range, range]  # of displacements, down and across
 
 
 def can_read_taps(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether each head reads one pixel, and this is cheap to find out and the same in the next call.
+    """Whether each head reads one pixel, the same in the next call, and this is cheap to find out.
 
-    Numbers of parameters are read on a CPU only, and not for a graph. Parameters that are being trained may move away.
+    Values of parameters are read on a CPU only, and not for a graph. Parameters in training may move away.
     """
     term = layer.terms[0]
     if len(layer.terms) > 1 or layer.drops() or not X.is_cpu:
@@ -33,7 +33,7 @@ def can_read_taps(layer: Attention, X: Tensor, now: Situation) -> bool:
 
 
 def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
-    """The layer for heads that read one pixel each: (B, H, W, D) -> (B, H, W, D)"""
+    """Eq. 10 for heads of one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
     grid = (X.shape[1], X.shape[2])
     kernel = lattice_of(offsets)
@@ -48,7 +48,7 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
 
 
 def read_places(offsets: list[list[int]], grid: Grid) -> Tensor:
-    """The pixel, counted row by row, that each query reads at each offset: (H, W, N_h)"""
+    """The pixel read by each query at each offset, counted row by row: (H, W, N_h)"""
     rows, columns = (
         (torch.arange(size)[:, None] + torch.tensor(axis)).clamp(0, size - 1)
         for size, axis in zip(grid, zip(*offsets, strict=True), strict=True)
@@ -57,7 +57,7 @@ def read_places(offsets: list[list[int]], grid: Grid) -> Tensor:
 
 
 def padded_places(kernel: Lattice, grid: Grid) -> Tensor:
-    """The pixels, counted row by row, of an image whose border is repeated around it for a kernel: (H', W')"""
+    """The pixels, counted row by row, of an image with its border repeated for a kernel: (H', W')"""
     rows, columns = (
         torch.arange(axis[0], size + axis[-1]).clamp(0, size - 1)
         for axis, size in zip(kernel, grid, strict=True)
@@ -72,7 +72,7 @@ def gather(X: Tensor, places: Tensor) -> Tensor:
 
 
 def lattice_of(offsets: list[list[int]]) -> Lattice | None:
-    """The kernel whose pixels, row by row, are the offsets; None if they are not those of one."""
+    """The kernel with these offsets as its pixels, row by row; None if there is none."""
     down, across = (_axis(sorted(set(axis))) for axis in zip(*offsets, strict=True))
     kernel = [[row, column] for row, column in product(down, across)]
     return (down, across) if offsets == kernel else None
