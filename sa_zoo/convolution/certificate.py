@@ -1,4 +1,4 @@
-"""How far a layer can be from its convolution, by its parameters only. Symbols: theorem.py.
+"""A bound on a layer's difference from its convolution, by parameters only. Symbols: theorem.py.
 
 For |x| <= M, and Conv the convolution whose kernel slices are the layer's value matrices,
 
@@ -7,9 +7,9 @@ For |x| <= M, and Conv the convolution whose kernel slices are the layer's value
 The first term is exact arithmetic: a probability vector and a one-hot one differ by 2 (1 - P[target]) in sum of
 absolute values, and `missed_attention` bounds 1 - P[target] on any image, of any size, with any padding. The second
 is the usual worst case for both layers: n u for a sum of n products in any order (Jeannerod and Rump 2013, "Improved
-error bounds for inner products in floating-point arithmetic"), and half of the type's smallest number for each result
-that may underflow. It assumes that float16 and bfloat16 are summed in float32 and rounded where tensors are stored, and
-that underflow is gradual. It does not cover TensorFloat-32 or Winograd convolutions, which round differently.
+error bounds for inner products in floating-point arithmetic"), and half of the type's smallest number for each possible
+underflow. It assumes gradual underflow, and for float16 and bfloat16 sums in float32, rounded where tensors are stored.
+It does not cover TensorFloat-32 or Winograd convolutions, which round differently.
 """
 
 import math
@@ -55,7 +55,7 @@ def certificate(
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises ValueError for a layer whose gate is open, or that is none of these, and for other sizes.
+    Raises ValueError for layers with an open gate, other modules, and invalid sizes.
     """
     layer = without_content("layer", layer)
     if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
@@ -84,13 +84,13 @@ def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
 
 
 def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
-    """The largest kernel that a SoftAttention composes for so many keys per axis; 1 for other layers."""
+    """Pixels of a SoftAttention's largest composed kernel for `keys` per axis; 1 for other layers."""
     windows = layer.windows() if isinstance(layer, SoftAttention) else []
     return math.prod(map(min, map(len, windows), keys))
 
 
 def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
-    """Rounding of the layer's evaluation; for SoftAttention the larger one, as borders are evaluated by axes."""
+    """Rounding of the layer's evaluation; for SoftAttention the larger of its two: borders are evaluated by axes."""
     of_sum = partial(_rounding_of_sum, layer=layer)
     heads = len(layer.alpha)
     inner = layer.in_channels // layer.groups
@@ -100,7 +100,7 @@ def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
     Delta = layer.Delta.detach().cpu().double()
     offset = (Delta - Delta.round()).square().amax(dim=1)
     # A score's relative error of four roundings, as an error of exp(score), averaged over keys: E[alpha d^2] < 3/4
-    # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has it too.
+    # where Delta is a displacement, more by alpha f^2 where it is f off; twice, as the sum over keys has the same.
     alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)
     score = float((8 * (alpha * offset + 0.75)).max())
     probability = sum(of_sum(score + 6 + size) for size in keys)
@@ -115,7 +115,7 @@ def _underflow(
 ) -> Tensor:
     """Absolute errors of results below the type's normal numbers, for the convolution and the layer: (D_out,)
 
-    Each is at most half the smallest number; `norms` (D_out,) are the sums of absolute weights that pass them on.
+    Each is at most half the smallest number; `norms` (D_out,), the sums of absolute weights, scale them.
     """
     limits = torch.finfo(layer.W_val().dtype)
     heads = len(layer.alpha)

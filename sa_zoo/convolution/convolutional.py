@@ -2,17 +2,16 @@
 
     MHSA(X)_q = b_out + sum_h sum_k P_h[q, k] X_k W_val_h,    P_h[q, :] = softmax_k(-alpha_h |delta - Delta_h|^2)
 
-This is the attention of models/attention.py: scores, softmax and mixing are the functions of that file. The layers here
-add a convolution's geometry. The heads of a layer are the pixels a of a kernel, Delta_h = dilation * a - center; the
-queries are the pixels stride * i; the keys are the padded image, so that with zero padding a head may attend to a zero.
-As alpha grows, P_h becomes one-hot and the layer becomes the convolution whose kernel slices are its value matrices
-(Lemmas 1 and 2).
+Scores, softmax and mixing are the functions of models/; the layers here add a convolution's geometry. The heads of a
+layer are the pixels a of a kernel, Delta_h = dilation * a - center; the queries are the pixels stride * i; the keys are
+the padded image: with zero padding, a head may attend to a zero. As alpha grows, P_h becomes one-hot and the layer
+becomes the convolution with its value matrices as kernel slices (Lemmas 1 and 2).
 
-Each layer is evaluated in the cheapest way that its parameters allow; all are equal within certificate.py's bound:
+Each layer is evaluated in the cheapest way for its parameters; all are equal within certificate.py's bound:
 
     HardAttention     here        alpha so large that P_h is one-hot: the layer runs as its convolution
     SoftAttention     soft.py     finite alpha: P_h by axes, or one composed kernel and a frame by axes
-    ContentAttention  gated.py    scores that look at pixels too: the definition
+    ContentAttention  gated.py    scores with a content term: the definition
 
 Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
 """
@@ -29,7 +28,7 @@ from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 
-# torch's convolutions by the number of axes. Autocast knows these functions, and not torch.convolution.
+# torch's convolutions by the number of axes. Autocast handles these functions, not torch.convolution.
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -37,7 +36,7 @@ class ConvolutionalAttention(nn.Module):
     """Geometry, values and the definition; subclasses decide how to evaluate it and how Delta and alpha are held.
 
     Args:
-        W_val: module without input that returns the value matrices (D_out, D_in / groups, *K).
+        W_val: module without input; returns the value matrices (D_out, D_in / groups, *K).
         b_out: (D_out,) or None.
         pad: Padding or SamePadding, from images (B, D_in, *image) to keys (B, D_in, *N).
         stride, dilation: of the convolution, one item per axis.
@@ -89,7 +88,7 @@ class ConvolutionalAttention(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The kernel, for networks that access the weights of their convolutions."""
+        """The kernel, for networks that access their convolutions' weights."""
         return self.W_val()
 
     @property
@@ -104,7 +103,7 @@ class ConvolutionalAttention(nn.Module):
         ]
 
     def standing(self, axis: int, sizes: list[int]) -> Tensor:
-        """The keys that queries stand on, along one axis for N = `sizes`: (Q,)"""
+        """Positions of queries among the keys, along one axis for N = `sizes`: (Q,)"""
         queries = pixels(self.queries(sizes)[axis], self.alpha.device)
         return queries * self.stride[axis] + self.center[axis]
 
@@ -121,13 +120,13 @@ class ConvolutionalAttention(nn.Module):
         return total
 
     def scores(self, keys: Tensor) -> Tensor:
-        """A for keys (B, D_in, *N), of which the softmax is taken; here `positional_scores`."""
+        """A, before the softmax, for keys (B, D_in, *N); here `positional_scores`."""
         return self.positional_scores(list(keys.shape[2:]))
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Attention maps for images x (B, D_in, *image), pixels in row-major order, keys those of the padded image.
 
-        (N_h, prod Q, prod N), at least float32; (B, N_h, prod Q, prod N) where scores look at pixels.
+        (N_h, prod Q, prod N), at least float32; (B, N_h, prod Q, prod N) with a content term.
         """
         return probabilities_from(self.scores(self.pad(x)))
 
@@ -176,7 +175,7 @@ class ConvolutionalAttention(nn.Module):
 
 
 class HardAttention(ConvolutionalAttention):
-    """alpha so large that every head sees only its target: evaluated as the convolution that the layer then is.
+    """alpha so large that every head sees only its target: the layer is evaluated as its convolution.
 
     Delta and alpha are buffers: their gradients are too small for a floating-point number.
     """

@@ -1,11 +1,11 @@
-"""Convolutional attention that can learn to look at pixels: ContentAttention. Symbols: theorem.py.
+"""Convolutional attention with a gated content term: ContentAttention. Symbols: theorem.py.
 
     A_h[q, k] = -alpha_h |delta - Delta_h|^2 + gate_h X_q W_qry_h W_key_h^T X_k^T / sqrt(D_h)
 
 The gate starts at zero, where the layer is the convolution's SoftAttention, and has a gradient there. So a trained
 network can be converted and fine-tuned, and learns where content helps. After d'Ascoli et al., "Transformed
-CNNs: recasting pre-trained convolutional layers with self-attention" (2021, https://arxiv.org/abs/2106.05795), whose
-gate mixes two softmaxes; this one adds a term to the scores of one, as Eq. 8 does.
+CNNs: recasting pre-trained convolutional layers with self-attention" (2021, https://arxiv.org/abs/2106.05795). Their
+gate mixes two softmaxes; this one adds a term to the scores, as in Eq. 8.
 """
 
 from typing import Final

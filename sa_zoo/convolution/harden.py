@@ -1,14 +1,12 @@
 """Heads become taps: each reads one pixel, and the layer is a convolution whose taps were learned as attention.
 
 A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses
-a pixel for each head, no two the same, and keeps of the layer what these taps can express: the attention that a head
-gave to a pixel goes to the tap nearest to that pixel, with the head's value matrix. With P_h the attention of head h
-far from the border,
+a distinct pixel for each head and projects the layer onto these taps: a head's attention to a pixel moves to the tap
+nearest to the pixel, with the head's value matrix. With P_h the attention of head h far from the border,
 
-    W_val'_g = sum_h M_hg W_val_h,    M_hg = sum of P_h[delta] over all delta that are nearest to tap g
+    W_val'_g = sum_h M_hg W_val_h,    M_hg = sum of P_h[delta] over all delta nearest to tap g
 
-Images of one color give what they gave before. What is lost otherwise, training has to bring back. Symbols:
-models/attention.py.
+Outputs for images of one color stay the same; training has to restore the others. Symbols: models/attention.py.
 """
 
 import torch
@@ -26,7 +24,7 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import holds
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
-# Of a tap: an alpha of 2048, which leaves nothing for other pixels in any floating-point type, and is exact in all.
+# Of a tap: an alpha of 2048, exact in every floating-point type, leaves nothing for other pixels.
 TAP_SPREAD = 64.0
 COMPUTED = "some of its numbers are computed; remove parametrizations and pruning first"
 Layer = Attention | ConvolutionalAttention
@@ -34,14 +32,14 @@ Layer = Attention | ConvolutionalAttention
 
 @torch.no_grad()
 def harden(model: nn.Module) -> dict[str, list[list[int]]]:
-    """Make every head a tap, in place, and freeze where it looks. Call it before the optimizer is made, and train on.
+    """Make every head a tap, in place, and freeze its position. Call it before creating the optimizer, and train on.
 
     The architecture stays the same: Delta holds integers, and the spread is large. The heads of a network's layer read
-    the pixels that had most of their attention. Those of a SoftAttention read the pixels of its kernel, so that
-    `conv_from_attention` returns a convolution of that size. A layer whose heads are taps already keeps its function.
+    the pixels with most of their attention. Those of a SoftAttention read the pixels of its kernel, so
+    `conv_from_attention` returns a convolution of its size. A layer whose heads are taps already keeps its function.
 
-    Returns the displacements (row, column) that the heads of each layer read. Raises ValueError, before anything is
-    changed, for a network without such layers, for layers that look at content or have learned encodings, and for
+    Returns the displacements (row, column) read by the heads of each layer. Raises ValueError, before anything is
+    changed, for a network without such layers, for layers with content terms or learned encodings, and for
     images with fewer displacements than a layer has heads.
     """
     layers: dict[str, Layer] = {}
@@ -132,7 +130,7 @@ def attention_far_from_borders(Delta: Tensor, spread: Tensor, offsets: Tensor) -
 
 
 def distinct_keys(P: Tensor) -> Tensor:
-    """A key of its own for each head: again and again the largest share that is left. (N_h, n) -> (N_h,)"""
+    """A distinct key for each head, greedily by the largest remaining share: (N_h, n) -> (N_h,)"""
     left = P.clone()
     keys = torch.empty(len(P), dtype=torch.long)
     for _ in range(len(P)):

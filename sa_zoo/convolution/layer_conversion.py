@@ -73,7 +73,7 @@ def attention_from_conv(
     alpha: float = 46.0,
     content: bool = False,
 ) -> ConvolutionalAttention:
-    """Multi-head self-attention that equals a convolution up to certificate.py's bound; `conv` is not modified.
+    """Multi-head self-attention equal to a convolution up to certificate.py's bound; `conv` is not modified.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or timm's Conv2dSame.
@@ -81,7 +81,7 @@ def attention_from_conv(
             are fixed; 46 is the paper's. Below, they are parameters.
         content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
 
-    Raises ValueError for a layer that cannot be expressed, with the reason.
+    Raises ValueError, with the reason, for layers it cannot express.
     """
     reason = why_not(conv, content)
     if reason:
@@ -96,7 +96,7 @@ def attention_in_place(
     alpha: float,
     content: bool,
 ) -> ConvolutionalAttention:
-    """Like attention_from_conv, but takes over the tensors of a convolution that is not used any more."""
+    """Like attention_from_conv, but takes over the tensors of `conv`: do not use it afterwards."""
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
     if content and math.isinf(alpha):
@@ -133,22 +133,21 @@ def _train_what_was_trained(layer: nn.Module, weight: Tensor, bias: Tensor | Non
 
 
 def conv_from_attention(attention: nn.Module) -> _ConvNd:
-    """The convolution that the layer equals, bit for bit, or else that of `conv_and_distance`.
+    """The convolution equal to the layer, bit for bit, or else that of `conv_and_distance`.
 
-    Also that of a network's attention whose heads are taps, as `harden` makes them: with replicate padding and W_out
-    folded in, from (B, D, H, W) to (B, D, H, W). Its kernel is the smallest one around the query that has all taps.
+    Network attention whose heads are taps, as made by `harden`, gives one with replicate padding and W_out folded in,
+    from (B, D, H, W) to (B, D, H, W). Its kernel is the smallest one around the query with all taps.
     """
     return conv_and_distance(attention)[0]
 
 
 def conv_and_distance(attention: nn.Module) -> tuple[_ConvNd, float]:
-    """The convolution of the layer's kernel size, stride and dilation whose kernel is nearest to the layer's.
+    """The nearest convolution of the layer's kernel size, stride and dilation, and the distance of their outputs.
 
-    With it, a bound on the difference of the two kernels' outputs away from the border, for |x| <= 1: what the layer's
-    kernel has beside the kernel's pixels, and what rounding to the layer's type takes from those. Some input reaches
-    it. It is zero for a layer that equals a convolution. Raises ValueError if the output depends on content, if a head
-    sees without end, for a network's attention whose heads are not all taps, or for any other layer that is not what
-    attention_from_conv returns.
+    The distance is a bound away from the border, for |x| <= 1: the layer's weights outside the kernel's pixels, plus
+    the rounding of the others to the layer's type. Some input reaches it. It is zero for a layer equal to a
+    convolution. Raises ValueError if the output depends on content, if a head sees without end, for a network's
+    attention whose heads are not all taps, or for other layers than those of attention_from_conv.
     """
     if isinstance(attention, Attention):
         return _conv_of_network(attention), 0.0
@@ -217,7 +216,7 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
         places = [offsets.index(shift) for shift in shifts[:, axis].int().unique().tolist()]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
     rounded = kernel.to(attention.W_val())
-    # Per output channel (D_out,); the distance is what is not on one of them, and the rounding of what is.
+    # Per output channel (D_out,); the distance is the weight beside the kernel, plus the rounding of the kernel.
     parts = (whole, kernel, kernel - rounded)
     total, kept, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)
     return rounded, float(((total - kept).clamp(min=0) + rounding).max())

@@ -1,12 +1,12 @@
-"""The convolution nearest to a layer of a network, and how near it is. Symbols: models/attention.py; K, c below.
+"""The convolution nearest to a layer of a network, and its distance. Symbols: models/attention.py; K, c below.
 
 The layer's heads may attend to anything. Layers made of convolutions go back by layer_conversion.py.
 
-The attention maps of a head are compared with those that one value matrix per kernel pixel can make,
+The attention maps of a head are compared with those of one value matrix per kernel pixel,
 
     C_h[q, k] = sum_a c_h[a] [k = q + a, moved to the border where it is outside],    a in a K x K window around q.
 
-The layer b + sum_h P_h X W_h then meets the convolution with the kernel slices sum_h c_h[a] W_h and replicate padding:
+The layer b + sum_h P_h X W_h is compared with the convolution of kernel slices sum_h c_h[a] W_h and replicate padding:
 one-hot heads without padding equal it exactly (theorem.py). As in certificate.py, for |x| <= M,
 
     |MHSA(x) - Conv(x)|_o <= M max_q sum_h d_h[q] |W_h[:, o]|_1,    d_h[q] = sum_k |P_h[q, k] - C_h[q, k]|
@@ -28,8 +28,8 @@ from sa_zoo.models.norm import as_one_map
 def coefficients(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
     """c_h[a], the mean of P_h[q, q + a] over all queries whose window lies in the image: (N_h, T, T) -> (N_h, K, K)
 
-    Of the sums of absolute values above it is, for maps that depend on displacements only, the smallest.
-    Raises ValueError for an even window, or one that is larger than the image.
+    For maps that depend on displacements only, it minimizes the sums of absolute values above.
+    Raises ValueError for an even window, or one larger than the image.
     """
     if K % 2 == 0 or not 0 < K <= min(grid):
         raise ValueError(
@@ -44,7 +44,7 @@ def coefficients(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
 
 
 def maps_of_coefficients(c: Tensor, grid: tuple[int, int]) -> Tensor:
-    """C_h, the answers of a convolution with replicate padding to one pixel at a time: (N_h, K, K) -> (N_h, T, T)"""
+    """C_h, the impulse responses of a convolution with replicate padding: (N_h, K, K) -> (N_h, T, T)"""
     reach = c.shape[-1] // 2
     impulses = torch.eye(grid[0] * grid[1]).to(c).unflatten(1, grid)[:, None]  # (T, 1, H, W)
     answers = F.conv2d(F.pad(impulses, [reach] * 4, mode="replicate"), c[:, None])
@@ -57,7 +57,7 @@ def distance(P: Tensor, grid: tuple[int, int], K: int) -> Tensor:
 
 
 def value_matrices(attention: Attention) -> Tensor:
-    """W_h of Eq. 10 for all heads, which includes W_out: (D_out, N_h, D), float64"""
+    """W_h of Eq. 10 for all heads, including W_out: (D_out, N_h, D), float64"""
     wide = copy.deepcopy(attention).double()
     W, _ = as_one_map(wide.W_val, wide.W_out)
     return W.unflatten(1, [-1, wide.W_val.out_features])
@@ -68,7 +68,7 @@ class NearestConvolution(nn.Module):
 
     Args:
         attention: the layer, which keeps its W_out.
-        P: (N_h, T, T), its maps; their mean over images where they depend on content.
+        P: (N_h, T, T), its maps, or their mean over images if they depend on content.
     """
 
     def __init__(self, attention: Attention, P: Tensor, grid: tuple[int, int], K: int) -> None:

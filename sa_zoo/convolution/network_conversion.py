@@ -23,9 +23,9 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 from sa_zoo.models.terms import declared
 
-# Scores per image in one layer from which `convert` warns of what a content term costs: 40 MB in float32.
+# Scores per image in one layer above which `convert` warns of a content term's cost: 40 MB in float32.
 COSTLY = 10**7
-# A layer's name, the convolution, the attention in its place, and what the convolution was called with.
+# A layer's name, the convolution, the attention in its place, and the inputs of the convolution.
 Swapped = tuple[str, _ConvNd, ConvolutionalAttention, list[Tensor]]
 
 
@@ -38,7 +38,7 @@ class LayerReport:
     shifts: list[list[int]]  # the distinct Delta along each axis
     alpha: float
     parameters: int
-    macs: int  # multiply-adds that the attention executes
+    macs: int  # multiply-adds executed by the attention
     conv_macs: int  # multiply-adds of the convolution
     bound: float  # certificate.py's, for the difference of outputs and the largest input seen
     measured: float  # the difference of outputs
@@ -46,7 +46,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """What `convert` did. `logits`: largest difference of the networks' outputs, relative to the largest output."""
+    """`convert`'s report. `logits`: largest difference of the networks' outputs, relative to the largest output."""
 
     layers: list[LayerReport]
     skipped: dict[str, str]  # layer: why
@@ -84,7 +84,7 @@ def convert(
     Args:
         layers: names of layers, with wildcards as in a shell; patterns are separated by commas.
         alpha, content: see attention_from_conv. A content term compares all pairs of pixels: choose late layers.
-        example: images to measure with, (B, channels, *image); default: noise of the size that the network expects.
+        example: images to measure with, (B, channels, *image); default: noise of the network's input size.
 
     Raises:
         ValueError: if no layer is chosen, or none of the chosen ones can be expressed.
@@ -127,7 +127,7 @@ def call_before(
     images: Tensor,
     function: Callable[[Any, Tensor], None],
 ) -> Any:
-    """Evaluate a network, which is left in eval mode, and call function(layer, input) before each of these layers."""
+    """Put a network in eval mode, evaluate it, and call function(layer, input) before each of these layers."""
     with ExitStack() as hooks:
         for layer in layers:
             hook = layer.register_forward_pre_hook(lambda layer, inputs: function(layer, *inputs))
@@ -144,11 +144,11 @@ def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bo
 def _to_convert(
     network: nn.Module, layers: str, content: bool
 ) -> tuple[dict[str, _ConvNd], dict[str, str]]:
-    """Convolutions to convert, by name, and for chosen ones that are skipped the reason."""
+    """Convolutions to convert, and the reasons for skipping other chosen ones, by name."""
     uses = Counter(
         id(weight) for module in network.modules() for weight in module.parameters(recurse=False)
     )
-    # A network that is a convolution itself has no name for it.
+    # If the network itself is a convolution, it has no name.
     named = {
         name: module
         for name, module in network.named_modules()
@@ -182,7 +182,7 @@ def _to_convert(
 def _swap(
     network: nn.Module, convolutions: Iterable[_ConvNd], alpha: float, content: bool
 ) -> dict[nn.Module, ConvolutionalAttention]:
-    """Put attention wherever the convolutions are used; each convolution's attention."""
+    """Replace convolutions wherever they are used; returns the attention of each."""
     attentions: dict[nn.Module, ConvolutionalAttention] = {
         conv: attention_in_place(conv, alpha, content) for conv in convolutions
     }
@@ -194,7 +194,7 @@ def _swap(
 
 
 def undecayed(network: nn.Module) -> set[str]:
-    """Parameters without weight decay, as timm asks: positions, sharpness, gates, and those the network names."""
+    """Parameters without weight decay, for timm: positions, sharpness, gates, and those the network names."""
     own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
     return own | set(declared(network, "not_decayed"))
 
@@ -210,7 +210,7 @@ def _difference(before: Any, after: Any) -> float:
 
 
 def _warn_of_cost(layers: list[Swapped]) -> None:
-    """Warn of layers that score very many pairs of pixels, before they are evaluated."""
+    """Warn of layers with very many pairs of pixels to score, before evaluation."""
     scores = {}
     for name, _, attention, inputs in layers:
         keys = attention.pad.sizes(list(inputs[0].shape[2:]))

@@ -1,4 +1,4 @@
-"""The keys of a convolutional layer: its padded image, and where queries stand. Symbols: theorem.py."""
+"""The keys of a convolutional layer: its padded image, and query positions. Symbols: theorem.py."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Keys(NamedTuple):
-    """Keys, of which those that are zero need not be stored.
+    """Keys; zeros of the padding need not be stored.
 
     stored: (B, D_in, *stored); per axis, before: index of the first stored key, and sizes: N.
     """
@@ -21,7 +21,7 @@ class Keys(NamedTuple):
 class Padding(nn.Module):
     """Padding by fixed amounts before and after each axis, in one of nn.Conv's padding modes.
 
-    center: the key that the first query stands on, per axis.
+    center: the position of the first query among the keys, per axis.
     """
 
     def __init__(self, before: Sequence[int], after: Sequence[int], mode: str) -> None:
@@ -58,9 +58,9 @@ class Padding(nn.Module):
 
 
 class SamePadding(Padding):
-    """Padding with zeros so that ceil(size / stride) queries fit, like TensorFlow's 'SAME'.
+    """Zero padding for ceil(size / stride) queries, like TensorFlow's 'SAME'.
 
-    It depends on the image's size, but queries always stand on the middle of their windows.
+    It depends on the image's size, but queries are always in the middle of their windows.
     extent: last minus first key of a window, per axis.
     """
 

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Slices(nn.Module):
-    """W_h of Eq. 10, which merges W_val_h and W_out_h (D_h = D_out), stored as a convolution stores its kernel.
+    """W_h = W_val_h W_out_h of Eq. 10 (D_h = D_out), stored like the kernel of a convolution.
 
     weight: (D_out, D_in / groups, *K). With groups, W_val_h is block diagonal and only its blocks are stored.
     """

@@ -1,13 +1,12 @@
 """Convolutional attention of finite alpha, all of it trainable: SoftAttention. Symbols: theorem.py.
 
 P_h is a product of one factor per axis, so every query can be evaluated by axes. Far from the border there is a shorter
-way: each query sees the same neighborhood, its window, so that sum_h P_h[q, .] W_val_h is one kernel, a little larger
+way: each query sees the same neighborhood, its window, so sum_h P_h[q, .] W_val_h is one kernel, a little larger
 than the convolution's, and the layer is a convolution with it. The queries whose windows reach beyond the border form a
 frame around the others; each side of the frame is evaluated by axes.
 
-Delta and alpha decide how large the window is. Every call reads their numbers, so nothing is remembered and nothing can
-be out of date. Where numbers cannot be read (transforms of torch.func, graphs, the meta device), all queries are
-evaluated by axes.
+Delta and alpha decide the size of the window. Every call reads their values; nothing is cached or out of date. Where
+values cannot be read (transforms of torch.func, graphs, the meta device), all queries are evaluated by axes.
 """
 
 import math
@@ -28,8 +27,8 @@ from sa_zoo.models.positions import at_least_float32
 class SoftAttention(ConvolutionalAttention):
     """The layer at finite alpha. Delta (N_h, n) and alpha (N_h,) are parameters."""
 
-    # A multiply-add of the evaluation by axes takes about so many times as long as one of a convolution: it comes in
-    # small matrix products whose results go through memory (float32, forward and backward, on a Xeon core).
+    # Time of a multiply-add by axes, relative to one of a convolution: it is part of small matrix products whose
+    # results go through memory (float32, forward and backward, on a Xeon core).
     axes_cost: Final[int] = 2
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ class SoftAttention(ConvolutionalAttention):
         return self.by_axes(keys)
 
     def windows(self) -> list[range]:
-        """One window per axis; none where a head sees without end, or where numbers cannot be read."""
+        """One window per axis; none if a head sees without end, or if values cannot be read."""
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if in_graph or self.Delta.is_meta or not is_ordinary(self.Delta, self.alpha):
             return []
@@ -99,7 +98,7 @@ class SoftAttention(ConvolutionalAttention):
             after = last + 1 - x.shape[2 + axis]
             padding[axis] = before
             amounts += [before, after]
-            # The convolution ignores keys after the last window, of which there may be up to stride - 1.
+            # The convolution ignores up to stride - 1 keys after the last window.
             even = even and before >= max(after, 0) and before - after < stride
         if not even:
             x = F.pad(x, [max(amount, 0) for amount in amounts])
@@ -110,14 +109,14 @@ class SoftAttention(ConvolutionalAttention):
         return self.convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
 
     def framed(self, keys: Keys, inside: list[range], out: Tensor) -> Tensor:
-        """All outputs, from `out`, those of the queries `inside`: (B, D_out, *inside) -> (B, D_out, *Q)"""
+        """All outputs, given `out` of the queries `inside`: (B, D_out, *inside) -> (B, D_out, *Q)"""
         wanted: list[Any] = [slice(queries.start, queries.stop) for queries in inside]
         for axis, queries in enumerate(inside):
             outside = [*range(queries.start), *range(queries.stop, self.queries(keys.sizes)[axis])]
             if outside:
                 wanted[axis] = outside
                 P = [self.factor(other, keys)[:, wanted[other]] for other in range(len(wanted))]
-                # The frame's own axis comes first: it leaves least to do for the others.
+                # The frame's own axis comes first: it leaves least work for the others.
                 P.insert(0, P.pop(axis))
                 heads = attend_by_axes(P, keys.stored.movedim([2 + axis, 1], [1, -1]))
                 frame = self.project(heads.movedim(1, 1 + axis))

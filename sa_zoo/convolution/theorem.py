@@ -14,7 +14,7 @@ from torch import Tensor
 EXACT = torch.finfo(torch.float64).eps / 2
 # Attention less sharp than this is treated as uniform: sums over its neighborhood would not end.
 DULLEST = 1e-4
-# A head of any other sharpness, centered this far from its target, gives it less than float64 can tell from nothing.
+# At this offset from its target, a head of any other sharpness misses all of it in float64: 1 - P rounds to 1.
 LARGEST_OFFSET = 1e3
 LARGEST_SPREAD = 1e15  # infinite ones have no matrix
 
@@ -31,16 +31,16 @@ def head_shifts(
 
 
 def spread_matrices(spread: Tensor, n: int = 2) -> Tensor:
-    """S, whose S S^T is the inverse covariance of a Gaussian head: (N_h,) or (N_h, n, n) -> (N_h, n, n)"""
+    """S of Gaussian heads with inverse covariances S S^T: (N_h,) or (N_h, n, n) -> (N_h, n, n)"""
     if spread.ndim == 3:
         return spread
     return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(n)
 
 
 def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int]:
-    """First and last key that a head sees along one axis, as displacements from the query.
+    """First and last key seen by a head along one axis, as displacements from the query.
 
-    A head sees a key if its probability, relative to that of the key nearest to Delta, is above `precision`.
+    A head sees a key if its probability is above `precision` times that of the key nearest to Delta.
     """
     nearest = round(Delta)
     radius = math.sqrt((Delta - nearest) ** 2 - math.log(precision) / alpha)
@@ -50,7 +50,7 @@ def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int
 
 
 def window(seen: Sequence[tuple[int, int]]) -> range:
-    """The displacements of the smallest lattice that contains all from `first` to `last` of each pair in `seen`."""
+    """The smallest lattice of displacements that contains all from first to last of each pair in `seen`."""
     first = min(start for start, _ in seen)
     last = max(stop for _, stop in seen)
     gaps = [start - first if start == stop else 1 for start, stop in seen]
@@ -58,9 +58,9 @@ def window(seen: Sequence[tuple[int, int]]) -> range:
 
 
 def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
-    """What all heads together see along each axis: (N_h, n), (N_h,) -> n windows; none if a head sees without end.
+    """The keys seen by any head, along each axis: (N_h, n), (N_h,) -> n windows; none if a head sees without end.
 
-    Nothing else reads the numbers in Delta and alpha, for which the CPU has to wait for an accelerator.
+    Reads the values of Delta and alpha: a CPU has to wait for an accelerator.
     """
     sharpness = alpha.tolist()
     axes = Delta.T.tolist()
@@ -74,14 +74,14 @@ def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
 
 
 def windows_with(targets: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
-    """The windows of heads (in float64) and of targets (N_h, n), which count as heads of infinite sharpness."""
+    """The windows of heads (in float64) and of targets (N_h, n), as heads of infinite sharpness."""
     sharp = torch.full_like(alpha, torch.inf)
     precision = torch.finfo(torch.float64).eps
     return windows(torch.cat([Delta, targets]), torch.cat([alpha, sharp]), precision)
 
 
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
-    """1 - P_h[q, target]: what a head gives to keys other than its target, on an unbounded grid (less at borders).
+    """1 - P_h[q, target]: attention to keys other than a head's target, on an unbounded grid (less at borders).
 
     P_h[q, target] = prod_axes 1 / (1 + sum_{t != 0} exp(-alpha (t^2 - 2 t f))), f the offset from target to Delta_h.
 
@@ -104,9 +104,9 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
 def limit_of_attention(centers: Tensor, keys: Tensor) -> Tensor:
     """softmax_k(-alpha |key_k - center_q|^2) as alpha tends to infinity: (Q, n), (N, n) -> (Q, N)
 
-    1 for the key nearest to the center; where several are equally near, equal parts. With center_q = q + Delta_h: a
-    head at an integer Delta reads the pixel q + Delta, or where that is outside, the nearest pixel of the border
-    (replicate padding), and a head half-way between two pixels reads the mean of both.
+    1 for the key nearest to the center, or equal parts for equally near ones. With center_q = q + Delta_h, a head at an
+    integer Delta reads the pixel q + Delta or, outside the image, the nearest pixel of the border (replicate padding).
+    A head half-way between two pixels reads the mean of both.
     """
     distance = (keys[None, :, :] - centers[:, None, :]).square().sum(dim=-1)
     nearest = (distance == distance.amin(dim=1, keepdim=True)).to(centers)

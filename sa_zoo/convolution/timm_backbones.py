@@ -1,6 +1,6 @@
 """The conv-equivalent backbones for timm: CNNs of timm with their convolutions as multi-head self-attention.
 
-Each is an instance of its CNN's class, built by timm's function for it, with layers swapped, and so has timm's whole
+Each is an instance of its CNN's class, built by timm's function for it, with layers swapped. So it has timm's whole
 interface. Arguments in addition to the CNN's, for `timm.create_model` and for a config's model.args:
 
     alpha     sharpness of the heads; 46, the paper's, runs as the CNN does; 1 to 5 trains Delta and alpha
@@ -37,7 +37,7 @@ from sa_zoo.convolution.padding import SamePadding
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.models.timm_models import as_loaded, check_weights
 
-# The CNNs with a backbone of their own: timm's name, what it is, and how many levels of features it has.
+# The CNNs with a backbone of their own: timm's name, description and number of feature levels.
 CNNS = (
     ("resnet18", "ResNet18 (He et al. 2016)", 5),
     ("resnet34", "ResNet34 (He et al. 2016)", 5),
@@ -51,13 +51,13 @@ CNNS = (
 )
 default_cfgs: dict[str, DefaultCfg] = {}
 
-# What these do depends on sizes, which torch.fx knows only symbolically: it has to call them, not trace into them.
+# torch.fx has to call these, not trace into them: they depend on sizes, and fx has only symbols for sizes.
 for module in (SoftAttention, ContentAttention, SamePadding):
     register_notrace_module(module)
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert weights of the CNN to the backbone's; what the CNN lacks (Delta, alpha, ...) is taken from the model.
+    """Convert weights of the CNN to the backbone's; missing values (Delta, alpha, ...) are those of the model.
 
     A stem for another number of input channels is adapted as in timm.
     """
