@@ -1,8 +1,8 @@
 """Heads of a trained vision transformer as depthwise convolutions of their values, without training.
 
-The maps of a head between pixels, P_h[q, k] of each image, are compared with what a K x K convolution with replicate
-padding can give, C_h = sum_a c_h[a] [k = q + a] (nearest.py). c is the mean of P over images, and over the queries
-whose window lies in the image. Class and register tokens keep their attention, and from pixels they get its mean m_h:
+The maps of a head between pixels, P_h[q, k] of each image, are compared with those of a K x K convolution with
+replicate padding, C_h = sum_a c_h[a] [k = q + a] (nearest.py). c is the mean of P over images, and over the queries
+whose window lies in the image. Class and register tokens keep their attention; pixels attend to them by the mean m_h:
 
     d_h[q] = sum_pixels |P_h[q, k] - C_h[q, k]| + sum_tokens |P_h[q, k] - m_h[k]|
 
@@ -38,7 +38,7 @@ from sa_zoo.vit.positions import PositionAttention
 
 @dataclass(frozen=True)
 class LocalHeads:
-    """How the heads of one layer attend to pixels on some images, and what convolutions miss of it."""
+    """Attention of the heads of one layer on some images, and its distance from convolutions."""
 
     coefficients: Tensor  # c, (N_h, K, K)
     tokens: Tensor  # m, (N_h, prefix)
@@ -50,9 +50,9 @@ class ConvolvedAttention(nn.Module):
     """timm's attention with some heads as depthwise convolutions: (B, N, D) -> (B, N, D).
 
     Args:
-        attention: the layer, with or without quadratic scores, whose weights are copied.
+        attention: the layer, with or without quadratic scores; its weights are copied.
         local: its heads, measured.
-        heads: numbers of the heads that become convolutions.
+        heads: numbers of the heads to replace by convolutions.
         grid: (H, W) of the pixels.
     """
 
@@ -93,7 +93,7 @@ class ConvolvedAttention(nn.Module):
         return self.proj(torch.cat([self.kept(x), convolved], dim=-1))
 
     def convolved(self, x: Tensor) -> Tensor:
-        """The heads that are replaced: (B, replaced, N, d)"""
+        """The replaced heads: (B, replaced, N, d)"""
         *looking, v = heads_apart(self.replaced(x), len(self.parts), self.head_dim)
         channels = v[:, :, self.prefix :].transpose(2, 3).flatten(1, 2)  # (B, replaced d, T)
         images = channels.unflatten(-1, self.grid)
@@ -158,8 +158,8 @@ def heads_on(layer: Any, x: Tensor, grid: tuple[int, int], K: int) -> LocalHeads
 def local_heads(vit: VisionTransformer, images: Tensor, K: int = 3) -> list[LocalHeads]:
     """Measure the heads of every block on images (B, C, H, W), as the network takes them.
 
-    Raises ValueError for a network that is not one of timm's plain ones, for images that it does not take, and for an
-    even window or one beyond the grid.
+    Raises ValueError for a network other than timm's plain ones, for images it does not take, and for an even window or
+    one larger than the grid.
     """
     layers = attentions(vit, PositionAttention)
     grid = grid_of(vit)
@@ -174,9 +174,9 @@ def most_local(
     most: int | None = None,
     below: float | None = None,
 ) -> list[list[int]]:
-    """The heads of each layer that are among the `most` most local ones of all, and whose distance is below `below`.
+    """The `most` most local heads of all layers, with a distance below `below`, listed by layer.
 
-    Raises ValueError for a `most` that is negative or larger than the number of heads.
+    Raises ValueError for a negative `most`, or one larger than the number of heads.
     """
     ranked = sorted(
         (float(distance), layer, head)
@@ -213,11 +213,11 @@ def convolve_heads(
 
     Args:
         vit: on the device of the images; it is put in eval mode.
-        images: (B, C, H, W) as the network takes them, on which the heads are measured: some dozens are enough.
+        images: (B, C, H, W) as the network takes them, to measure the heads: some dozens are enough.
         K: an odd number of patches.
         most, below: how many heads, and below which distance; by default all.
 
-    Returns the numbers of the heads that were replaced, block by block.
+    Returns the numbers of the replaced heads, block by block.
     Raises ValueError as `local_heads` and `most_local` do; no head is then replaced.
     """
     local = local_heads(vit, images, K)

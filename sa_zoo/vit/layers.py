@@ -1,4 +1,4 @@
-"""What this folder knows of timm's vision transformers: their layers, their tokens, and where heads of a kernel look.
+"""Access to timm's vision transformers: layers, tokens, and the positions of a kernel's heads.
 
 B images, N tokens: first `prefix` class and register tokens, then the T = H W pixels of a grid of patches. N_h heads of
 width d. delta = k - q as in models/positions.py.
@@ -42,7 +42,7 @@ def grid_of(vit: VisionTransformer) -> tuple[int, int]:
 
 
 def follow_input_size(vit: VisionTransformer) -> None:
-    """Let timm's `set_input_size` tell the grid to all layers of a network that know it, by their `set_grid`."""
+    """Let timm's `set_input_size` pass the new grid to all layers with a `set_grid`."""
     vit.set_input_size = partial(_set_input_size, vit)  # type: ignore[method-assign]
 
 
@@ -57,7 +57,7 @@ def _set_input_size(vit: VisionTransformer, *arguments: Any, **named: Any) -> No
 def chosen(layers: list[Attention], blocks: list[int] | None) -> list[Attention]:
     """The layers of these blocks, in the order of the network, by default all.
 
-    Raises ValueError for a block that does not exist, and for none.
+    Raises ValueError for a missing block, and for an empty list.
     """
     if blocks is None:
         return layers
@@ -103,8 +103,8 @@ def places(grid: tuple[int, int], device: torch.device) -> Tensor:
 def kernel_pixels(grid: tuple[int, int], heads: int) -> Tensor:
     """Delta_h of the first heads of a kernel, nearest to the middle first: (N_h, 2), float32
 
-    Displacements that lead out of the grid from any pixel are left out, and used again from the first where heads are
-    more than these.
+    Displacements that leave the grid from every pixel are left out. With more heads than displacements, they repeat
+    in the same order.
     """
     height, width = grid
     rows = range(1 - height, height)

@@ -1,16 +1,15 @@
-"""The paper's quadratic score in plain vision transformers, in four more channels of queries and keys.
+"""The paper's quadratic score in plain vision transformers, as four more channels of queries and keys.
 
     score_h[q, k] = q . k / sqrt(d) - alpha_h |k - q - Delta_h|^2     for pixels q and k
 
-and q . k / sqrt(d) where q or k is a class or register token: they attend by content alone, and compete with a pixel at
-Delta_h itself. With t = q + Delta_h, the second term is the dot product of
+and q . k / sqrt(d) where q or k is a class or register token: its score is content alone, like that of a pixel exactly
+at Delta_h. With t = q + Delta_h, the second term is the dot product of
 
     queries alpha (2 t_y, 2 t_x, -|t|^2, -1)    and    keys (k_y, k_x, 1, |k|^2)
 
-so scaled_dot_product_attention computes it, and no tensor of T x T scores exists. Positions count from the middle of
-the grid. In bfloat16 and float16 there are eight channels: the first three of the query have a second one each for
-their rounding error, and so has |k|^2; alpha is rounded, like any weight. Four and eight keep the width of a head a
-multiple of what fast kernels ask for.
+so scaled_dot_product_attention computes it without a tensor of T x T scores. Positions count from the middle of the
+grid. In bfloat16 and float16 there are eight channels, four of them for rounding errors: of the query's first three and
+of |k|^2; alpha is rounded, like any weight. With four or eight, fast kernels still accept the width of a head.
 """
 
 import math
@@ -44,7 +43,7 @@ class PositionAttention(nn.Module):
     Delta is one vector, (2 N_h,), because optimizers of timm decay, and orthogonalize, matrices.
 
     Args:
-        attention: timm's, whose modules it takes over.
+        attention: timm's; its modules are taken over.
         grid: (H, W) of the pixels.
         prefix: number of class and register tokens, which come first.
         Delta: (N_h, 2), (row, column) in pixels.
@@ -85,11 +84,11 @@ class PositionAttention(nn.Module):
         at = places(grid, self.Delta.device)
         squares = at.square().sum(dim=1, keepdim=True)
         keys = torch.cat([at, torch.ones_like(squares), squares], dim=1)  # k_y, k_x, 1, |k|^2
-        # whole numbers, so that they stay exact when the network changes its type
+        # whole numbers: they stay exact when the network changes its type
         self.register_buffer("quarters", (4 * keys).int(), persistent=False)
 
     def init_non_persistent_buffers(self) -> None:
-        """Fill what no file holds, for libraries that build a network without memory for it."""
+        """Fill buffers missing in files, for libraries that build networks without memory."""
         self.set_grid(self.grid)
 
     def query_channels(self, at: Tensor) -> Tensor:
@@ -120,7 +119,7 @@ class PositionAttention(nn.Module):
         return F.pad(scores, [self.prefix, 0, self.prefix, 0])
 
     def _with_channels(self, x: Tensor, channels: Tensor) -> Tensor:
-        """Append those of pixels, and zeros to class and register tokens: (B, N_h, N, d), (.., T, 4 or 8)"""
+        """Append channels of pixels, or zeros for class and register tokens: (B, N_h, N, d), (.., T, 4 or 8)"""
         of_tokens = F.pad(channels, [0, 0, self.prefix, 0])
         return torch.cat([x, of_tokens.expand(x.shape[0], x.shape[1], -1, -1)], dim=-1)
 
@@ -129,7 +128,7 @@ class PositionAttention(nn.Module):
     ) -> Tensor:
         if self.fused_attn:
             q, k, v = self.positioned(x)
-            # The fast kernels want values as wide as queries.
+            # The fast kernels need values as wide as queries.
             heads = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -154,7 +153,7 @@ class PositionAttention(nn.Module):
 def in_parts(x: Tensor, like: Tensor, rounded: slice) -> Tensor:
     """Channels in the type of another tensor, twice if that is narrow: (.., 4) -> (.., 4 or 8)
 
-    The second time, those that were `rounded` are their rounding errors. Of queries and keys, each is for the other's.
+    The second time, those in `rounded` are rounding errors. Errors of queries multiply rounded keys, and vice versa.
     """
     high = x.to(like.dtype)
     if like.dtype.itemsize >= 4:
@@ -172,7 +171,7 @@ def add_positions(
 ) -> VisionTransformer:
     """Give the attention of a VisionTransformer of timm learned quadratic scores, in place.
 
-    Images have one size, which timm's `set_input_size` changes; Delta and alpha are in patches of any.
+    All images have one size; timm's `set_input_size` changes it. Delta and alpha are in units of patches.
 
     Args:
         vit: new or trained, with or without position embedding, class and register tokens.
@@ -183,8 +182,8 @@ def add_positions(
         generator: of the CPU; draws the centers of the heads from a normal distribution, as in the paper. Without one,
             they are the pixels of a kernel, nearest to the middle first.
 
-    Returns the same network, whose `Delta` and `alpha` train with all other parameters.
-    Raises ValueError for a network that is not one of timm's plain ones, and for an argument that does not fit.
+    Returns the same network; `Delta` and `alpha` train with all other parameters.
+    Raises ValueError for a network other than timm's plain ones, and for arguments that do not fit.
     """
     layers = attentions(vit)
     grid = grid_of(vit)
@@ -204,7 +203,7 @@ def add_positions(
             block.attn = PositionAttention(block.attn, grid, vit.num_prefix_tokens, Delta, alpha)
     follow_input_size(vit)
     cfg = getattr(vit, "pretrained_cfg", None)
-    if cfg is not None:  # what timm writes into config.json
+    if cfg is not None:  # timm writes it into config.json
         given = {"vit": cfg["architecture"]} | getattr(vit, "_model_args", {})
         given.pop("start", None)  # of other blocks, perhaps; it is in the weights
         network._model_args = given | {"alpha": alpha, "blocks": blocks}

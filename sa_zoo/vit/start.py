@@ -1,14 +1,14 @@
-"""Initial weights by which the heads of a plain vision transformer begin as the pixels of a kernel (Theorem 1).
+"""Initial weights for plain vision transformers whose heads start as the pixels of a kernel (Theorem 1).
 
-Only numbers change: the network stays timm's own, and what is trained from this start loads without this package.
-For every head there is a matrix A_h, whose factors of the head's width d are W_qry and W_key:
+Only weights change: the network stays timm's own, and its checkpoints load without this package. Each head has a
+matrix A_h with the factors W_qry and W_key of the head's width d:
 
     score_h[q, k] = x_q^T A_h x_k / sqrt(d),    A_h = B S_h B^T,    B^T B = 1
     S_h = -alpha min((delta - Delta_h)^2, clip) for the rows, and the same for the columns
 
 The columns of B are orthonormal, and orthogonal to the mean that LayerNorm removes. The position embedding is
-e_row + e_column of them, so its length, and with it the scale of the scores, is that of all pixels. The unclipped
-parabola has rank 3 per axis. Values stay as timm starts them: so small that positions reach all blocks.
+e_row + e_column of them, so its length, and with it the scale of the scores, is the same for all pixels. The unclipped
+parabola has rank 3 per axis. Values keep timm's initialization, which is small: positions reach all blocks.
 """
 
 import math
@@ -51,13 +51,13 @@ def start_as_convolution(
         clip: squared distance, in pixels, from which on scores are constant; infinity: nowhere.
         blocks: those to change, by default all.
         images: (B, C, H, W) as the network takes them, by default noise of variance 1.
-        generator: of the CPU, which the random numbers come from; by default torch's own.
+        generator: of random numbers, on the CPU; by default torch's own.
 
     Returns:
         (blocks, N_h), in the order of the network: the mean share of attention on the pixel of each head, over the
         images and over the queries whose pixel lies in the image.
 
-    Raises ValueError for a network or an argument that does not fit; the network is then as it was.
+    Raises ValueError for a network or an argument that does not fit; the network is then unchanged.
     """
     layers = attentions(vit)
     assert isinstance(vit, VisionTransformer)
@@ -106,13 +106,13 @@ def _check(vit: VisionTransformer, layers: list[Attention], alpha: float, clip: 
 
 
 def _patches(vit: VisionTransformer) -> Tensor:
-    """The part of the position embedding that belongs to pixels, which a class token may precede: (T, D)"""
+    """The position embedding of pixels, without that of a class token: (T, D)"""
     assert vit.pos_embed is not None
     return vit.pos_embed[0, -vit.patch_embed.num_patches :]
 
 
 def _set_positions(vit: VisionTransformer, images: Tensor, generator: Generator | None) -> Tensor:
-    """Set the position embedding, as long as a patch of the images is on average; its basis B, (D, H + W)"""
+    """Set the position embedding, of the mean length of embedded patches; returns its basis B, (D, H + W)"""
     grid = grid_of(vit)
     D = vit.embed_dim
     if sum(grid) >= D:
@@ -137,14 +137,14 @@ def _scores(grid: tuple[int, int], Delta: Tensor, alpha: float, clip: float) -> 
         at = pixels(size, Delta.device)
         scores = quadratic_scores(center, sharpness, at, at)
         if math.isfinite(clip):
-            # A constant, which no softmax sees: with it, scores far from Delta and their noise are zero.
+            # Softmax ignores the added constant; scores far from Delta, and their noise, become zero.
             scores = (scores + alpha * clip).clamp(min=0)
         axes.append(scores)
     return torch.stack([torch.block_diag(*of_head) for of_head in zip(*axes, strict=True)])
 
 
 def _set_scores(layer: Attention, basis: Tensor, S: Tensor) -> None:
-    """Write the factors of the forms into queries and keys, whose biases become zero."""
+    """Write the factors of S into queries and keys, and zero their biases."""
     d = layer.head_dim
     U, s, V = torch.linalg.svd(S)
     root = s[:, None, :d].sqrt()

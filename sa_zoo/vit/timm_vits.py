@@ -2,8 +2,8 @@
 
     timm.create_model("local_vit", vit="vit_tiny_patch16_224", start="quadratic", alpha=1.0)
 
-`sa-zoo run train.py --model local_vit --model-kwargs vit=NAME start=quadratic` trains a network whose checkpoint timm
-loads as NAME, without this package. With `alpha`, the network has quadratic scores (positions.py), and needs it.
+`sa-zoo run train.py --model local_vit --model-kwargs vit=NAME start=quadratic` trains a network, and timm loads its
+checkpoint as NAME, without this package. With `alpha`, the network has quadratic scores (positions.py), and needs it.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def local_vit(
 
     def build(**arguments: Any) -> nn.Module:
         network = model_entrypoint(vit)(pretrained=False, **arguments)
-        # Weights that will be loaded need no start, and libraries that load some build without memory.
+        # Loaded weights need no start, and libraries that load them build networks without memory.
         loads = pretrained or next(network.parameters()).is_meta
         if start and not loads:
             start_as_convolution(network, blocks=blocks)
