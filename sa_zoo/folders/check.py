@@ -26,7 +26,7 @@ LISTED = 5  # names of a long list in a message
 PARAMETERS = 2**26
 # A tensor counts as at least so many parameters, so that a million tiny layers are too many, too.
 SMALLEST = 2**13
-FILES = ["config.json", "model.safetensors"]
+TIMM_FILES = ["config.json", "model.safetensors"]
 
 
 def _known(name: str) -> str:
@@ -100,12 +100,12 @@ def checked(source: str) -> Iterator[str]:
     if kind == "hf-hub":
         repo_id, _, revision = name.partition("@")
         try:
-            snapshot = snapshot_download(repo_id, revision=revision or None, allow_patterns=FILES)
+            snapshot = snapshot_download(repo_id, revision=revision or None, allow_patterns=TIMM_FILES)
         except OSError as error:
             raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
         folder = Path(snapshot)
         source = f"hf-hub:{repo_id}@{folder.name}"
-    missing = [file for file in FILES if not (folder / file).is_file()]
+    missing = [file for file in TIMM_FILES if not (folder / file).is_file()]
     if missing:
         raise FileNotFoundError(
             f"weights: got none from {source}, which lacks {', '.join(missing)}"

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import FILES, check_name, checked
+from sa_zoo.folders.check import TIMM_FILES, check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
 from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
@@ -72,7 +72,7 @@ def open_model(source: "str | Path | Opened") -> Opened:
     folder = folder_of(source)
     name = str(source)
     if folder:
-        check_sums(folder, FILES)
+        check_sums(folder, TIMM_FILES)
         name = f"local-dir:{folder}"
     elif ":" not in name:
         check_name(name, "a model folder or a timm name")

@@ -30,7 +30,7 @@ from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 PLACEHOLDERS = re.compile(
     r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE
 )
-SHOWN = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
+CARD_SCORES = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
 PAPER = "arXiv:1911.03584"
 
 
@@ -161,7 +161,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     task = "image-classification" if facts["cfg"]["input_size"][0] == 3 else None
     if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
-    scores = metrics.test.model_dump(include=set(SHOWN), exclude_none=True) if metrics.test else {}
+    scores = metrics.test.model_dump(include=set(CARD_SCORES), exclude_none=True) if metrics.test else {}
     results = [
         EvalResult(
             task_type="image-classification",
@@ -170,7 +170,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             dataset_split="test",
             dataset_revision=metrics.data_revision or None,
             metric_type="accuracy",
-            metric_name=f"{SHOWN[score]} accuracy",
+            metric_name=f"{CARD_SCORES[score]} accuracy",
             metric_value=value,
         )
         for score, value in scores.items()

@@ -31,8 +31,8 @@ from sa_zoo.folders.write import (
     write_sums,
 )
 
-FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
-KEPT = 2
+STATE_FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
+KEPT_CHECKPOINTS = 2
 OWN = r"epoch-\d{5,}-step-\d{7,}"  # names of checkpoints; nothing else is read or removed
 
 
@@ -94,7 +94,7 @@ def save_checkpoint(
         write_sums(new, [path.name for path in new.iterdir()])
     # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
     older = (path for path in checkpoints(folder) if path <= final)
-    kept = islice((path for path in older if not damage(path, *FILES)), KEPT)
+    kept = islice((path for path in older if not damage(path, *STATE_FILES)), KEPT_CHECKPOINTS)
     remove_all_but(kept, folder)
 
 
@@ -135,7 +135,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Cou
         raise ValueError(
             f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}"
         ) from error
-    for name in read_json(checkpoint / SUMS).keys() - set(FILES):
+    for name in read_json(checkpoint / SUMS).keys() - set(STATE_FILES):
         if name == Path(name).name:
             write_file(folder.parent / name, (checkpoint / name).read_bytes())
     return counters
@@ -145,7 +145,7 @@ def _newest(folder: Path) -> Path | None:
     """The newest undamaged checkpoint, None if there are none at all; damaged ones are an error or a warning."""
     messages: list[str] = []
     for checkpoint in checkpoints(folder):
-        found = damage(checkpoint, *FILES)
+        found = damage(checkpoint, *STATE_FILES)
         if not found:
             for message in messages:
                 warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=3)

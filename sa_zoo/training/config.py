@@ -25,8 +25,8 @@ from pydantic import (
 from sa_zoo.folders.check import LARGEST, Arguments, did_you_mean
 
 # Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
-INSTALLED = Path(__file__).parents[1] / "recipes"
-RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
+INSTALLED_RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = INSTALLED_RECIPES if INSTALLED_RECIPES.is_dir() else Path(__file__).parents[2] / "configs"
 # Arguments of timm's factory, not of a network
 DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {
     "cnn",

@@ -13,7 +13,7 @@ from sa_zoo.training.pictures import size_of_picture
 from sa_zoo.training.progress import MANY, shown
 from sa_zoo.training.sources import Images, Rows, Source, UnreadableImage
 
-SHOWN = 3  # classes at either end
+SHOWN_CLASSES = 3  # classes at either end
 
 
 class Report(BaseModel):
@@ -31,8 +31,8 @@ class Report(BaseModel):
         """A few lines, whatever the number of classes, places and sizes."""
         total = sum(map(sum, self.images.values()))
         names = [f"{number} {name}" for number, name in enumerate(self.classes)]
-        if len(names) > 2 * SHOWN:
-            names[SHOWN:-SHOWN] = ["..."]
+        if len(names) > 2 * SHOWN_CLASSES:
+            names[SHOWN_CLASSES:-SHOWN_CLASSES] = ["..."]
         lines = [
             f"data: {self.name}, {total} images, {len(self.classes)} classes: {', '.join(names)}"
         ]

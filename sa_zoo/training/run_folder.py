@@ -28,7 +28,7 @@ from sa_zoo.training.config import Config, dump_config, load_config
 CHECKPOINTS = "checkpoints"
 HEADS = "heads.safetensors"
 MAPPED_IMAGES = 100  # that maps are averaged over, as in the paper's Figure 6
-MAPS_AT_ONCE = 5  # images whose maps are held in memory
+RECORDED_AT_ONCE = 5  # images whose maps are held in memory
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 
 
@@ -118,7 +118,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     layers = attention_in(model.blocks)
     grids = model.layout.grids(images.shape[2:])
     sums: dict[str, Any] = defaultdict(float)
-    for some in images.split(MAPS_AT_ONCE):
+    for some in images.split(RECORDED_AT_ONCE):
         for path, P in zip(layers, model.attention_maps(some), strict=True):
             height, width = grids[block_of(path)]
             middle = P[..., height // 2 * width + width // 2, :]  # (N_h, T) or (B, N_h, T)
