@@ -46,9 +46,7 @@ def recorded(calls: list[str], name: str, function):
     return lambda X: calls.append(name) or function(X)
 
 
-def test_a_published_copy_evaluates_large_images_by_axes(
-    published, monkeypatch
-):
+def test_a_published_copy_evaluates_large_images_by_axes(published, monkeypatch):
     X, large = torch.randn(B, 13, 11, D, dtype=torch.float64), (13, 11)
     for terms, route in (((Quadratic, Learned), "by_axes"), ((Quadratic, Content), "definition")):
         layer = published.Attention(
