@@ -92,7 +92,7 @@ class Baseline(Section):
 class Metrics(Section):
     version: Literal[1] = 1  # older files have none, and the same keys
     model: str | None = None
-    base_model: str | None = None  # Hub repository of the converted model
+    base_model: str | None = None  # Hub repository of the model before its conversion
     conversion: Conversion | None = None
     parameters: int | None = None
     data: str | None = None

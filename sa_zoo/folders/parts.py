@@ -1,4 +1,4 @@
-"""The files of a model folder in its manifest; they are published and copied."""
+"""The files of a model folder to list in its manifest, to publish and to copy."""
 
 from pathlib import Path
 

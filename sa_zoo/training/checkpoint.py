@@ -108,7 +108,7 @@ def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Counters:
     """Load the newest undamaged checkpoint of `folder` into model and optimizer; returns its counters.
 
-    Without checkpoints, the counters are new. Files saved along with it are restored next to `folder`.
+    Without checkpoints, the counters are new. Files saved in the checkpoint are restored next to `folder`.
     Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is of another run.
     """
     checkpoint = _newest(folder)

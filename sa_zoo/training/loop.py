@@ -96,7 +96,7 @@ class Run:
         self.cpu_start = time.process_time() - self.counters.cpu_seconds
 
     def save(self) -> None:
-        """Write a checkpoint if all weights are finite: a finite loss may have an infinite gradient."""
+        """Write a checkpoint. Raises FloatingPointError unless weights are finite, even if the loss is."""
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             raise self._not_finite("weights: got some that are")
         self.counters.seconds = time.perf_counter() - self.start

@@ -90,7 +90,7 @@ def _split_of(name: str) -> str:
 
 
 def _by_split(files: Iterable[Path]) -> Used:
-    """Files by the split in their name or in a folder name; without any split, all are training files."""
+    """Files by the split at the start of a folder or file name; without any split, all are training files."""
     used = defaultdict(list)
     for path in files:
         splits = filter(None, (_split_of(part) for part in path.with_suffix("").parts))

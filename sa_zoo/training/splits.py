@@ -133,8 +133,8 @@ def splits_of(
     """The splits of these names, decoded and kept on the device if they are small.
 
     Prints a report of them first; `augment` only adds to the report. The held-out images depend on the data alone: all
-    models and seeds share them. Raises ValueError without test images, or with the list of unreadable images. For many
-    images in large splits, only headers are checked.
+    models and seeds share them. Raises ValueError without test images, or with the list of unreadable images. If the
+    splits are too large to keep and have many images, only headers are checked.
     """
     every = rows_of(source, validation, hold_out)
     rows = {name: every[name] for name in names}
@@ -205,8 +205,8 @@ def rows_of(source: Source, validation: float, hold_out: str = "content") -> Row
 def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
     """Whether each image is held out: its draw, from 0 to 1, is below the share, independent of other images.
 
-    Small classes may be far from the share. Their lowest draws then bring the count to half or one and a half of the
-    share: every class of several images has some held out, and keeps some.
+    Small classes may be far from the share. Their lowest draws then bring the count to at least half the share and at
+    most one and a half: every class of several images has some held out, and keeps some.
     """
     held = np.zeros(len(draws), bool)
     for label in np.unique(labels):

@@ -74,7 +74,7 @@ def _initialize(model: nn.Module, config: ModelConfig, split: Split) -> None:
 
 
 def _publish(run: Run, macs: int) -> Opened:
-    """Write the model and score the folder in full precision. The only scores on the test split.
+    """Write the model and score the folder in full precision: the only scores on the test split.
 
     `macs`: multiply-adds of the forward passes of one training image, over all epochs.
     """
