@@ -46,9 +46,7 @@ def recorded(calls: list[str], name: str, function):
     return lambda X: calls.append(name) or function(X)
 
 
-def test_a_published_copy_evaluates_large_images_by_axes_and_is_the_definition(
-    published, monkeypatch
-):
+def test_a_published_copy_evaluates_large_images_by_axes(published, monkeypatch):
     X, large = torch.randn(B, 13, 11, D, dtype=torch.float64), (13, 11)
     for terms, route in (((Quadratic, Learned), "by_axes"), ((Quadratic, Content), "definition")):
         layer = published.Attention(
@@ -80,7 +78,7 @@ def test_autocast_leaves_positional_probabilities_in_float32(term):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [2, 37, 257])
-def test_half_precision_scores_never_overflow_at_any_alpha_and_size(dtype, size):
+def test_half_precision_scores_never_overflow_at_any_alpha(dtype, size):
     """Up to the largest alpha of the type and infinity, for heads that look inside the image or far outside of it."""
     alphas = torch.tensor(
         [1e-4, 1.0, 46.0, 104.0, 65504.0, torch.finfo(dtype).max, torch.inf], dtype=dtype
@@ -98,7 +96,7 @@ def test_half_precision_scores_never_overflow_at_any_alpha_and_size(dtype, size)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
-def test_half_precision_layers_stay_finite_at_the_largest_parameters(term, dtype):
+def test_half_precision_layers_stay_finite_at_large_parameters(term, dtype):
     """Every positional parameter at +- the largest number of float16, with autocast and without."""
     layer = attention(term, dtype=torch.float32)
     for parameter in layer.terms.parameters():
@@ -121,7 +119,7 @@ def test_tables_of_another_grid_are_refused(term, grid):
             evaluate(X)
 
 
-def test_probability_dropout_is_shared_by_the_batch_for_positions_and_not_for_content():
+def test_positions_share_probability_dropout_in_a_batch():
     for term, shared in ((Quadratic, True), (Content, False)):
         layer = Attention(D, HEADS, (term,), (H, W), attn_drop=0.5).train()
         X = pixels(torch.float32)[:1].expand(2, -1, -1, -1)
@@ -141,7 +139,7 @@ def test_tables_interpolate_linearly_and_keep_their_ends(size):
     assert np.abs(resized - expected).max() < 1e-12
 
 
-def test_lemma_2_the_term_with_all_of_equation_8_can_be_quadratic():
+def test_lemma_2_equation_8_as_a_term_can_be_quadratic():
     """With r_delta split by axis, D_p = 4: (dx^2, dx) and (dy^2, dy)."""
     torch.manual_seed(0)
     D_p, heads = 4, 3

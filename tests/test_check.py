@@ -164,7 +164,7 @@ def test_what_the_metadata_of_a_data_folder_names_is_not_read(tmp_path, settings
         assert len(open_source(DataConfig(name=str(name))).labels["train"]) == 3
 
 
-def test_data_files_inside_of_the_data_folder_are_read_also_through_links(tmp_path, monkeypatch):
+def test_data_files_inside_the_folder_are_read_through_links(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parquet_folder(tmp_path / "elsewhere", {"train": [Image.new("RGB", (8, 8))] * 3})
     (tmp_path / "data").mkdir()

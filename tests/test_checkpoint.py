@@ -124,7 +124,7 @@ def test_saving_after_falling_back_leaves_only_good_ones(two, name, step, kept):
     assert load_checkpoint(two, *trained(1)).step == step
 
 
-def test_what_somebody_else_left_there_is_neither_read_nor_removed(two, tmp_path_factory):
+def test_files_of_others_are_neither_read_nor_removed(two, tmp_path_factory):
     precious = tmp_path_factory.mktemp("precious")
     (precious / "thesis.tex").touch()
     (two / "epoch-00009-step-0000000").touch()
@@ -137,7 +137,7 @@ def test_what_somebody_else_left_there_is_neither_read_nor_removed(two, tmp_path
     assert names(precious) == names(two / f"{NEWER}-copy") == ["thesis.tex"]
 
 
-def test_files_that_were_saved_along_go_back_next_to_the_checkpoints(tmp_path):
+def test_files_saved_along_go_back_next_to_the_checkpoints(tmp_path):
     heads = tmp_path / "heads"
     heads.write_text("of step 5")
     save_checkpoint(tmp_path / "checkpoints", *trained(5), Counters(step=5), [heads])
@@ -156,7 +156,7 @@ def test_files_that_were_saved_along_go_back_next_to_the_checkpoints(tmp_path):
         lambda state: state["counters"].update(epoch="first"),
     ],
 )
-def test_a_state_that_no_run_wrote_is_an_error_that_names_the_file(two, change):
+def test_a_state_no_run_wrote_is_an_error_that_names_the_file(two, change):
     path = two / NEWER / "state.json"
     state = read_json(path)
     change(state)

@@ -81,7 +81,7 @@ def test_a_mistaken_override_is_reported(path, override, said):
         load_config(path, [override])
 
 
-def test_a_missing_file_names_the_nearest_and_a_bad_one_its_place(path):
+def test_a_missing_file_names_the_nearest_a_bad_one_its_place(path):
     with pytest.raises(FileNotFoundError, match=r", quickstart, .*did you mean run.toml\?"):
         load_config(path.with_name("runs.toml"))
     path.write_text("[model\n")
@@ -96,7 +96,7 @@ def test_the_written_config_reads_back_equal():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_config_of_the_project_is_valid_and_its_header_gives_its_command(path):
+def test_project_configs_are_valid_and_headers_give_commands(path):
     config = load_config(path)
     assert timm.is_model(config.model.name)
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -139,7 +139,7 @@ def test_crop_and_flip_are_those_of_each_image_alone():
     assert 0 < flips < 11
 
 
-def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
+def test_images_are_small_in_the_first_epochs_as_in_pillow():
     # Pillow clips between its two passes, and rounds
     images = torch.randint(80, 180, (3, 3, 17, 17), dtype=torch.uint8)
     augment = augment_of(small_epochs=2, small_size=11)
@@ -151,7 +151,7 @@ def test_images_are_small_in_the_first_epochs_as_pillow_makes_them():
         assert np.abs(result.numpy() - wanted).max() < 1.5
 
 
-def test_mixup_follows_the_seed_of_the_step_and_dropout_the_process_too():
+def test_mixup_follows_the_step_seed_and_dropout_the_process():
     augment = augment_of(FORMAT.normalize, mixup=0.5, cutmix=1.0, label_smoothing=0.1)
     images, labels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6)
     mixed, targets, dropped = [], [], []
@@ -307,7 +307,7 @@ def test_a_configuration_of_a_data_set_is_chosen_by_its_key(tmp_path, monkeypatc
     assert source.origins == {"train": "split train on the Hub"}
 
 
-def test_a_missing_folder_is_reported_before_the_hub_is_asked_for_data(tmp_path, monkeypatch):
+def test_a_missing_folder_is_reported_before_asking_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pets").mkdir()
     monkeypatch.setattr(sources, "repo_exists", lambda name, repo_type: False)
@@ -366,7 +366,7 @@ def test_a_metadata_file_gives_classes_to_images(tmp_path):
         (["a[1]/train*", "a[1]/test"], {"train": 1, "test": 2}),
     ],
 )
-def test_parquet_files_belong_to_the_split_that_they_or_their_folders_name(tmp_path, names, found):
+def test_parquet_files_belong_to_the_split_in_their_path(tmp_path, names, found):
     for n, name in enumerate(names, start=1):
         folder = parquet_folder(tmp_path / "one", {"some": noise_images(n)})
         (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -141,7 +141,7 @@ def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
 
 
 @pytest.mark.parametrize("known", ["", "digest", "config"])
-def test_all_images_of_an_unsplit_folder_count_unless_the_model_was_trained_on_it(tmp_path, known):
+def test_all_images_of_an_unsplit_folder_count_unless_trained_on(tmp_path, known):
     folder = image_folder(tmp_path / "D", {"cat": 13, "dog": 11, "owl": 7})
     source = open_source(DataConfig(name=str(folder)))
     digest = digest_of(source)["hash"] if known == "digest" else "of other data"

@@ -40,7 +40,7 @@ def run(tmp_path):
     return folder
 
 
-def test_figures_of_a_quadratic_run_have_the_same_bytes_each_time(run):
+def test_figures_of_a_run_have_the_same_bytes_each_time(run):
     drawn = figure_files(open_folder(run))
     names = ["learning_curve", "head_positions", "head_paths", "head_maps", "head_depth"]
     assert [Path(name).stem for name in drawn] == [*names, "confusion_matrix", "reliability"]

@@ -91,7 +91,7 @@ def test_published_code_lies_in_one_folder():
     assert {module.split(".")[0] for module in reached} == {"models"}
 
 
-def test_importing_the_package_for_timm_does_not_import_transformers():
+def test_importing_for_timm_does_not_import_transformers():
     code = "import sys, sa_zoo, timm; print('transformers' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent

@@ -71,7 +71,7 @@ def test_both_faces_have_the_same_keys_logits_features_and_maps(attention_type):
             assert torch.allclose(ours, theirs.expand(B, 5, 289, 289), atol=1e-6)
 
 
-def test_everything_that_is_dropped_in_training_is_dropped_by_timm_too():
+def test_everything_dropped_in_training_is_dropped_by_timm_too():
     model = make(
         hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.2,
@@ -87,7 +87,7 @@ def test_everything_that_is_dropped_in_training_is_dropped_by_timm_too():
     assert torch.equal(logits, network(images(batch=17)))
 
 
-def test_the_base_model_and_the_backbone_have_the_features_that_timm_has():
+def test_the_base_model_and_backbone_have_timms_features():
     model = make("content")
     network, x = in_timm(model), images()
     model.config.out_indices = [1, 3]
@@ -129,7 +129,7 @@ def test_from_config_draws_each_tensor_as_timm_does(attention_type):
         assert abs(ours.mean() - theirs.mean()) <= 2 * chance, name
 
 
-def test_the_loss_is_the_cross_entropy_and_outputs_may_be_a_tuple():
+def test_the_loss_is_cross_entropy_and_outputs_may_be_a_tuple():
     model, labels = make(), torch.tensor([2, 7, 5])
     outputs = model(images(), labels=labels)
     assert torch.equal(outputs.loss, cross_entropy(outputs.logits, labels))
@@ -181,7 +181,7 @@ def test_bfloat16_weights_take_float32_images(tmp_path):
     assert torch.allclose(logits.float(), expected, atol=0.05)
 
 
-def test_the_base_model_takes_a_classifier_without_complaint_and_the_other_way_round(tmp_path):
+def test_classifier_and_base_model_load_from_each_other(tmp_path):
     model = make()
     model.save_pretrained(tmp_path / "classifier")
     base, report = AutoModel.from_pretrained(tmp_path / "classifier", output_loading_info=True)
@@ -204,7 +204,7 @@ def test_another_image_size_gives_what_timm_gives(attention_type):
     assert torch.equal(model(x).logits, network(x))
 
 
-def test_an_attention_of_transformers_is_refused_and_eager_is_accepted():
+def test_eager_attention_is_accepted_and_others_are_refused():
     config = SAConfig(**SIZES)
     with pytest.raises(ValueError, match="attn_implementation: got 'sdpa', expected 'eager'"):
         AutoModelForImageClassification.from_config(config, attn_implementation="sdpa")

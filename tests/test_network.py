@@ -82,7 +82,7 @@ def test_residual_blocks_train_as_those_of_convolutions():
 
 @pytest.mark.parametrize("term", [QuadraticKernel, ContentKernel])
 @pytest.mark.parametrize("heads", [9, 25])
-def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(term, heads):
+def test_heads_started_as_a_kernel_are_a_convolution_of_values(term, heads):
     layer, X = Attention(23, heads, (term,), (11, 13)), torch.randn(5, 11, 13, 23)
     half = int(heads**0.5) // 2
     inside = (slice(None), slice(half, -half), slice(half, -half))
@@ -101,7 +101,7 @@ def test_heads_that_start_as_a_kernel_are_a_convolution_of_their_value_matrices(
         assert (layer.definition(X)[inside] - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weights_are_the_same():
+def test_only_the_first_half_of_blocks_starts_as_a_kernel():
     usual, kernel = (
         small(name, depth=4, num_heads=7).state_dict() for name in ("quadratic", "quadratic_kernel")
     )
@@ -114,7 +114,7 @@ def test_only_the_first_half_of_the_blocks_starts_as_a_kernel_and_all_other_weig
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_attention_maps_are_the_probabilities_used_on_the_grid_of_each_stage(name):
+def test_attention_maps_are_the_probabilities_on_each_grid(name):
     model, x, seen = small(name), images(name), []
     for layer in attention_in(model.blocks).values():
         layer.register_forward_hook(lambda layer, given, made: seen.append((layer, *given, made)))
@@ -131,7 +131,7 @@ def test_attention_maps_are_the_probabilities_used_on_the_grid_of_each_stage(nam
     assert next(used, None) is None
 
 
-def test_each_stage_has_its_width_and_its_grid_and_each_block_its_rate():
+def test_each_stage_has_its_width_and_grid_each_block_its_rate():
     network = small("learned, stages", drop_path_rate=0.5)
     assert [block.norm1.normalized_shape[0] for block in network.blocks] == [7, 7, 5, 11, 11, 11]
     tables = [(len(b.attn.terms[0].row), len(b.attn.terms[0].col)) for b in network.blocks]
@@ -192,7 +192,7 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"terms": (("quadratic",), (Quadratic,))},
     ],
 )
-def test_arguments_that_make_no_network_are_refused_with_what_was_got(changes):
+def test_arguments_that_make_no_network_are_refused(changes):
     arguments = STAGES | {"terms": ((Quadratic,),), "img_size": (24, 40)} | changes
     with pytest.raises(ValueError, match=r"got .*expected"):
         SANet(**arguments)
@@ -226,7 +226,7 @@ def test_init_weights_draws_anew_from_the_same_distributions():
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_drop_path_is_that_of_torchvision_and_dropout_leaves_the_residual_alone(p):
+def test_drop_path_is_torchvisions_and_dropout_spares_residuals(p):
     x = torch.randn(17, 5, 3, 7)
     results = []
     for module in (DropPath(p), StochasticDepth(p, mode="row")):

@@ -41,7 +41,7 @@ def test_other_formats_are_refused(kind):
         open_picture(stored(noise_images(1)[0], kind))
 
 
-def test_a_palette_with_transparent_colors_is_read_without_a_warning(tmp_path):
+def test_palettes_with_transparent_colors_give_no_warning(tmp_path):
     picture = noise_images(1)[0].quantize(7)
     picture.save(tmp_path / "x.png", transparency=bytes([0, 128, 255]))
     assert np.array_equal(open_picture(tmp_path / "x.png").convert("RGB"), picture.convert("RGB"))

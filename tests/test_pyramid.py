@@ -44,7 +44,7 @@ def in_transformers(name: str, cls=SAForImageClassification, **changes):
 
 
 @pytest.mark.parametrize("name", PYRAMIDS)
-def test_transformers_has_the_same_keys_logits_hidden_states_and_maps(name):
+def test_transformers_has_the_same_keys_logits_states_and_maps(name):
     network, model, x = small(name), in_transformers(name), images(name)
     assert list(model.state_dict()) == list(network.state_dict())
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_work_is_that_of_each_stages_grid_and_width():
     assert training_macs(network, (3, *IMAGE)) == macs(GRIDS, WIDTHS, by_axes=True)
 
 
-def test_maps_of_the_pixel_in_the_middle_are_recorded_on_each_grid(tmp_path):
+def test_maps_of_the_middle_pixel_are_recorded_on_each_grid(tmp_path):
     network, x = small("content, stages"), images("content, stages", 7)
     record_maps(tmp_path, network, x)
     recorded = load_file(tmp_path / "attention.safetensors")
@@ -116,7 +116,7 @@ def run(tmp_path_factory):
     return out
 
 
-def test_a_run_leaves_figures_explorer_and_a_folder_for_both_libraries(run):
+def test_a_run_leaves_figures_and_a_folder_for_both_libraries(run):
     figures = {path.stem for path in run.glob("figures/*.png")}
     assert {"head_maps", "head_depth", "head_positions", "head_paths"} <= figures
     page = (run / "explorer.html").read_text()

@@ -106,7 +106,7 @@ def test_nothing_of_the_size_of_all_heads_is_kept():
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
-def test_autocast_computes_in_its_type_and_adds_up_in_that_of_the_parameters(drop):
+def test_autocast_accumulates_in_the_type_of_the_parameters(drop):
     layer, X = layer_of(Quadratic, dtype=torch.float32, attn_drop=drop), pixels(dtype=torch.float32)
 
     def autocast(X: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ def test_the_distributions_pass_the_checks_of_pypi(dist):
     subprocess.run(check, check=True, capture_output=True)
 
 
-def test_the_source_distribution_has_all_that_the_wheel_is_built_from(dist):
+def test_the_source_distribution_has_all_the_wheel_needs(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = ["sa_zoo/publishing/card.md.jinja", "LICENSE"]

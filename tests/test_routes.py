@@ -74,7 +74,7 @@ def test_terms_may_be_float64_in_a_float32_layer():
 @pytest.mark.parametrize(
     ("term", "path"), [(Quadratic, "attn.W_val"), (Content, "attn.W_val"), (Quadratic, "fc1")]
 )
-def test_weights_that_change_before_the_backward_pass_are_an_error(term, path, images):
+def test_changing_weights_before_the_backward_pass_is_an_error(term, path, images):
     block = PostNormBlock(Stage(D, 1, HEADS, 13), (term,), (H, W))
     Y = block(torch.randn(images, H, W, D, requires_grad=True))
     with torch.no_grad():

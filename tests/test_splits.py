@@ -53,7 +53,7 @@ def test_names_do_not_matter_and_one_more_picture_moves_no_other(tmp_path):
         assert all(before[name].items() <= after[name].items() for name in before), number
 
 
-def test_a_validation_split_is_used_and_nothing_is_held_out_for_it(tmp_path):
+def test_with_a_validation_split_nothing_is_held_out_for_it(tmp_path):
     folder = image_folder(tmp_path, {"train/a": 11, "train/b": 13, "val/a": 5, "val/b": 7})
     image_folder(folder, {"test/a": 2, "test/b": 3})
     source = open_source(DataConfig(name=str(folder)))

@@ -78,7 +78,7 @@ def test_sizes_and_the_default_configuration_are_exact(name):
 
 
 @every_network
-def test_every_parameter_gets_the_same_gradient_with_checkpointing(name):
+def test_checkpointing_changes_no_gradient_of_any_parameter(name):
     model, x = small(name).train(), images(name)
     gradients = []
     for enable in (False, True):
@@ -161,7 +161,7 @@ def test_graphs_of_a_network_give_its_logits(name, graph):
 
 
 @every_network
-def test_device_and_type_arrive_and_a_meta_model_can_be_initialised(name):
+def test_device_and_type_arrive_and_meta_can_be_initialised(name):
     model = small(name, dtype=torch.bfloat16, device="cpu")
     numbers = [t for t in model.state_dict().values() if t.is_floating_point()]
     assert {tensor.dtype for tensor in numbers} == {torch.bfloat16}
@@ -212,7 +212,7 @@ def test_a_local_folder_gives_back_the_same_logits(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_encodings_are_interpolated_for_another_size_which_is_saved(name, tmp_path, caplog):
+def test_encodings_are_interpolated_for_a_new_size_and_saved(name, tmp_path, caplog):
     model, folder = small(name), f"local-dir:{tmp_path}"
     args = NETWORKS[name]
     timm.models.save_for_hf(model, tmp_path, model_args=args, safe_serialization=True)

@@ -330,7 +330,7 @@ def test_a_network_divided_among_processes_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
+def test_a_loss_that_is_not_finite_stops_and_keeps_a_checkpoint(tmp_path):
     config = tiny_config(optim={"name": "sgd", "lr": 1e30}, train={"checkpoint_steps": 1})
     said = (
         r"got (nan|inf), which is not finite, in epoch 1, step [2-6]; (.*) is the last good check"
@@ -463,7 +463,7 @@ def test_a_size_that_does_not_fit_names_its_key(tmp_path, side):
         ({"init": "sa_eq8_tiny_cifar"}, FileNotFoundError, "expected .* a timm name with weights"),
     ],
 )
-def test_a_model_that_is_not_there_is_reported_before_data_are_loaded(tmp_path, model, error, said):
+def test_a_missing_model_is_reported_before_data_are_loaded(tmp_path, model, error, said):
     """Loading data may take hours; here it fails at once."""
     config = tiny_config(model=model, data={"name": str(tmp_path / "no" / "data")})
     with pytest.raises(error, match=said):
@@ -550,7 +550,7 @@ def test_a_dying_process_that_decodes_images_is_reported(tmp_path, monkeypatch):
         train(tiny_config(train={"checkpoint_steps": 1}), tmp_path / "run")
 
 
-def test_a_connection_that_breaks_before_its_process_has_ended_is_reported_alike():
+def test_a_connection_lost_before_its_process_ends_is_reported():
     batches = iter(DataLoader(torch.arange(7), num_workers=1))
     with (
         pytest.raises(ConnectionError, match=r"a process that decodes images has ended: .*Killed"),

@@ -1,4 +1,4 @@
-"""What the explorer's page knows of a layer: geometry, parameters of its heads, values, maps that cannot be computed.
+"""A layer on the explorer's page: geometry, parameters of its heads, values, and stored maps where needed.
 
 Arrays travel as base64: {"shape", "f4"}, little-endian float32, or {"shape", "zlib"}, deflated uint8.
 """
@@ -20,14 +20,14 @@ from sa_zoo.models.attention import Attention
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
 GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
-FORMULAS = {  # the parameters of each kind of maps: maps.js has the formulas
+FORMULAS = {  # parameters by kind of maps; the formulas are in maps.js
     "quadratic": ("Delta", "alpha"),
     "generalized": ("Delta", "spread"),
     "learned": ("down", "across"),
 }
-LARGEST_ALPHA = 1e30  # of a head that reads one pixel
-FILTERS = 16  # of a CNN's kernel that the page shows
-PROBES = 7  # queries per axis that distances are averaged over
+LARGEST_ALPHA = 1e30  # for heads with infinite alpha
+FILTERS = 16  # shown of a CNN's kernel
+PROBES = 7  # queries per axis in the mean distance
 
 
 def numbers(x: Tensor) -> Json:
@@ -37,7 +37,7 @@ def numbers(x: Tensor) -> Json:
 
 
 def described(layer: LayerMaps, recorded: Tensors) -> Json:
-    """A layer for the page. `recorded`: positional parameters by name, at the epochs that the page shows."""
+    """A layer for the page. `recorded`: positional parameters by name, at the epochs on the page."""
     page: Json = {name: getattr(layer, name) for name in GEOMETRY}
     page["distance"] = numbers(mean_distance(layer))
     if layer.dropped is not None:
@@ -45,9 +45,9 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
     page["kind"] = layer.kind
     module = layer.module
     if layer.kind == "stored":
-        page["stored"] = []  # the page's builder appends one item per image
+        page["stored"] = []  # explorer.py appends one item per image
     else:
-        # Buffers that are not saved are the positions of taps.
+        # Taps keep their positions in buffers that are not saved.
         named = chain(module.named_parameters(), module.named_buffers())
         own = {f"{layer.name}.{name}": tensor for name, tensor in named}
         page["parameters"] = _parameters(layer.kind, own)
@@ -65,14 +65,14 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
 
 
 def _parameters(kind: str, tensors: Tensors) -> Json:
-    """Parameters as the page takes them; there may be an axis of epochs before the others."""
+    """Parameters for the page; the first axis may be epochs."""
     own = {name.rpartition(".")[2]: tensor for name, tensor in tensors.items()}
     if kind == "learned":  # r_delta . v_h and r_delta . w_h by displacement
         own["down"] = own["v"] @ own["col"].transpose(-1, -2)
         own["across"] = own["w"] @ own["row"].transpose(-1, -2)
     if "spread" in own:
         own["alpha"] = 0.5 * own["spread"].float().square()
-    if kind == "quadratic":  # JavaScript multiplies it by 0, which an infinite one cannot be
+    if kind == "quadratic":  # finite, as JavaScript multiplies it by 0
         own["alpha"] = own["alpha"].clamp(max=LARGEST_ALPHA)
     return {name: numbers(own[name]) for name in FORMULAS[kind]}
 
@@ -104,9 +104,9 @@ def mean_distance(layer: LayerMaps) -> Tensor:
 def _values(W: Tensor) -> Json:
     """Norms of value matrices (D_out, N_h, D_in) in float64.
 
-    In float32, some processors add the D_out * D_in products of the gram matrix one by one, and lose three digits.
+    In float32, some processors add the D_out * D_in products of the gram matrix one by one, losing three digits.
     """
-    norms = W.abs().sum(dim=2)  # (D_out, N_h): what certificate.py multiplies missed attention by
+    norms = W.abs().sum(dim=2)  # (D_out, N_h): factors of missed attention in certificate.py
     gram = torch.einsum("ohi,ogi->hg", W, W)  # (N_h, N_h): norms of any sum of value matrices
     return {"norms": numbers(norms), "gram": numbers(gram)}
 
@@ -121,5 +121,5 @@ def _filters(kernel: Tensor) -> Json:
 
 
 def spaced(size: int, most: int) -> list[int]:
-    """At most so many indices of `size`, evenly spaced, with the first and the last."""
+    """At most `most` evenly spaced indices of `size`, including the first and the last."""
     return [round(at) for at in torch.linspace(0, size - 1, min(size, most)).tolist()]

@@ -1,7 +1,7 @@
-"""The explorer: one HTML file that shows where a network attends, without a server or a network connection.
+"""The explorer: one HTML file with the attention of a network, without a server or a connection.
 
-The page is explorer_page/, assembled with jinja2. It computes positional attention from the parameters of the heads;
-maps that depend on the image are stored in it.
+The page is assembled from explorer_page/ with jinja2. It computes positional attention from the parameters of the
+heads, and stores maps that depend on the image.
 """
 
 import base64
@@ -32,9 +32,9 @@ _logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("explorer_page")
 SCRIPTS = ("maps", "kernels", "state", "drawing", "panels", "export", "page", "events")
 PAGE_BYTES = 10_000_000
-FRAME_BYTES = 100_000  # of them, for everything but its data
-PATH_EPOCHS = 100  # of a training path, besides its start
-SAMPLES = {  # photographs that come with scikit-learn, with their authors
+FRAME_BYTES = 100_000  # of PAGE_BYTES, for everything but the data
+PATH_EPOCHS = 100  # of a training path, after its start
+SAMPLES = {  # photographs in scikit-learn, with their authors
     "china, danielbuechele, CC BY 2.0": "china.jpg",
     "flower, vultilion, CC BY 2.0": "flower.jpg",
 }
@@ -43,7 +43,7 @@ PILLOW_MODES = {1: "L", 3: "RGB"}  # by channels of a model
 
 @dataclass(frozen=True)
 class Page:
-    """A finished page; a notebook shows it."""
+    """A finished page, shown by notebooks."""
 
     html: str = field(repr=False)
 
@@ -54,7 +54,7 @@ class Page:
         return write_file(path, self.html)
 
     def _repr_html_(self) -> str:
-        # In a frame of its own: no style or script of the page can meet those of the notebook.
+        # A frame separates styles and scripts of the page from those of the notebook.
         return (
             '<iframe title="Attention explorer" sandbox="allow-scripts allow-downloads" width="100%" height="920" '
             f'style="border: 0" srcdoc="{html.escape(self.html)}"></iframe>'
@@ -68,18 +68,18 @@ def explore(
     source: str = "",
     recorded: Mapping[str, Tensor] | None = None,
 ) -> Page:
-    """A page in which to explore the attention of a network, which is put in eval mode.
+    """A page to explore the attention of a network. Puts the network in eval mode.
 
     Args:
         model: a model of this package, or a vision transformer of timm.
-        images: as the model takes them, (B, C, H, W); or pictures by name, which are resized and cropped as timm does
-            in evaluation. Default: two photographs that come with scikit-learn.
+        images: inputs of the model, (B, C, H, W); or pictures by name, to be resized and cropped as in timm's
+            evaluation. Default: two photographs from scikit-learn.
         title: heading of the page; default: the name of the architecture.
-        source: what `timm.create_model` loads the model from, for the code that the page shows.
+        source: the name for `timm.create_model` in the code on the page.
         recorded: positional parameters by epoch, as in the heads.safetensors of a run.
 
     Raises:
-        ValueError: for images of another kind, for a network without maps that can be shown, or too large for a page.
+        ValueError: for images of another kind, or a network without attention maps or too large for a page.
     """
     size = getattr(model, "_traits", {}).get("img_size")
     expected = resolve_input_data_config(model, {"img_size": size})
@@ -103,7 +103,7 @@ def explore(
 
 
 def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
-    """Images as the model takes them, (C, H, W), by name: pictures are resized, cropped and normalized.
+    """Inputs of the model, (C, H, W), by name: pictures are resized, cropped and normalized.
 
     Raises ValueError for images of another kind.
     """
@@ -127,7 +127,7 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
-    """Add to a page as many images as it has room for, with the maps that it cannot compute."""
+    """Add as many images to a page as fit, with the maps that it cannot compute."""
     room = PAGE_BYTES - FRAME_BYTES - len(json.dumps(data))
     pages = [page for page in data["layers"] if page["kind"] == "stored"]
     varying = [layer for layer in layers if layer.kind == "stored"]
@@ -147,9 +147,9 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
 
 
 def _shown(image: Tensor, expected: dict[str, Any]) -> str:
-    """The picture (C, H, W) that a model sees, as base64 of PNG: the inverse of its normalization.
+    """The picture of an input (C, H, W), as base64 of PNG: the inverse of its normalization.
 
-    It shows the first three channels, or the first in gray if there are fewer.
+    Shows the first three channels, or the first in gray if there are fewer.
     """
     mean, std = (torch.tensor(expected[key]).view(-1, 1, 1) for key in ("mean", "std"))
     pixels = (image.cpu() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
@@ -160,7 +160,7 @@ def _shown(image: Tensor, expected: dict[str, Any]) -> str:
 
 
 def _assembled(data: Json) -> str:
-    """The page. Its policy forbids every connection and every script but its own."""
+    """The page. Its security policy forbids connections and all scripts but its own."""
     script = "\n".join((SOURCE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n{script}'
     template = jinja2.Template(
@@ -173,6 +173,6 @@ def _assembled(data: Json) -> str:
         style=(SOURCE / "page.css").read_text(encoding="utf-8"),
         script=script,
         allowed=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        # In a script element only `<` can end the data, or begin a comment.
+        # In a script element only `<` can end the data or begin a comment.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     )

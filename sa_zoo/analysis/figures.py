@@ -1,4 +1,4 @@
-"""The figures of a model folder, drawn from its files alone: what a card shows."""
+"""The figures of a model folder and its card, drawn from its files alone."""
 
 import math
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from sa_zoo.models.attention import Attention
 
 Figures = dict[str, Figure]  # by name
 WINDOW = 3  # pixels, of the figure over depth
-MOST_LAYERS = 12  # that a figure with one panel per layer shows
-MOST_PIXELS = 1024  # of a layer, up to which all its maps are computed for a figure
+MOST_LAYERS = 12  # in a figure with one panel per layer
+MOST_PIXELS = 1024  # of a layer; all maps of larger ones cost too much for a figure
 
 
 def figure_files(opened: Opened) -> dict[str, bytes]:
-    """figures/NAME.png for all that the folder of a model has data for."""
+    """figures/NAME.png for each figure with data in the model folder."""
     return {f"figures/{name}.png": png(figure) for name, figure in figures_of(opened).items()}
 
 
@@ -70,7 +70,7 @@ def figures_of(opened: Opened) -> Figures:
 
 
 def _figures_of_maps(opened: Opened) -> Figures:
-    """Maps of the pixel in the middle: computed, or as recorded by the run where they depend on images."""
+    """Maps of the middle pixel: computed, or recorded by the run if they depend on images."""
     network: Any = opened.network
     images = torch.zeros(1, *network.pretrained_cfg["input_size"])
     layers = attention_layers(network, images)
@@ -98,7 +98,7 @@ def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:
         spread = tensors.get(f"{module}.spread")
         alpha = tensors.get(f"{module}.alpha")
         if alpha is not None:
-            spread = (2 * alpha.clamp(min=0)).sqrt()  # below 0, heads look away from Delta
+            spread = (2 * alpha.clamp(min=0)).sqrt()  # alpha below 0: heads look away from Delta
             Delta = Delta.reshape(*alpha.shape, -1)  # one vector in vision transformers
         if spread is None:
             continue

@@ -18,11 +18,11 @@ from torch import Tensor
 from sa_zoo.analysis.heads import Heads
 from sa_zoo.convolution.theorem import spread_matrices
 
-SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention that contours enclose -> line style
-ENCLOSED = 0.5  # share of the heads whose contours fit into a figure
-# Pixels, below which a contour is a point: the head is drawn as the pixel that it reads.
+SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention inside a contour -> line style
+ENCLOSED = 0.5  # share of heads with contours fully inside a figure
+# Pixels. A smaller contour is a point: the head is drawn as one pixel.
 POINT = 0.25
-WIDEST = 20  # pixels, up to which a figure grows for them
+WIDEST = 20  # pixels; contours enlarge a figure up to this
 
 Layers = Sequence[dict[str, Tensor]]
 Color = Any  # of matplotlib
@@ -36,7 +36,7 @@ def figure_of(size: tuple[float, float], rows: int = 1, columns: int = 1, **opti
 
 
 def head_colors(heads: int) -> Sequence[Color]:
-    """Colors that people with color vision deficiencies tell apart, up to ten; more heads share a gradient."""
+    """Up to ten colors, distinct with color vision deficiencies too; a gradient for more heads."""
     if heads <= 10:
         return color_sequences["petroff10"][:heads]
     return list(colormaps["viridis"](np.linspace(0, 0.9, heads)))
@@ -45,9 +45,9 @@ def head_colors(heads: int) -> Sequence[Color]:
 def head_positions(layers: Layers) -> Figure:
     """Centers Delta of the heads and contours of half and nine tenths of their attention, one panel per layer (Fig. 4).
 
-    Attention is exp(-1/2 (delta - Delta)^T S S^T (delta - Delta)) where no border cuts it, with S the spread of the
-    head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have one scale: every center is
-    in the frame, and so are the contours of the sharper half of the heads.
+    Away from borders, attention is proportional to exp(-1/2 (delta - Delta)^T S S^T (delta - Delta)), with S the spread
+    of the head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have the same scale: all centers
+    and the contours of the sharper half of the heads are inside.
     """
     outlines = torch.cat([_contours(layer["Delta"], layer["spread"]) for layer in layers])
     widest = float(outlines.abs().amax(dim=(1, 2, 3)).quantile(ENCLOSED))
@@ -81,8 +81,8 @@ def _heads_by_layer(
 ) -> tuple[Figure, list[tuple[Axes, Color, Tensor]]]:
     """A square of displacements per layer, rows downwards, with the numbers of the heads at their last centers.
 
-    Centers: (N_h, 2) or (epochs, N_h, 2). A square reaches one pixel beyond all centers, and beyond `reach`. Returns
-    the panel, the color and the centers of each head.
+    Centers: (N_h, 2) or (epochs, N_h, 2). A square extends one pixel beyond all centers and `reach`. Returns the
+    figure, and the panel, color and centers of each head.
     """
     reach = 1 + max(reach, *(float(centers.abs().max()) for centers in layers))
     columns = min(len(layers), 3)
@@ -111,7 +111,7 @@ def _heads_by_layer(
 
 
 def head_maps(layers: Sequence[Tensor]) -> Figure:
-    """Attention of the pixel in the middle, one row per layer, one column per head (Figs. 5, 6). (N_h, H, W) each.
+    """Attention of the middle pixel, one row per layer, one column per head (Figs. 5, 6). layers: (N_h, H, W) each.
 
     Each map has its own scale, from zero (dark) to its maximum (bright).
     """
@@ -131,7 +131,7 @@ def head_maps(layers: Sequence[Tensor]) -> Figure:
         axes.set(xticks=[], yticks=[])
         height, width = layers[layer].shape[1:]
         corner = (width // 2 - 0.5, height // 2 - 0.5)
-        # The outline can be seen on any color, and the color inside it too.
+        # A black and white outline is visible on any color.
         for color, thickness in (("black", 2.4), ("white", 1.2)):
             outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=thickness)
             axes.add_patch(outline)
@@ -139,7 +139,7 @@ def head_maps(layers: Sequence[Tensor]) -> Figure:
 
 
 def head_depth(layers: Sequence[Heads], window: int) -> Figure:
-    """How far heads reach, and how much of their attention is near the query, layer by layer."""
+    """Reach of the heads, and share of their attention near the query, by layer."""
     figure = figure_of((8, 3), columns=2)
     reach, share = figure.axes
     _depth(reach, [heads.reach for heads in layers], "mean distance from the query, in pixels")
@@ -150,7 +150,7 @@ def head_depth(layers: Sequence[Heads], window: int) -> Figure:
 
 
 def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
-    """Accuracy against the number of heads that became K x K convolutions, a line for each K."""
+    """Accuracy against the number of heads turned into K x K convolutions, one line per K."""
     figure = figure_of((5, 3))
     (axes,) = figure.axes
     for (K, points), color in zip(curves.items(), head_colors(len(curves)), strict=True):
@@ -163,7 +163,7 @@ def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
 
 
 def _depth(axes: Axes, layers: list[Tensor], title: str) -> None:
-    """A dot per head and the mean of each layer. layers: (N_h,) each"""
+    """One dot per head, and the mean of each layer. layers: (N_h,) each"""
     each, mean = head_colors(2)
     for at, values in enumerate(layers, start=1):
         axes.plot([at] * len(values), values, "o", color=each, alpha=0.6, markersize=5)
@@ -174,19 +174,19 @@ def _depth(axes: Axes, layers: list[Tensor], title: str) -> None:
 
 
 def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
-    """A panel whose columns are layers or epochs."""
+    """Format a panel with layers or epochs on its x-axis."""
     axes.set(title=title, xlabel=what)
     axes.locator_params("x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
 
 
 def _contours(Delta: Tensor, spread: Tensor) -> Tensor:
-    """Points (row, column) of the contours of each head, where |S^T (delta - Delta)| is the radius of one of SHARES.
+    """Points (row, column) of each head's contours: |S^T (delta - Delta)| equals the radius of one of SHARES.
 
     (N_h, 2) and (N_h,) or (N_h, 2, 2) -> (N_h, contours, 2, points).
     """
     S = spread_matrices(spread)
-    S = S + 1e-9 * torch.eye(2)  # a head that attends everywhere has a contour too, far outside
+    S = S + 1e-9 * torch.eye(2)  # gives uniform heads a contour too, far outside
     angles = torch.linspace(0, 2 * math.pi, 101, dtype=S.dtype)
     circle = torch.stack([angles.cos(), angles.sin()])
     outline = torch.linalg.inv(S.mT) @ circle  # (N_h, 2, points)

@@ -1,4 +1,4 @@
-"""What each attention head does, in numbers: docs/heads.md defines them. Symbols: models/attention.py."""
+"""Measures of attention heads, defined in docs/heads.md. Symbols: models/attention.py."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from sa_zoo.models.positions import ONE_HOT
 from sa_zoo.vit.layers import displacements_in
 
 MAPS_AT_ONCE = 16  # images
-MEASURES = {  # columns of the table that also have a mean: title -> measure, format
+MEASURES = {  # columns of the table with a mean per layer: title -> measure, format
     "inside {0} x {0}": ("share", "{:.1%}"),
     "reach": ("reach", "{:.2f}"),
     "distance": ("distance", "{:.2f}"),
@@ -31,7 +31,7 @@ class Heads:
     layer: str
     center: Tensor  # (N_h, 2), (row, column) from the query
     share: Tensor  # of attention inside the window around the query
-    reach: Tensor  # mean distance from the query to what is attended to
+    reach: Tensor  # mean distance from the query to the attended pixels
     distance: Tensor  # to the nearest convolution, from 0 to 2
     variation: Tensor | None  # as in LayerMaps
     overlap: Tensor  # with the most similar other head of the layer, from 0 to 1
@@ -41,10 +41,10 @@ class Heads:
 
 
 def layers_of(model: nn.Module, images: Tensor) -> list[LayerMaps]:
-    """The layers of a network with their mean maps over images (B, C, H, W), in float64, and what images move of them.
+    """The layers of a network with mean maps over images (B, C, H, W), in float64, and their variation between images.
 
-    For positional attention one image is enough. Raises ValueError for a network without attention among the pixels of
-    one grid.
+    Positional attention needs only one image. Raises ValueError for a network without attention among the pixels of one
+    grid.
     """
     layers = {}
     means: dict[str, Any] = defaultdict(float)
@@ -88,7 +88,7 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         (term,) = layer.module.terms
         center = term.Delta.detach()
         S = spread_matrices(term.spread.detach().double())
-        # The eigenvalues of S S^T are the squares of the singular values of S; the sum of them is that of all S^2.
+        # The eigenvalues of S S^T are the squared singular values of S; their sum is that of the squared entries.
         shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
         shape["condition"] = torch.linalg.cond(S).square()
     return Heads(
@@ -117,7 +117,7 @@ def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:
 
 
 def heads_table(layers: Sequence[Heads], window: int) -> str:
-    """A row per head as Markdown, and after those of a layer their mean."""
+    """Markdown with a row per head, and a row of means after each layer."""
     measured = [title.format(window) for title in MEASURES]
     names = ["layer", "head", "center", "alpha", "condition", *measured, "most like"]
     rows = []

@@ -1,7 +1,8 @@
 """Attention maps of any supported network, layer by layer: SANet, convolutions as attention, timm's transformers.
 
-Legend: models/attention.py. A layer's queries are the pixels of `grid`. Its keys are those of `keys`: the same pixels,
-or for a convolution as attention the padded image, where query (i, j) stands on the key stride * (i, j) + center.
+Legend: models/attention.py. A layer's queries are the pixels of `grid`, its keys those of `keys`. Both are the same
+pixels, except in a convolution as attention: its keys are the padded image, and query (i, j) stands on the key
+stride * (i, j) + center.
 """
 
 import math
@@ -25,25 +26,25 @@ Pixel = Sequence[int]  # (row, column), or (H, W)
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """Attention of one layer on some images. B stands for the images, and is missing where `positional` is true.
+    """Attention of one layer on B images. If `positional`, shapes have no axis B.
 
     `factors` holds P itself, (B, N_h, T_queries, T_keys), or its factors along the axes, (N_h, H_queries, H_keys) and
-    (N_h, W_queries, W_keys); use `maps` or `at`, which do not tell the two apart.
+    (N_h, W_queries, W_keys). `maps` and `at` handle both.
     """
 
     name: str  # of the module in the network
     module: nn.Module
     grid: Pixel  # (H, W) of the queries
     keys: Pixel  # (H, W) of the keys
-    image: Pixel  # (H, W) of the layer's input, which is all keys but the padded ones
+    image: Pixel  # (H, W) of the layer's input: the keys without padding
     positional: bool  # whether the maps are the same for all images
     factors: Sequence[Tensor]
     kind: str = "stored"  # the explorer's formula for the maps, as in Term.drawn
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
-    variation: Tensor | None = None  # (N_h,): share of attention that images move, from 0 to 1
-    # (B, N_h, T): share of class and register tokens, which is not in the maps
+    variation: Tensor | None = None  # (N_h,): share of attention moved by images, from 0 to 1
+    # (B, N_h, T): share of class and register tokens, excluded from the maps
     dropped: Tensor | None = None
 
     @property
@@ -67,20 +68,20 @@ class LayerMaps:
         return down[:, row, :, None] * across[:, column, None, :]
 
     def standing(self, query: Pixel) -> Pixel:
-        """The key that a query pixel stands on, both (row, column): displacements count from there."""
+        """The key under a query pixel, both (row, column): the origin of displacements."""
         places = zip(self.stride, query, self.center, strict=True)
         return tuple(step * at + first for step, at, first in places)
 
 
 @torch.no_grad()
 def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
-    """The attention of every layer of a network on `images` (B, C, H, W), in the order in which the layers run.
+    """The attention of every layer of a network on `images` (B, C, H, W), in order of execution.
 
-    The model is put in eval mode. Of timm's vision transformers, layers whose tokens are not the pixels of one grid
-    (windows) are left out, and what the others give to class and register tokens is taken out of their maps.
+    The model is put in eval mode. For timm's vision transformers, layers without tokens on one grid (windows) are
+    omitted, and attention to class and register tokens is removed from the maps.
 
     Raises:
-        ValueError: for a network without attention maps that can be shown on an image.
+        ValueError: for a network without attention over the pixels of a grid.
     """
     own: dict[nn.Module, str] = {
         module: name
@@ -139,7 +140,7 @@ def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> Lay
 
 
 def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
-    """Layers of a vision transformer of timm, by timm's own tool; its fused attention is off meanwhile."""
+    """Layers of a timm vision transformer, by timm's own tool, with fused attention off meanwhile."""
     size = getattr(getattr(model, "patch_embed", None), "dynamic_feat_size", None)
     if size is None:
         return []
@@ -149,10 +150,10 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
     try:
         for module in fused:
             module.fused_attn = False  # type: ignore[assignment]  # nn.Module declares Tensor | Module
-        # torch.fx notes that training would trace more nodes
+        # torch.fx warns of nodes traced only in training mode
         with warnings.catch_warnings(action="ignore"):
             extracted = AttentionExtract(model)(images)
-    except RuntimeError as error:  # what the tool raises if it finds no softmax
+    except RuntimeError as error:  # the tool finds no softmax
         raise ValueError(
             f"model: got {type(model).__name__}, expected one whose attention timm can extract"
         ) from error

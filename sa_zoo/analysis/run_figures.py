@@ -1,4 +1,4 @@
-"""What a run reached: learning curves, confusion, calibration."""
+"""Figures of a run: learning curves, confusion, calibration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from sklearn.metrics import ConfusionMatrixDisplay
 from sa_zoo.analysis.head_figures import figure_of, over_whole_numbers
 
 COLOR = color_sequences["petroff10"][0]
-MOST_NUMBERS = 20  # classes, up to which each cell of a confusion matrix shows its number
+MOST_NUMBERS = 20  # classes; larger confusion matrices show no numbers
 
 History = Sequence[dict[str, Any]]  # the lines of history.jsonl
 
 
 def learning_curves(history: History) -> Figure:
-    """Loss and accuracy after each epoch, on training images as augmented and, where there are any, held-out ones."""
+    """Loss and accuracy after each epoch, on augmented training images and, if any, held-out images."""
     figure = figure_of((8, 3.2), columns=2)
     loss, accuracy = figure.axes
     held_out = [line | line["validation"] for line in history if "validation" in line]
@@ -37,7 +37,7 @@ def learning_curves(history: History) -> Figure:
 
 
 def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = None) -> Figure:
-    """Share of each true class (row) that is taken for each class (column), in percent."""
+    """Share of each true class (row) predicted as each class (column), in percent."""
     matrix = np.array(counts)
     percent = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     few = len(matrix) <= MOST_NUMBERS
@@ -62,7 +62,7 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = N
 
 
 def reliability(curve: Mapping[str, Sequence[float]], error: float) -> Figure:
-    """Accuracy of the images of each bin of confidence, and how many there are (Guo et al. 2017, arXiv:1706.04599)."""
+    """Accuracy and number of images per bin of confidence (Guo et al. 2017, arXiv:1706.04599)."""
     figure = figure_of((4.4, 4.8), rows=2, sharex=True, height_ratios=(3, 1))
     upper, lower = figure.axes
     confidence = np.array(curve["confidence"])

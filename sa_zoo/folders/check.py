@@ -1,7 +1,7 @@
-"""What is checked in a model folder before timm or transformers read it: it may come from anybody.
+"""Checks of an untrusted model folder, before timm or transformers read it.
 
-A folder that passes holds safetensors weights, names an architecture of timm, and takes neither weights nor code from
-anywhere else. While it is loaded, the size of what is built is bounded.
+A checked folder holds safetensors weights, names an architecture of timm, and loads neither weights nor code from
+elsewhere. While it is loaded, the size of its networks is bounded.
 """
 
 import difflib
@@ -21,12 +21,12 @@ from torch import nn
 from torch.nn.modules import module as registration
 
 LARGEST = 2**20  # of any number in config.json
-LISTED = 5  # names of a long list in a message
-# Of all networks that are built while a folder is loaded; 8 times its weights, if that is more.
+LISTED = 5  # names of a long list shown in a message
+# Limit over all networks built while a folder is loaded; 8 times its weights if larger.
 PARAMETERS = 2**26
-# A tensor counts as at least so many parameters, so that a million tiny layers are too many, too.
+# Each tensor counts as at least this many parameters, so a million tiny layers are refused too.
 SMALLEST = 2**13
-FILES = ["config.json", "model.safetensors"]
+TIMM_FILES = ["config.json", "model.safetensors"]
 
 
 def _known(name: str) -> str:
@@ -38,11 +38,11 @@ def _known(name: str) -> str:
 Architecture = Annotated[str, AfterValidator(_known)]
 Channels = Annotated[int, Field(ge=1, le=4)]
 Side = Annotated[int, Field(ge=1, le=1024)]
-Nothing = Literal[None, False, ""]  # for a key by which timm would take something from elsewhere
+Nothing = Literal[None, False, ""]  # for keys that make timm load from elsewhere
 
 
 class Arguments(BaseModel):
-    """`model_args`: the network's own arguments, and none of those of timm's factory."""
+    """`model_args`: arguments of the network, none of timm's factory."""
 
     cnn: Architecture | None = None
     vit: Architecture | None = None
@@ -57,7 +57,7 @@ class Arguments(BaseModel):
 
 
 class Pretrained(BaseModel):
-    """`pretrained_cfg`: what timm does to images, and no other place to load weights from."""
+    """`pretrained_cfg`: the preprocessing of images, and no other source of weights."""
 
     input_size: tuple[Channels, Side, Side] = (3, 224, 224)
     crop_pct: float = Field(1.0, ge=0.25, le=1)
@@ -87,10 +87,10 @@ class FolderConfig(Pretrained):  # an older config.json has the keys of pretrain
 
 @contextmanager
 def checked(source: str) -> Iterator[str]:
-    """Check "local-dir:FOLDER" or "hf-hub:OWNER/NAME", and bound what is built in the block; other names are timm's.
+    """Check "local-dir:FOLDER" or "hf-hub:OWNER/NAME", and bound networks built in the block; other names pass.
 
-    Yields the name to load: of a repository, the revision that was checked. Raises ValueError for what is refused, with
-    the file and the key, FileNotFoundError if a file is not there.
+    Yields the name to load, for a repository with the checked revision. Raises ValueError with the file and the key for
+    a refused folder, FileNotFoundError if a file is missing.
     """
     kind, name = parse_model_name(source)
     if not kind:
@@ -100,12 +100,14 @@ def checked(source: str) -> Iterator[str]:
     if kind == "hf-hub":
         repo_id, _, revision = name.partition("@")
         try:
-            snapshot = snapshot_download(repo_id, revision=revision or None, allow_patterns=FILES)
+            snapshot = snapshot_download(
+                repo_id, revision=revision or None, allow_patterns=TIMM_FILES
+            )
         except OSError as error:
             raise FileNotFoundError(f"weights: got none from {source}: {error}") from error
         folder = Path(snapshot)
         source = f"hf-hub:{repo_id}@{folder.name}"
-    missing = [file for file in FILES if not (folder / file).is_file()]
+    missing = [file for file in TIMM_FILES if not (folder / file).is_file()]
     if missing:
         raise FileNotFoundError(
             f"weights: got none from {source}, which lacks {', '.join(missing)}"
@@ -118,7 +120,7 @@ def checked(source: str) -> Iterator[str]:
 
 @contextmanager
 def refusing(source: str) -> Iterator[None]:
-    """Turn errors in the block into ValueError: files of somebody else can lead to errors of any kind."""
+    """Turn errors in the block into ValueError: untrusted files raise errors of any type."""
     try:
         yield
     except (ValueError, OSError):
@@ -130,7 +132,7 @@ def refusing(source: str) -> Iterator[None]:
 
 
 def check_config(path: Path) -> None:
-    """Raise ValueError for a config.json that names something foreign, or has numbers that no network needs."""
+    """Raise ValueError for a config.json with foreign names or implausible numbers."""
 
     def number(text: str) -> float:
         value = float(text)
@@ -154,7 +156,7 @@ def check_config(path: Path) -> None:
 
 
 def mistakes(error: ValidationError) -> str:
-    """All mistakes that pydantic found, as "key: got value: reason"."""
+    """All mistakes found by pydantic, as "key: got value: reason"."""
     lines = [
         f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}"
         for each in error.errors()
@@ -163,7 +165,7 @@ def mistakes(error: ValidationError) -> str:
 
 
 def count_elements(path: Path) -> int:
-    """Elements in a file of weights as `at_most` counts, from its header.
+    """Elements in a file of weights, from its header, counted as in `at_most`.
 
     Raises ValueError if the file is damaged or has complex numbers.
     """
@@ -182,7 +184,7 @@ def count_elements(path: Path) -> int:
 
 @contextmanager
 def at_most(limit: int) -> Iterator[None]:
-    """Raise ValueError as soon as the networks that are built in the block have more than `limit` parameters."""
+    """Raise ValueError as soon as the networks built in the block have more than `limit` parameters."""
     elements = 0
 
     def count(module: nn.Module, name: str, tensor: Any) -> None:
@@ -202,7 +204,7 @@ def at_most(limit: int) -> Iterator[None]:
 
 
 def check_name(name: str, expected: str = "a timm name") -> None:
-    """Raise ValueError for a name that timm does not know."""
+    """Raise ValueError for a name unknown to timm."""
     if not timm.is_model(name):
         raise ValueError(
             f"model.name: got {name}, expected {expected}{did_you_mean(name, timm.list_models())}"
@@ -210,12 +212,12 @@ def check_name(name: str, expected: str = "a timm name") -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest known name, if one is near."""
+    """The end of an error message: the nearest known name, if any is near."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def listed(names: Sequence[object]) -> str:
-    """The first of the names, and how many others there are."""
+    """The first names, and the number of the others."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(map(str, names[:LISTED])) + more

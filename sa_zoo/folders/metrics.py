@@ -1,6 +1,6 @@
-"""metrics.json of a model folder: the one schema of everything that was measured.
+"""metrics.json of a model folder: the one schema of all measurements.
 
-Training, conversion and evaluation write it, cards are rendered from it. A key that was not measured is absent.
+Training, conversion and evaluation write it; cards are rendered from it. Keys without a measurement are absent.
 """
 
 import math
@@ -40,7 +40,7 @@ class Scores(Section):
     per_class: list[float | None] | None = None
     images_per_class: list[int] | None = None
     calibration_error: float | None = None
-    # confidence, accuracy and number of images in each bin of confidence that has any
+    # confidence, accuracy and number of images per non-empty bin of confidence
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
 
@@ -55,7 +55,7 @@ class Scores(Section):
 
 
 def margin(accuracy: float, n: int) -> float:
-    """Half the width of the 95 % Wilson score interval of an accuracy on n images. It is not 0 for 0 % or 100 %."""
+    """Half the width of the 95 % Wilson score interval of an accuracy on n images; above 0 even at 0 % and 100 %."""
     z = 1.96
     return z / (n + z**2) * math.sqrt(accuracy * (1 - accuracy) * n + z**2 / 4)
 
@@ -63,8 +63,8 @@ def margin(accuracy: float, n: int) -> float:
 class Training(Section):
     seconds: float | None = None
     cpu_seconds: float | None = None  # of the main process
-    # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs two of them.
-    # What is computed again to save memory, and the optimizer's products, are not counted.
+    # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs twice as much.
+    # Recomputation and the optimizer are not counted.
     pflop: float | None = None
     epochs: int | None = None
     images_per_second: float | None = None
@@ -72,7 +72,7 @@ class Training(Section):
 
 
 class Conversion(Section):
-    """Arguments of a conversion, and the largest relative difference of a logit that it caused."""
+    """Arguments of a conversion, and the largest relative change of a logit."""
 
     layers: str
     alpha: float
@@ -90,14 +90,14 @@ class Baseline(Section):
 
 
 class Metrics(Section):
-    version: Literal[1] = 1  # files without one are older, and have the same keys
+    version: Literal[1] = 1  # older files have none, and the same keys
     model: str | None = None
-    base_model: str | None = None  # Hub repository that a conversion started from
+    base_model: str | None = None  # Hub repository of the model before its conversion
     conversion: Conversion | None = None
     parameters: int | None = None
     data: str | None = None
     data_revision: str | None = None
-    data_digest: str | None = None  # of what the model was trained on, see training/sources.py
+    data_digest: str | None = None  # of the training data, see training/sources.py
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None
@@ -105,16 +105,16 @@ class Metrics(Section):
     baseline: Baseline | None = None
 
     def measured(self) -> dict[str, Any]:
-        """All keys that have a value, as plain Python objects."""
+        """All keys with a value, as plain Python objects."""
         return self.model_dump(exclude_none=True)
 
     def result(self) -> dict[str, Any]:
-        """What an evaluation measured, to print."""
+        """The result of an evaluation, to print."""
         return self.model_dump(exclude_none=True, exclude={"version"})
 
 
 def metrics_of(network: nn.Module, **more: Any) -> Metrics:
-    """Name and parameters of a network of timm, and what else is known of it."""
+    """Name and parameters of a timm network, and the given measurements."""
     cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Metrics(model=cfg["architecture"], parameters=parameters, **more)
@@ -133,9 +133,9 @@ def read_metrics(folder: Path) -> Metrics:
 
 
 def read_results(folder: Path) -> dict[str, list[Metrics]]:
-    """All finished runs of the model of a folder, by recipe; that of metrics.json and its other seeds is called "".
+    """All finished runs of the model of a folder, by recipe; "" stands for the recipe of metrics.json.
 
-    The others are in results/RECIPE-SEED.json, with "seed" for RECIPE where it is that of metrics.json.
+    Further runs are in results/RECIPE-SEED.json; RECIPE is "seed" for the recipe of metrics.json.
     """
     results: dict[str, list[Metrics]] = {}
     metrics = read_metrics(folder)
@@ -150,21 +150,21 @@ def read_results(folder: Path) -> dict[str, list[Metrics]]:
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> Metrics:
-    """Write metrics.json, and return what it holds."""
+    """Write metrics.json and return `metrics`."""
     write_json(folder / FILE, metrics.measured())
     return metrics
 
 
 def write_test(folder: Path, measured: Metrics, **more: Any) -> Metrics:
-    """Put a measurement on test images into the metrics.json of a folder; everything else in it stays."""
+    """Put a test result into the metrics.json of a folder; keep everything else in it."""
     old = read_metrics(folder)
     fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
-    fields["model"] = old.model or Path(measured.model or "").name  # not the place of the folder
+    fields["model"] = old.model or Path(measured.model or "").name  # without the path of the folder
     return write_metrics(folder, old.model_copy(update=fields | more))
 
 
 def write_result(path: Path, measured: Metrics) -> None:
-    """Write an evaluation to a file; the metrics.json of the model itself keeps everything else in it."""
+    """Write an evaluation to a file; if it is the model's metrics.json, keep everything else in it."""
     folder = Path(measured.model or "")
     if path.resolve() == (folder / FILE).resolve():
         write_test(folder, measured)
@@ -173,7 +173,7 @@ def write_result(path: Path, measured: Metrics) -> None:
 
 
 def environment(device: torch.device) -> dict[str, str | int]:
-    """Hardware, versions and settings that a measurement depends on."""
+    """Hardware, versions and settings of a measurement."""
     name = device.type
     settings: dict[str, str] = {}
     if name == "cuda":
@@ -193,7 +193,7 @@ def environment(device: torch.device) -> dict[str, str | int]:
 
 
 def _cpu() -> str:
-    """Number and name of the cores, or the architecture where the system does not list them."""
+    """Number and name of the cores, or the architecture if the system does not list cores."""
     listed = Path("/proc/cpuinfo")
     if listed.is_file():
         cores = re.findall(r"^model name\s*:\s*(.*)$", listed.read_text(), re.MULTILINE)
@@ -203,7 +203,7 @@ def _cpu() -> str:
 
 
 def _own_commit() -> str:
-    """The commit of a checkout or of an archive that git made; empty for an installed package."""
+    """The commit of a checkout or of a git archive; empty for an installed package."""
     checkout = Path(__file__).parents[2]
     git = shutil.which("git")
     if git is None or not (checkout / ".git").exists():

@@ -1,4 +1,4 @@
-"""A model opened: checked and built once, and passed on to everything that a command does with it."""
+"""An opened model: checked and built once, then passed to all steps of a command."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import FILES, check_name, checked
+from sa_zoo.folders.check import TIMM_FILES, check_name, checked
 from sa_zoo.folders.metrics import Metrics, read_metrics
 from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
@@ -20,14 +20,14 @@ class Opened:
     """A trained model with its config.json and metrics.json."""
 
     source: str  # what timm loads: "local-dir:FOLDER", "hf-hub:OWNER/NAME@REVISION" or a timm name
-    folder: Path | None  # of the model; None for what is not a folder on this machine
+    folder: Path | None  # of the model; None unless it is on this machine
     network: nn.Module  # on the CPU, in evaluation mode
     config: dict[str, Any]  # config.json; empty without a folder
     metrics: Metrics  # metrics.json; empty without one
 
     @property
     def local_folder(self) -> Path:
-        """`folder`. Raises ValueError for a model that is not in a folder on this machine."""
+        """`folder`. Raises ValueError without a folder on this machine."""
         if self.folder is None:
             raise ValueError(f"model: got {self.source}, expected a folder on this machine")
         return self.folder
@@ -43,7 +43,7 @@ class Opened:
             raise ValueError(message) from error
 
     def with_files(self, files: Mapping[str, bytes]) -> "Opened":
-        """The same after these files, by name, were written into its folder."""
+        """The same model after writing these files, by name, into its folder."""
         folder = self.local_folder
         for name, content in files.items():
             check_inside(folder, name)
@@ -52,7 +52,7 @@ class Opened:
         return replace(self, config=read_json(folder / "config.json"))
 
     def moved(self, folder: Path) -> "Opened":
-        """The same in another folder, to which it was moved."""
+        """The same model after a move to another folder."""
         return replace(self, source=f"local-dir:{folder}", folder=folder)
 
 
@@ -63,16 +63,16 @@ def open_model(source: "str | Path | Opened") -> Opened:
         print(run.metrics.test.top1, run.config["architecture"])
         logits = run.network(images)
 
-    A Path is a folder; what is open already is returned as it is. The folder is checked first: it may come from
-    anybody. Raises FileNotFoundError if there is no such model or it has no weights, ValueError for a folder that is
-    damaged, names something foreign or holds another model's weights.
+    A Path is a folder; an Opened is returned unchanged. The folder is untrusted and checked first. Raises
+    FileNotFoundError if there is no such model or it has no weights, ValueError if the folder is damaged, names
+    something foreign or holds another model's weights.
     """
     if isinstance(source, Opened):
         return source
     folder = folder_of(source)
     name = str(source)
     if folder:
-        check_sums(folder, FILES)
+        check_sums(folder, TIMM_FILES)
         name = f"local-dir:{folder}"
     elif ":" not in name:
         check_name(name, "a model folder or a timm name")
@@ -89,7 +89,7 @@ def open_folder(folder: Path) -> Opened:
 
 
 def folder_of(source: str | Path | Opened) -> Path | None:
-    """The folder that a source names; None for other sources. Raises FileNotFoundError if it is not there."""
+    """The folder of a source; None for other sources. Raises FileNotFoundError if the folder is missing."""
     if isinstance(source, Opened):
         return source.folder
     name = str(source).removeprefix("local-dir:")
@@ -117,7 +117,7 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
             message = f"weights: got those of another model in {source}: {message}"
             raise ValueError(message) from error
         raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
-    except Exception as error:  # networks raise errors of any kind for numbers that make no sense
+    except Exception as error:  # models raise anything for bad arguments
         message = f"{type(error).__name__}: {error}"
         message = f"model.args: got arguments that {source} cannot be built with: {message}"
         raise ValueError(message) from error

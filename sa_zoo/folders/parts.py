@@ -1,10 +1,10 @@
-"""What is in a model folder: the files that its manifest covers, and that are published and copied."""
+"""The files of a model folder to list in its manifest, to publish and to copy."""
 
 from pathlib import Path
 
 from sa_zoo.folders.write import check_inside
 
-# Everything that is not here (optimizer state, logs, pickles) stays on this machine.
+# Everything else (optimizer state, logs, pickles) stays on this machine.
 PARTS = (
     "config.json",
     "metrics.json",
@@ -23,11 +23,11 @@ PARTS = (
     "figures/*.png",
     "explorer.html",
 )
-CHANGING = {"README.md", "metrics.json"}  # may be written again, so the manifest leaves them out
+CHANGING = {"README.md", "metrics.json"}  # may be rewritten, so not in the manifest
 
 
 def parts_of(folder: Path) -> list[str]:
-    """The names of all PARTS that a folder has. Raises ValueError for a link that leads elsewhere."""
+    """The names of all PARTS in a folder. Raises ValueError for a link to a file outside the folder."""
     paths = [path for part in PARTS for path in folder.glob(part) if path.is_file()]
     names = [path.relative_to(folder).as_posix() for path in sorted(paths)]
     for name in names:

@@ -1,7 +1,7 @@
 """Files and folders written completely or not at all, their checksums, and timm's two files.
 
-A model folder holds `model.safetensors` and `config.json`, which timm and transformers load, and whatever else
-training or conversion left there. All its files are written here.
+timm and transformers load `model.safetensors` and `config.json` of a model folder. Training and conversion add other
+files. All files are written here.
 """
 
 import json
@@ -22,9 +22,9 @@ SUMS = "sha256.json"
 
 
 def write_file(path: Path, content: bytes | str) -> Path:
-    """Write a file, unless it has this content, atomically: even a power failure leaves the old one or the new one.
+    """Write a file atomically, unless its content is the same: even a power failure leaves the old or the new file.
 
-    Raises OSError that names the file, as on a full disk.
+    Raises OSError with the name of the file, for example on a full disk.
     """
     if isinstance(content, str):
         content = content.encode()
@@ -50,15 +50,15 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError for a file that holds anything else."""
+    """The object in a JSON file. Raises ValueError for anything else."""
     return json_object(path.read_bytes(), str(path))
 
 
 def json_object(text: bytes, source: str) -> dict[str, Any]:
-    """The JSON object in `text`; `source` is named in the ValueError for anything else."""
+    """The JSON object in `text`. Raises ValueError with the name `source` for anything else."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise ValueError(f"{source}: got a file that is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{source}: got a {type(value).__name__}, expected a JSON object")
@@ -67,14 +67,14 @@ def json_object(text: bytes, source: str) -> dict[str, Any]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Build a folder atomically: yields one of the same name elsewhere, moved here if the block raises nothing.
+    """Build a folder atomically: yields a temporary folder of this name, moved here if the block succeeds.
 
-    Raises FileExistsError if `folder` exists and is not an empty folder, or has no name.
+    Raises FileExistsError if `folder` has no name, or exists and is not an empty folder.
     """
     if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise FileExistsError(f"out: got {folder}, expected the name of a new or an empty folder")
     temporary = folder.with_name(f".{folder.name}.incomplete")
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
     new = temporary / folder.name
     new.mkdir(parents=True)
     try:
@@ -89,7 +89,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
-    """Write the entries of a folder to the disk: without it, a power failure may undo a rename."""
+    """Flush the entries of a folder to disk; otherwise a power failure may undo a rename."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open a folder
@@ -101,16 +101,16 @@ def _sync(folder: Path) -> None:
 
 
 def write_sums(folder: Path, names: Iterable[str]) -> None:
-    """Write the sha256 of these files into a manifest, once the files themselves are complete."""
+    """Write the sha256 of these complete files into a manifest."""
     write_json(
         folder / SUMS, {name: sha256((folder / name).read_bytes()).hexdigest() for name in names}
     )
 
 
 def damage(folder: Path, *required: str, among: Container[str] | None = None) -> str:
-    """What is wrong with the manifest of a folder, or with its files, or those `among` them; empty if nothing.
+    """The first fault in the manifest of a folder or its files (only those in `among`, if given); empty if none.
 
-    The manifest has to name the files `required`, and may name files inside of the folder only.
+    The manifest has to name the files `required`, and may name only files inside the folder.
     """
     try:
         sums = read_json(folder / SUMS)
@@ -122,7 +122,7 @@ def damage(folder: Path, *required: str, among: Container[str] | None = None) ->
                 continue
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"{folder / SUMS} names {name}, which is not in the folder"
-            if not (folder / name).is_file():  # a folder of somebody else may name a device
+            if not (folder / name).is_file():  # an untrusted manifest may name a device
                 return f"{folder / name} is not there"
             if sha256((folder / name).read_bytes()).hexdigest() != expected:
                 return f"{folder / name} does not match its sha256 in {SUMS}"
@@ -132,7 +132,7 @@ def damage(folder: Path, *required: str, among: Container[str] | None = None) ->
 
 
 def check_sums(folder: Path, among: Container[str] | None = None) -> None:
-    """Raise ValueError if the folder has a manifest and a file in it, or one `among` them, is damaged."""
+    """Raise ValueError if the folder has a manifest and one of its files (in `among`, if given) is damaged."""
     if not (folder / SUMS).exists():
         return
     found = damage(folder, among=among)
@@ -143,7 +143,7 @@ def check_sums(folder: Path, among: Container[str] | None = None) -> None:
 
 
 def check_inside(folder: Path, name: str) -> None:
-    """Raise ValueError if folder/name is a link that leads out of the folder: nothing is read or written through it."""
+    """Raise ValueError if folder/name is a link out of the folder: nothing is read or written through it."""
     target = (folder / name).resolve()
     if not target.is_relative_to(folder.resolve()):
         raise ValueError(
@@ -157,9 +157,9 @@ def write_timm_files(
     model_config: dict[str, Any] | None = None,
     data_config: dict[str, Any] | None = None,
 ) -> None:
-    """Write the two files that timm loads; the configs are those of `save_config_for_hf`.
+    """Write the two files for timm; the configs are those of `save_config_for_hf`.
 
-    Without `model_config`, the classes keep the names of where the network was loaded from, if it has as many classes.
+    Without `model_config`, classes keep the names in the pretrained_cfg if their number is that of the classes.
     """
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
@@ -172,6 +172,6 @@ def write_timm_files(
         path = Path(temporary) / "config.json"
         save_config_for_hf(model, str(path), model_config, data_config=data_config)
         config = read_json(path)
-    # transformers refuses it there; timm reads the outer one
+    # transformers refuses num_classes there; timm reads the outer one
     config.get("model_args", {}).pop("num_classes", None)
     write_json(folder / "config.json", config)

@@ -1,4 +1,4 @@
-"""Writes a network as one ONNX file, which runs without this package and without torch."""
+"""Writes a network as one ONNX file, to run without this package and without torch."""
 
 import json
 from importlib.util import find_spec
@@ -20,19 +20,19 @@ TOLERANCE = 1e-4  # of a logit, relative to the largest one
 def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
     """Write the network in evaluation mode, with its weights, for any number of images.
 
-    dynamic_size: and for images of any size that the network takes.
+    dynamic_size: also for all image sizes of the network.
 
-    The input is `images` (B, C, H, W), normalized float32, the output `logits` (B, classes). The metadata hold what the
-    network expects of images (input_size, interpolation, crop_pct, mean, std) and the names of the classes, as JSON.
-    The file is written once onnxruntime gives the network's logits. Raises ValueError if it does not, or is missing,
-    and for a dynamic size if the network takes one size only.
+    The input is `images` (B, C, H, W), normalized float32, the output `logits` (B, classes). The metadata hold the
+    preprocessing (input_size, interpolation, crop_pct, mean, std) and the class names, as JSON. The file is written
+    after a check of its logits in onnxruntime. Raises ValueError if they differ or onnxruntime is missing, and for a
+    dynamic size if the network takes one size only.
     """
     if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
         raise ValueError("export: got no onnxruntime, expected it: pip install 'sa_zoo[onnx]'")
     import onnx  # optional
 
     network: Any = opened.network.eval()
-    if not dynamic_size:  # what is constant for one size
+    if not dynamic_size:  # folds constants of one size
         network = reparameterize_model(network)
     data = resolve_model_data_config(network)
     channels, height, width = data["input_size"]

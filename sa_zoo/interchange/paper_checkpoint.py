@@ -1,7 +1,7 @@
 """Checkpoints of the paper's own code, https://github.com/epfml/attention-cnn at 9ffaa306.
 
-Rows and columns, displacements, heads and channels have the same order there (models/bert.py) as here. So names change,
-and one tensor is reshaped: the linear map after space-to-depth, whose input has the order (y, x, channel).
+Rows and columns, displacements, heads and channels have the same order there (models/bert.py) as here. Only names
+change, and one tensor is reshaped: the linear map after space-to-depth, with input in the order (y, x, channel).
 """
 
 from torch import Tensor
@@ -30,7 +30,7 @@ BUFFERS = ("attention_mask", "attention.self.R", "attention.self.relative_indice
 
 
 def state_from_paper(reference: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors as a SANet names and shapes them; unknown ones keep their names."""
+    """The same tensors with the names and shapes of a SANet; unknown ones keep their names."""
     state = {}
     for name, value in reference.items():
         if not name.endswith(BUFFERS):

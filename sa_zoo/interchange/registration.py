@@ -1,7 +1,7 @@
-"""Registers the networks with timm and transformers once they are imported, and imports neither before.
+"""Registers the networks with timm and transformers after their import, and imports neither itself.
 
-A hook runs after the import of a module. Those on folders of this package run before any module in them is imported, so
-that registering never meets one that is imported only halfway.
+A hook runs after the import of a module. Hooks on folders of this package run before any module in them is imported,
+so registration never meets a partially imported module.
 """
 
 import sys
@@ -15,7 +15,7 @@ MODELING = "sa_zoo.models.modeling_sa"
 
 
 def register_on_import() -> None:
-    """Register the networks with timm and transformers, now or when either, or a network, is imported."""
+    """Register the networks with timm and transformers, now or on import of either or of a network."""
     for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution", "sa_zoo.vit"):
         register_post_import_hook(_register_with_timm, name)
     register_post_import_hook(_register_with_transformers, MODELING)
@@ -29,9 +29,9 @@ def _register_with_timm(_: ModuleType) -> None:
 
 def _import_models(_: ModuleType) -> None:
     configuration = sys.modules.get(CONFIGURATION)
-    # Without its class, it is being imported right now and is what imports transformers: its own hook comes next.
+    # Without SAConfig, the module is being imported and is importing transformers: its own hook comes next.
     if configuration is None or hasattr(configuration, "SAConfig"):
-        import_module(MODELING)  # whose hook registers
+        import_module(MODELING)  # its hook registers
 
 
 def _register_with_transformers(modeling: ModuleType) -> None:
@@ -49,5 +49,5 @@ def _register_with_transformers(modeling: ModuleType) -> None:
     for name in ("AutoModel", "AutoModelForImageClassification", "AutoBackbone"):
         model_class = getattr(modeling, AUTO_MAP[name].partition(".")[2])
         getattr(transformers, name).register(SAConfig, model_class)
-        # save_pretrained then also writes the code, so that what it saves loads without this package
+        # save_pretrained then also writes the code, so its folders load without this package
         model_class.register_for_auto_class(name)

@@ -1,6 +1,4 @@
-"""Reads what timm's trainer, timm's `save_for_hf` and the paper's own code leave: pickles of tensors, without running
-code in them.
-"""
+"""Reads pickles of tensors from timm's trainer, timm's `save_for_hf` and the paper's code, without running code."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -17,18 +15,18 @@ from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_name
 from sa_zoo.folders.write import write_file
 from sa_zoo.interchange.paper_checkpoint import state_from_paper
 
-PICKLED = "pytorch_model.bin"  # the weights in a folder that timm wrote without safetensors
+PICKLED = "pytorch_model.bin"  # weights in a timm folder without safetensors
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What torch.save wrote; of other classes than tensors, it may hold argparse.Namespace, as timm's trainer writes.
+    """The content of a torch.save file: tensors and, as in timm's trainer, argparse.Namespace.
 
     Raises ValueError if it is damaged or holds anything else.
     """
     try:
         with torch.serialization.safe_globals([Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises errors of any kind for files that are not its own
+    except Exception as error:  # torch raises any type of error for other files
         expected = "a complete file that torch.save wrote, with tensors only"
         raise ValueError(f"checkpoint: got {path}, expected {expected}") from error
     if not isinstance(content, dict):
@@ -37,10 +35,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dict[str, Any]]:
-    """The network in a checkpoint of timm's trainer or of the paper's own code, and what it expects of images.
+    """The network in a checkpoint of timm's trainer or of the paper's code, and its preprocessing.
 
-    Takes the averaged weights if there are any. `model` is the timm name, if the checkpoint does not have it.
-    Raises ValueError for a checkpoint of another network, and what `read_checkpoint` raises.
+    Takes the averaged weights if there are any. `model` is the timm name, if missing in the checkpoint.
+    Raises ValueError for a checkpoint of another network, and the errors of `read_checkpoint`.
     """
     content = read_checkpoint(path)
     name = model or str(content.get("arch"))
@@ -60,7 +58,7 @@ def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dic
             Arguments.model_validate(arguments)
             network = timm.create_model(name, **arguments)
             network.load_state_dict(state)
-    except Exception as error:  # a checkpoint of something else leads to errors of any kind
+    except Exception as error:  # foreign checkpoints raise any type of error
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"checkpoint: got {path}, expected one of {name}: {reason}") from error
     return network.eval(), resolve_data_config(settings, model=network)

@@ -1,4 +1,4 @@
-"""Importing this module registers the networks with timm, and lets the kernels evaluate them."""
+"""Importing this module registers the networks with timm and installs the kernels."""
 
 from sa_zoo.convolution import timm_backbones  # noqa: F401
 from sa_zoo.kernels import choose

@@ -1,4 +1,4 @@
-"""Lets transformers load a folder that timm loads, with this package or, as remote code, without it."""
+"""Makes a timm folder loadable by transformers, with this package or, as remote code, without it."""
 
 import math
 from pathlib import Path
@@ -22,8 +22,8 @@ from sa_zoo.models.variants import TERMS
 def transformers_files(opened: Opened) -> dict[str, bytes]:
     """preprocessor_config.json, the code, and config.json with the keys of transformers, for a SANet.
 
-    Other models need none: transformers loads them through its wrapper of timm. Raises ValueError for a network without
-    pooling, a crop other than in the center, or a wrong number of labels.
+    Other models need none: transformers loads them through its timm wrapper. Raises ValueError for a network without
+    average pooling, a crop outside the center, or a wrong number of labels.
     """
     network: Any = opened.network
     kind = _kind(network) if isinstance(network, SANet) else ""
@@ -36,20 +36,20 @@ def transformers_files(opened: Opened) -> dict[str, bytes]:
     return {
         "preprocessor_config.json": _image_processor(network).to_json_string().encode(),
         **remote_code(),
-        # comes last, as it refers to the other files
+        # last, as it refers to the other files
         "config.json": config.to_json_string().encode(),
     }
 
 
 def remote_code() -> dict[str, bytes]:
-    """The files of code that a folder with `auto_map` in its config.json contains."""
+    """The code files of a folder with `auto_map` in its config.json."""
     with TemporaryDirectory() as temporary:
         custom_object_save(SAForImageClassification, temporary)
         return {path.name: path.read_bytes() for path in Path(temporary).glob("*.py")}
 
 
 def _kind(network: Any) -> str:
-    """The `attention_type` of a network; empty for terms of somebody's own, whose code is not in this package."""
+    """The `attention_type` of a network; empty for custom terms from outside this package."""
     depth = len(network.blocks)
     layers = attention_in(network.blocks)
     built = {path: tuple(type(term) for term in layer.terms) for path, layer in layers.items()}
@@ -60,7 +60,7 @@ def _kind(network: Any) -> str:
 
 
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
-    """The configuration of a SANet that timm has built; `pretrained_cfg` is the one in its config.json."""
+    """The configuration of a SANet built by timm; `pretrained_cfg` is the one in its config.json."""
     if network.global_pool != "avg":
         raise ValueError(
             f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do"
@@ -93,9 +93,9 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
 
 
 def _image_processor(network: nn.Module) -> CLIPImageProcessor:
-    """The processor that does what timm's evaluation transform does: resize, crop in the center, normalize.
+    """The processor equivalent to timm's evaluation transform: resize, crop in the center, normalize.
 
-    It resizes tensors, which differs from timm's PIL images by about one gray level; with backend="pil" it does not.
+    It resizes tensors; results differ from timm's PIL images by about one gray level, with backend="pil" not at all.
     For a network with non-square input, the whole image is resized, not cropped.
     """
     data = resolve_model_data_config(network)

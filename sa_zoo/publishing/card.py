@@ -30,7 +30,7 @@ from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 PLACEHOLDERS = re.compile(
     r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE
 )
-SHOWN = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
+CARD_SCORES = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
 PAPER = "arXiv:1911.03584"
 
 
@@ -44,7 +44,7 @@ def write_card(opened: Opened) -> Path:
 
 
 def render_card(opened: Opened, repo_id: str = "", space_url: str = "") -> str:
-    """README.md of a model folder, for the repository `repo_id`; you/NAME if it is not known yet.
+    """README.md of a model folder, for the repository `repo_id`; default: you/NAME.
 
     `space_url` is the address of the explorer's Space, if there is one.
     """
@@ -52,9 +52,9 @@ def render_card(opened: Opened, repo_id: str = "", space_url: str = "") -> str:
 
 
 def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
-    """README.md as it is published as `repo_id`, with the edits that somebody made to it. The folder stays as it is.
+    """README.md for publication as `repo_id`, with all manual edits. The folder is not changed.
 
-    Raises ValueError for edits that leave a placeholder, or other metadata, weights or usage code than the folder's.
+    Raises ValueError if edits leave a placeholder, or metadata, weights or usage code other than the folder's.
     """
     facts = _facts(opened)
     text = _text(opened.local_folder / "README.md")
@@ -80,7 +80,7 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
 def name_baseline(folder: Path, baseline: Path) -> None:
     """Put another run's test result into metrics.json.
 
-    Raises ValueError if `baseline` is not the folder of a run that was measured on the same images.
+    Raises ValueError if `baseline` is not the folder of a run measured on the same images.
     """
     mine = read_metrics(folder)
     other = read_metrics(baseline)
@@ -102,7 +102,7 @@ def name_baseline(folder: Path, baseline: Path) -> None:
 
 
 def _tested_on(run: Metrics) -> tuple[str | None, str | None, int | None]:
-    """Data, revision and number of the images that a run was tested on."""
+    """Data, revision and number of the test images of a run."""
     return run.data, run.data_revision or None, run.test.n if run.test else None
 
 
@@ -120,7 +120,7 @@ def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> st
 
 
 def _facts(opened: Opened) -> dict[str, Any]:
-    """Everything that the template may print except for the repository, by the template's names."""
+    """All variables of the template except for the repository."""
     folder = opened.local_folder
     network: Any = opened.network
     name = opened.config["architecture"]
@@ -152,7 +152,7 @@ def _facts(opened: Opened) -> dict[str, Any]:
 
 
 def _metadata(facts: dict[str, Any]) -> ModelCardData:
-    """The YAML at the top, as the Hub's own classes write it."""
+    """The YAML at the top, as a class of the Hub client."""
     metrics: Metrics = facts["metrics"]
     data = metrics.data or ""
     on_hub = HUB_ID.fullmatch(data)
@@ -161,7 +161,9 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     task = "image-classification" if facts["cfg"]["input_size"][0] == 3 else None
     if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
-    scores = metrics.test.model_dump(include=set(SHOWN), exclude_none=True) if metrics.test else {}
+    scores = (
+        metrics.test.model_dump(include=set(CARD_SCORES), exclude_none=True) if metrics.test else {}
+    )
     results = [
         EvalResult(
             task_type="image-classification",
@@ -170,7 +172,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             dataset_split="test",
             dataset_revision=metrics.data_revision or None,
             metric_type="accuracy",
-            metric_name=f"{SHOWN[score]} accuracy",
+            metric_name=f"{CARD_SCORES[score]} accuracy",
             metric_value=value,
         )
         for score, value in scores.items()
@@ -189,7 +191,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
 
 
 def _hub_id(init: str) -> str | None:
-    """The Hub repository that a model started from, if there is one."""
+    """The Hub repository of the initial weights, if any."""
     if init.startswith("hf-hub:"):
         return init.removeprefix("hf-hub:").partition("@")[0]
     config = timm.models.get_pretrained_cfg(init)

@@ -1,4 +1,4 @@
-"""A model folder before it is published: its manifest, and the checks that need no network. It is only read."""
+"""The manifest of a model folder to publish, and its offline checks. The folder is only read."""
 
 import json
 import re
@@ -27,7 +27,7 @@ SECRET = re.compile(
     rb"|github_pat_\w{30,}|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b"
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-# Start of a pickle (protocol 2 and later), or of a zip archive, which torch.save writes.
+# Start of a pickle (protocol 2 and later) or of a zip archive, as from torch.save.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # of a model or data set
@@ -35,24 +35,24 @@ HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # of a model or data set
 IMAGES = "path/to/images"
 MODEL = "path/to/model"
 
-# Path in the repository -> content. Files are read once, so that what is published is what was checked.
+# Path in the repository -> content. Files are read once, so the checked bytes are the published ones.
 Manifest = dict[str, bytes]
-PUBLISHED = "sa_zoo.json"  # in a repository: the files that this package published, so that it never touches others
+PUBLISHED = "sa_zoo.json"  # list of the files published by this package, which never touches others
 
 
 def digests(content: bytes) -> dict[str, str]:
-    """What a Hub states about a file: sha256 of a large one, the sha1 of git's blob of a small one."""
+    """The digests that a Hub states: sha256 for a large file, the sha1 of git's blob for a small one."""
     return {"sha256": sha256(content).hexdigest(), "git": git_hash(content)}
 
 
 def with_list(manifest: Manifest) -> Manifest:
-    """The manifest and, as the file PUBLISHED, the digests of all its files."""
+    """The manifest with the file PUBLISHED added, the digests of all its files."""
     files = {name: digests(content) for name, content in manifest.items()}
     return manifest | {PUBLISHED: (json.dumps({"files": files}, indent=2) + "\n").encode()}
 
 
 def published_files(content: bytes) -> dict[str, dict[str, str]]:
-    """Path -> digests, from a file PUBLISHED; empty if it is something else."""
+    """Path -> digests, from a file PUBLISHED; empty for other contents."""
     try:
         return TypeAdapter(dict[str, dict[str, dict[str, str]]]).validate_json(content)["files"]
     except (ValidationError, KeyError):
@@ -60,7 +60,7 @@ def published_files(content: bytes) -> dict[str, dict[str, str]]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The files to publish, sorted by path. Raises ValueError for a damaged one, or a link that leads elsewhere."""
+    """The files to publish, sorted by path. Raises ValueError for a damaged file, or a link out of the folder."""
     check_sums(folder)
     return {name: (folder / name).read_bytes() for name in parts_of(folder)}
 
@@ -68,8 +68,8 @@ def read_manifest(folder: Path) -> Manifest:
 def without_paths(recipe: str, data: str | None) -> str:
     """A train.toml with IMAGES and MODEL in place of folders on this machine.
 
-    `data` is what the run calls its data in metrics.json: their name on the Hub, a title, or the last part of the path
-    of a folder. A titled name with a revision is one on the Hub; without, OWNER/NAME can be a folder, too.
+    `data` is the name of the data in metrics.json: a Hub name, a title, or the last part of a folder's path. A titled
+    name with a revision is on the Hub; without a revision, OWNER/NAME may also be a folder.
     """
     settings = tomllib.loads(recipe)
     images = settings.get("data", {})
@@ -83,7 +83,7 @@ def without_paths(recipe: str, data: str | None) -> str:
 
 
 def check_folder(opened: Opened, manifest: Manifest) -> None:
-    """Raise ValueError, which says what to do, unless a folder is complete and both libraries load it."""
+    """Raise ValueError with a remedy unless the folder is complete and both libraries load it."""
     if "metrics.json" not in manifest:
         raise ValueError(
             f"got {opened.folder} without metrics.json, expected the folder of a finished run; "
@@ -95,8 +95,8 @@ def check_folder(opened: Opened, manifest: Manifest) -> None:
 
 
 def check_content(name: str, content: bytes) -> None:
-    """Raise ValueError for a file that must not be published."""
-    # Tensors begin with the size of their header, which may look like the first bytes of a pickle.
+    """Raise ValueError for a pickle, an archive or a token."""
+    # A safetensors file begins with the size of its header, which may look like a pickle.
     is_tensors = False
     if name.endswith(".safetensors"):
         with suppress(SafetensorError):
@@ -114,7 +114,7 @@ def check_content(name: str, content: bytes) -> None:
 
 
 def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any) -> torch.Tensor:
-    """Logits (2, classes) of a network that timm loaded. Raises ValueError if those by transformers differ."""
+    """Logits (2, classes) of a network loaded by timm. Raises ValueError if those by transformers differ."""
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
     by_transformers = AutoModelForImageClassification.from_pretrained(

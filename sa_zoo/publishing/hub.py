@@ -1,4 +1,4 @@
-"""Publish a model folder on a Hub. Running it again after any interruption finishes the job or does nothing."""
+"""Publish a model folder on a Hub. After any interruption, run it again to finish the job."""
 
 import re
 import tempfile
@@ -37,18 +37,17 @@ def publish(
 
         sa_zoo.publish("runs/mine", "you/mine", tag="v1", dry_run=True)
 
-    With `space`, the explorer becomes a static Space of that name, to which the card leads.
+    With `space`, the explorer becomes a static Space of that name, and the card links to it.
 
-    The Hub is that of HF_ENDPOINT, the token that of HF_TOKEN or the client's login. The tag comes last, on a commit
-    that was downloaded, compared and loaded. A repository with other work is refused unless `merge` is on; files that
-    are not from here stay, except that `merge` replaces those with the name of a published one. Raises ValueError for
-    the folder or the arguments, PermissionError, FileNotFoundError, ConnectionError or Refused for the Hub, each with
-    what to do.
+    HF_ENDPOINT names the Hub; HF_TOKEN or the client's login gives the token. The tag comes last, after the commit was
+    downloaded, compared and loaded. A repository with other files is refused without `merge`. Files of others stay;
+    `merge` overwrites those with the name of a published file. Raises ValueError for the folder or the arguments, and
+    PermissionError, FileNotFoundError, ConnectionError or Refused for the Hub, each with a remedy.
     """
     opened = open_model(model)
     remote = Remote(repo_id)
     online = Space(space) if space else None
-    repositories = [online, remote] if online else [remote]  # as the card leads to the Space
+    repositories = [online, remote] if online else [remote]  # the card links to the Space
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
     remote.files = manifest_of(opened, repo_id, online.url if online else "")
@@ -72,7 +71,7 @@ def publish(
             )
         print(f"{remote.url} already has this folder as {tag}, at {commit}")
         repositories.remove(remote)
-    # all are looked at before the first is changed
+    # look at all before changing the first
     found = [repository.look(repository.head()) for repository in repositories]
     for repository, state in zip(repositories, found, strict=True):
         if not merge:
@@ -94,7 +93,7 @@ def publish(
 
 
 def _show(opened: Opened, repositories: list[Remote], how: str) -> None:
-    """Print what is sent where, and what is not."""
+    """Print which files go where, and which are not published."""
     for repository in repositories:
         print(f"{opened.folder} -> {repository.url}{how}")
         for name, content in repository.files.items():
@@ -106,11 +105,11 @@ def _show(opened: Opened, repositories: list[Remote], how: str) -> None:
 
 
 def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> Manifest:
-    """All files to publish, after the checks that need no Hub.
+    """All files to publish, after the offline checks.
 
-    Code that config.json promises and the folder does not have is this package's.
+    If config.json refers to code missing in the folder, the code of this package is added.
     """
-    with checked(opened.source):  # what transformers builds is bounded, too
+    with checked(opened.source):  # bounds the networks of transformers, too
         manifest = read_manifest(opened.local_folder)
         if "train.toml" in manifest:
             recipe = without_paths(manifest["train.toml"].decode(), opened.metrics.data).encode()
@@ -126,7 +125,7 @@ def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> Manifest:
 
 
 def _check_download(remote: Remote, commit: str) -> None:
-    """Download a commit into a new cache, compare its bytes, as the client checks lengths only, and load a model."""
+    """Download a commit into a new cache, compare bytes (the client checks lengths only), and load a model."""
     with tempfile.TemporaryDirectory() as cache:
         snapshot = remote.download(commit, cache)
         for name, content in remote.files.items():

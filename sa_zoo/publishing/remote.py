@@ -1,4 +1,4 @@
-"""One repository on a Hub, by the official client, with messages that say what to do, and retries that it lacks."""
+"""One repository on a Hub, by the official client, with retries and with a remedy in each error message."""
 
 import os
 import time
@@ -16,17 +16,17 @@ from huggingface_hub.utils import validate_repo_id
 from sa_zoo.publishing.folder import PUBLISHED, Manifest, digests, published_files
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
-LONGEST_WAIT = 60.0  # seconds; if a Hub asks for more, the command fails
-# Of httpx, which huggingface_hub 1 uses, or of httpx2, as version 2 does. HfHubHTTPError is one of them.
+LONGEST_WAIT = 60.0  # seconds; the command fails if a Hub asks for more
+# From httpx (huggingface_hub 1) or httpx2 (huggingface_hub 2). HfHubHTTPError is a subclass.
 HTTPError: Any = HfHubHTTPError.__bases__[0]
 
 
 class Refused(OSError):
-    """The Hub does not do what was asked, or holds something else than what was sent."""
+    """The Hub refused a request, or holds other contents than were sent."""
 
 
-# HTTP status -> what to raise, what to do. After a ConnectionError the step is tried again; others would come back.
-# Steps already done are recognized, so running the command again is safe.
+# HTTP status -> exception, remedy. Only a ConnectionError is retried; other errors would come back.
+# Finished steps are recognized, so running the command again is safe.
 LOG_IN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
 CHANGED = "somebody else changed {repo_id} meanwhile: look at it, then run this again"
 ADVICE: dict[int, tuple[type[Exception], str]] = {
@@ -57,7 +57,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def retried(doing: str) -> Callable[[Method], Method]:
-    """Decorator of Remote's methods: call them again, a few times; `doing` completes the message "could not ...\"."""
+    """Decorator of Remote's methods: retry them a few times; `doing` completes the message "could not ...\"."""
 
     def decorate(method: Any) -> Any:
         @wraps(method)
@@ -82,12 +82,12 @@ def retried(doing: str) -> Callable[[Method], Method]:
 
 @dataclass(frozen=True)
 class State:
-    """A commit, compared with the files that the repository is to hold."""
+    """A commit compared with the files to publish."""
 
     commit: str
-    others: set[str]  # files that are not from here, or not as this package published them
-    in_the_way: list[str]  # those that publishing must not replace
-    differing: str  # names of the others, if they are missing, added or have other bytes
+    others: set[str]  # files not from this package, or changed since
+    in_the_way: list[str]  # files in `others` that publishing must not replace
+    differing: str  # names of missing, added or changed files, without `others`
 
 
 class Remote:
@@ -96,10 +96,10 @@ class Remote:
     kind = "model"
     folder = ""  # of such repositories on the Hub
     settings: ClassVar[dict[str, Any]] = {}  # of a new one
-    example: ClassVar[set[str]] = set()  # files that the Hub fills a new one with
+    example: ClassVar[set[str]] = set()  # the Hub's files in a new one
 
     def __init__(self, repo_id: str) -> None:
-        """Raises ValueError for a name that no Hub takes."""
+        """Raises ValueError for an invalid repository name."""
         validate_repo_id(repo_id)
         if "/" not in repo_id:
             raise ValueError(
@@ -109,18 +109,18 @@ class Remote:
         self.repo_id = repo_id
         self.place: dict[str, Any] = {"repo_id": repo_id, "repo_type": self.kind}
         self.url = f"{self.api.endpoint}/{self.folder}{repo_id}"
-        self.files: Manifest = {}  # that it is to hold
+        self.files: Manifest = {}  # to publish
 
     @retried("write to the repository")
     def create(self, private: bool) -> None:
         """Create the repository if it does not exist.
 
-        Raises PermissionError if the token may not write there, or if it has to be private and is public.
+        Raises PermissionError if the token may not write there, or if `private` and the repository is public.
         """
         token = get_token()
         if not token or not token.isascii():
             raise PermissionError(f"no usable token: {LOG_IN}")
-        # exist_ok would hide why a Hub refuses one that exists
+        # exist_ok would hide why a Hub refuses an existing one
         if not self.api.repo_exists(**self.place):
             self.api.create_repo(**self.place, **self.settings, private=private)
         self.api.auth_check(**self.place, write=True)
@@ -141,10 +141,10 @@ class Remote:
 
     @retried("read the files")
     def look(self, commit: str, others: set[str] | None = None) -> State:
-        """Compare a commit with `files`, apart from `others`; by default, all that is not from here.
+        """Compare a commit with `files`, ignoring `others`; default: all files not from this package.
 
-        A repository without a list of what this package published belongs to somebody else, unless it is empty or the
-        Hub created it and nobody has changed it since.
+        A repository without a list of published files belongs to somebody else, unless it is empty or unchanged since
+        the Hub created it.
         """
         tree = self._tree(commit)
         in_the_way: set[str] = set()
@@ -165,7 +165,7 @@ class Remote:
         return State(commit, others, sorted(in_the_way), ", ".join(sorted(differing)))
 
     def check_free(self, state: State) -> None:
-        """Raise Refused if files that are not from here are in the way of ours."""
+        """Raise Refused if files of others are in the way of ours."""
         if state.in_the_way:
             same = sorted(state.others & self.files.keys())
             raise Refused(
@@ -176,7 +176,7 @@ class Remote:
             )
 
     def update(self, state: State) -> str:
-        """Make main, which is at `state`, hold the files and those of others, if it does not yet; return its commit."""
+        """Commit our files on top of `state` if they differ, keeping those of others; return main's commit."""
         if not state.differing:
             return state.commit
         commit = self._commit(state)
@@ -190,7 +190,7 @@ class Remote:
 
     @retried("commit")
     def _commit(self, state: State) -> str:
-        """Make the tree equal to the files and those of others in one commit on top of `state`; return main's commit.
+        """Set the tree to our files and those of others, in one commit on top of `state`; return main's commit.
 
         If main has moved, nothing is committed: either the answer to an earlier attempt was lost, or somebody else
         committed. `look` tells which.
@@ -214,7 +214,7 @@ class Remote:
 
     @retried("tag")
     def tag(self, name: str, commit: str) -> None:
-        """Tag a commit. A tag that exists stays where it is: it may be from an attempt whose answer was lost."""
+        """Tag a commit. An existing tag stays: it may be from an earlier attempt with a lost answer."""
         self.api.create_tag(**self.place, tag=name, revision=commit, exist_ok=True)
 
     def _tree(self, commit: str) -> dict[str, str]:
@@ -226,7 +226,7 @@ class Remote:
         return tree
 
     def _listed(self, commit: str) -> dict[str, dict[str, str]]:
-        """Path -> digests of the files that this package published, as a commit lists them."""
+        """Path -> digests of the files published by this package, as listed in a commit."""
         with TemporaryDirectory() as cache:
             path = self.api.hf_hub_download(
                 **self.place, filename=PUBLISHED, revision=commit, cache_dir=cache
@@ -234,7 +234,7 @@ class Remote:
             return published_files(Path(path).read_bytes())
 
     def _is_new(self, commit: str) -> bool:
-        """Whether a commit is the one with which the Hub created the repository."""
+        """Whether a commit is the first one, made by the Hub."""
         commits = self.api.list_repo_commits(**self.place, revision=commit)
         return [each.title for each in commits] == ["initial commit"]
 
@@ -249,7 +249,7 @@ class Space(Remote):
 
 
 def _hub_error(error: BaseException | None) -> Exception | None:
-    """The HTTP or network error that `error` is or was raised from: the client wraps some of them."""
+    """The HTTP or network error in the chain of causes of `error`: the client wraps some of them."""
     while error:
         if isinstance(error, (HTTPError, ConnectionError)):  # Xet storage raises ConnectionError
             return error
@@ -258,7 +258,7 @@ def _hub_error(error: BaseException | None) -> Exception | None:
 
 
 def _explained(remote: Remote, doing: str, error: Exception) -> tuple[Exception, float]:
-    """The exception to raise, with what could not be done, why, and what to do; and the seconds that a Hub asks for."""
+    """The exception to raise, with the failed step, reason and remedy; and the seconds to wait, if the Hub asks."""
     kind, advice = NO_ANSWER
     reason = str(error)
     asked = ""
@@ -271,6 +271,7 @@ def _explained(remote: Remote, doing: str, error: Exception) -> tuple[Exception,
     why = f"{advice.format(repo_id=remote.repo_id)} ({reason})"
     message = f"could not {doing} at {remote.url}: {why}"
     token = get_token()
-    if token:  # a client quotes a header that it cannot send, a server may quote what it got
+    if token:  # a client quotes an unsendable header, a server may quote its input
         message = message.replace(token, "<token>")
-    return kind(message), float(asked) if asked.isdecimal() else 0.0  # it can also be a date
+    # Retry-After can also be a date
+    return kind(message), float(asked) if asked.isdecimal() else 0.0

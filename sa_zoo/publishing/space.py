@@ -1,4 +1,4 @@
-"""The explorer of a model as a static Space: a page on the Hub that opens in a browser, without a download."""
+"""The explorer of a model as a static Space: a page on the Hub, opened in a browser."""
 
 from huggingface_hub import SpaceCardData
 
@@ -14,7 +14,7 @@ Its two photographs come with scikit-learn (CC BY 2.0).
 
 
 def space_files(manifest: Manifest, repo_id: str, url: str) -> Manifest:
-    """The files of the Space for a model whose checked files are published as `repo_id`, at `url`.
+    """The files of the Space for a model with these checked files, published as `repo_id` at `url`.
 
     Raises ValueError for a model without an explorer.
     """

@@ -1,8 +1,8 @@
 """Random numbers by counter, and the augmentation of training images.
 
-The order of an epoch is a function of (seed, epoch), the crop of an image one of (seed, epoch, index), so workers,
-processes and resuming do not change what the model sees. Only mixup, which pairs the images of a micro-batch, depends
-on how a batch is divided.
+The order of an epoch is a function of (seed, epoch), the crop of an image a function of (seed, epoch, index).
+Workers, processes and resuming therefore do not change the training images. Only mixup depends on how a batch is
+divided: it pairs the images of a micro-batch.
 """
 
 import random
@@ -36,12 +36,12 @@ def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
 
 
 def permutation(n: int, *counters: int) -> np.ndarray:
-    """A permutation of range(n) that depends on the counters alone, on any machine and with any NumPy."""
+    """A permutation of range(n), determined by the counters alone, on any machine and with any NumPy."""
     return np.argsort(counter_hash(*counters, np.arange(n)), kind="stable")
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed the other random numbers of a step: dropout differs between processes, the ratio of mixup does not."""
+    """Seed the other random numbers of a step. Dropout differs between processes; the mixup ratio does not."""
     shared = int(counter_hash(STEP, seed, step)[0])
     random.seed(shared)
     np.random.seed(shared % 2**32)
@@ -52,8 +52,8 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 class Augment:
     """Random crop with padding, flip, small images in early epochs, mixup and cutmix of one batch.
 
-    uint8 images (B, C, H, W) -> normalized float32, on their device; int64 labels (B,) stay as they are, or become
-    probabilities (B, classes) with mixup or cutmix.
+    uint8 images (B, C, H, W) -> normalized float32, on their device. int64 labels (B,) are unchanged; mixup and cutmix
+    turn them into probabilities (B, classes).
     """
 
     config: AugmentConfig

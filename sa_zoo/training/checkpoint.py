@@ -1,6 +1,6 @@
-"""What a run needs to resume: a safetensors file of tensors, a JSON file of everything else, and a manifest of both.
+"""Checkpoints of a run: a safetensors file of tensors, a JSON file of everything else, and a manifest of both.
 
-A checkpoint is a folder, which gets its name when it is complete. The last two are kept: if the newer one is damaged,
+A checkpoint is a folder. It gets its name when it is complete. The last two are kept: if the newer one is damaged,
 the run resumes from the older. No pickle.
 """
 
@@ -31,13 +31,13 @@ from sa_zoo.folders.write import (
     write_sums,
 )
 
-FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
-KEPT = 2
+STATE_FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
+KEPT_CHECKPOINTS = 2
 OWN = r"epoch-\d{5,}-step-\d{7,}"  # names of checkpoints; nothing else is read or removed
 
 
 class Counters(BaseModel):
-    """Progress of a run: with weights and optimizer state, all that a resumed run needs."""
+    """Progress of a run. Together with weights and optimizer state, it is enough to resume."""
 
     epoch: int = 0
     step: int = 0  # in the epoch
@@ -52,7 +52,7 @@ class Counters(BaseModel):
 
 
 def checkpoints(folder: Path, pattern: str = OWN) -> list[Path]:
-    """All checkpoints of a folder, the newest first: folders with a name of ours, and no links."""
+    """All checkpoints of a folder, newest first: folders named like checkpoints, no links."""
     named = (path for path in folder.glob("*") if re.fullmatch(pattern, path.name))
     return sorted((path for path in named if path.is_dir() and not path.is_symlink()), reverse=True)
 
@@ -79,7 +79,7 @@ def save_checkpoint(
     groups = tree_map_only(Tensor, Tensor.item, saved["param_groups"])
     rest = {"counters": counters.model_dump(), "scalars": scalars, "groups": groups}
     final = folder / f"epoch-{counters.epoch:05d}-step-{counters.step:07d}"
-    if final in checkpoints(folder):  # a damaged one, which this run did not resume from
+    if final in checkpoints(folder):  # damaged: this run did not resume from it
         shutil.rmtree(final)
     with new_folder(final) as new:
         write_file(new / TENSORS, save(tensors, {"format": "pt"}))
@@ -92,14 +92,14 @@ def save_checkpoint(
         for path in files:
             write_file(new / path.name, path.read_bytes())
         write_sums(new, [path.name for path in new.iterdir()])
-    # what is newer was damaged when the run resumed, and an older one counts only if it can still be read
+    # newer checkpoints were damaged when the run resumed; older ones count only if they can still be read
     older = (path for path in checkpoints(folder) if path <= final)
-    kept = islice((path for path in older if not damage(path, *FILES)), KEPT)
+    kept = islice((path for path in older if not damage(path, *STATE_FILES)), KEPT_CHECKPOINTS)
     remove_all_but(kept, folder)
 
 
 def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
-    """Remove the checkpoints of a folder, complete or not; what somebody else left there stays."""
+    """Remove all other checkpoints of a folder, complete or not; files of others stay."""
     incomplete = checkpoints(folder, rf"\.{OWN}\.incomplete")
     for other in {*checkpoints(folder), *incomplete}.difference(kept):
         shutil.rmtree(other)
@@ -108,8 +108,8 @@ def remove_all_but(kept: Iterable[Path], folder: Path) -> None:
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Counters:
     """Load the newest undamaged checkpoint of `folder` into model and optimizer; returns its counters.
 
-    If there is none, they are new. Files that were saved along go back to where they were, next to `folder`.
-    Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is not of this run.
+    Without checkpoints, the counters are new. Files saved in the checkpoint are restored next to `folder`.
+    Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is of another run.
     """
     checkpoint = _newest(folder)
     if not checkpoint:
@@ -135,17 +135,17 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Cou
         raise ValueError(
             f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}"
         ) from error
-    for name in read_json(checkpoint / SUMS).keys() - set(FILES):
+    for name in read_json(checkpoint / SUMS).keys() - set(STATE_FILES):
         if name == Path(name).name:
             write_file(folder.parent / name, (checkpoint / name).read_bytes())
     return counters
 
 
 def _newest(folder: Path) -> Path | None:
-    """The newest undamaged checkpoint, None if there are none at all; damaged ones are an error or a warning."""
+    """The newest undamaged checkpoint, None without any. Warns of damaged ones; raises ValueError if all are."""
     messages: list[str] = []
     for checkpoint in checkpoints(folder):
-        found = damage(checkpoint, *FILES)
+        found = damage(checkpoint, *STATE_FILES)
         if not found:
             for message in messages:
                 warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=3)
@@ -158,7 +158,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _load_optimizer(optimizer: Optimizer, values: dict[str, Any], groups: Any) -> None:
-    """Load the values named optimizer.NUMBER.NAME, of the parameter of that number."""
+    """Load the values named optimizer.NUMBER.NAME into the state of parameter NUMBER."""
     state: dict[int, dict[str, Any]] = defaultdict(dict)
     for key, value in values.items():
         if key.startswith("optimizer."):
@@ -168,5 +168,5 @@ def _load_optimizer(optimizer: Optimizer, values: dict[str, Any], groups: Any) -
     for parameter, loaded in optimizer.state.items():
         for name, value in loaded.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                # the strides of an uninterrupted run: other ones change the order of sums, and so their rounding
+                # keep the strides of an uninterrupted run: others change the order of sums and their rounding
                 loaded[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

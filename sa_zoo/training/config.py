@@ -1,6 +1,6 @@
 """A training run as a TOML file, with the sections of `Config`: read, overridden, validated, written.
 
-Every mistake is a ValueError with one line per key: the dotted key, the value, what was expected, the nearest name.
+Every mistake is a ValueError with one line per key: the dotted key, the value, the expected one, the nearest name.
 """
 
 import difflib
@@ -24,9 +24,9 @@ from pydantic import (
 
 from sa_zoo.folders.check import LARGEST, Arguments, did_you_mean
 
-# Recipes are configs/ of the repository, which setup.py installs as sa_zoo/recipes. A checkout has no such folder.
-INSTALLED = Path(__file__).parents[1] / "recipes"
-RECIPES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
+# setup.py installs configs/ of the repository as sa_zoo/recipes. A checkout has no such folder.
+INSTALLED_RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = INSTALLED_RECIPES if INSTALLED_RECIPES.is_dir() else Path(__file__).parents[2] / "configs"
 # Arguments of timm's factory, not of a network
 DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {
     "cnn",
@@ -35,7 +35,7 @@ DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.mode
 
 
 class Section(BaseModel):
-    """Types are strict: TOML has its own, and a number in quotes is a mistake."""
+    """Types are strict: TOML is typed, so a number in quotes is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -50,10 +50,10 @@ class ModelConfig(Section):
     args: dict[str, Any] = {}  # passed to timm.create_model
     init: str = ""  # initial weights: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
-    # start the heads of a vision transformer of timm as the pixels of a kernel
+    # start each head of a timm vision transformer on one pixel of a kernel
     start: Literal["", "quadratic"] = ""
-    harden: bool = False  # make the heads of the initial weights taps, frozen where they are
-    freeze: str = ""  # regular expression; parameters whose name matches are not trained
+    harden: bool = False  # turn the heads of the initial weights into taps, with fixed positions
+    freeze: str = ""  # regular expression; parameters with a matching name are not trained
 
 
 class DataConfig(Section):
@@ -62,13 +62,13 @@ class DataConfig(Section):
     config: str = ""  # configuration of a Hub data set, or a folder in the folder; empty: none
     train_split: str = ""  # name of a split; empty: the usual one
     validation_split: str = ""
-    test_split: str = ""  # empty: the usual one, or that of validation if there is no other
-    title: str = ""  # what results call the data; empty: its name
+    test_split: str = ""  # empty: the usual one, or else the validation split
+    title: str = ""  # name of the data in results; empty: `name`
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: Pixels = 0  # of a side; 0: the model's own
-    validation: Fraction = 0.1  # of the training images, which is held out
-    # what decides which images are held out: their bytes, per class; or their position, as in earlier versions, which
-    # took no notice of validation splits
+    validation: Fraction = 0.1  # of the training images, held out
+    # criterion for held-out images: their bytes, per class; or their position, as in earlier versions, which ignored
+    # validation splits
     hold_out: Literal["content", "position"] = "content"
 
 
@@ -102,7 +102,7 @@ class TrainConfig(Section):
     precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
     seed: int = Field(0, ge=0, lt=2**63)
     checkpoint_steps: NonNegativeInt = 0  # between two checkpoints; 0: the steps of an epoch
-    tracker: str = ""  # any that accelerate offers: tensorboard, trackio, wandb, ...; empty: none
+    tracker: str = ""  # any tracker of accelerate: tensorboard, trackio, wandb, ...; empty: none
 
 
 class Config(Section):
@@ -142,7 +142,7 @@ class Config(Section):
 
 
 def config_path(config: str | Path) -> Path:
-    """The TOML file of a path or a recipe's name. Raises FileNotFoundError, with all recipes, if there is neither."""
+    """The TOML file at a path or of a named recipe. Raises FileNotFoundError with all recipes if there is neither."""
     path = Path(config)
     if path.is_file():
         return path
@@ -156,9 +156,9 @@ def config_path(config: str | Path) -> Path:
 
 
 def data_of(model: str, overrides: Iterable[str] = ()) -> DataConfig:
-    """The data that the run in a folder was trained on, with overrides as of `load_config`.
+    """The training data of the run in a folder, with overrides as in `load_config`.
 
-    Raises ValueError for a model that is not a run folder.
+    Raises ValueError if `model` is not a run folder.
     """
     recipe = Path(model) / "train.toml"
     if not recipe.is_file():
@@ -169,13 +169,13 @@ def data_of(model: str, overrides: Iterable[str] = ()) -> DataConfig:
 
 
 def data_config(name: str, overrides: Iterable[str]) -> DataConfig:
-    """The section `data` of a recipe that has only that name in it, with overrides as of `load_config`."""
+    """The section `data` of a recipe with this name only, with overrides as in `load_config`."""
     table = {"model": {"name": "any"}, "train": {"epochs": 1}, "data": {"name": name}}
     return parse_config(_overridden(table, overrides)).data
 
 
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
-    """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides choose another model."""
+    """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides name a model."""
     model = _overridden({"model": {}}, overrides)["model"].get("name")
     return "-".join(filter(None, [config_path(config).stem, model]))
 
@@ -185,10 +185,10 @@ def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
     path = config_path(config)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested without end
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
     match table:
-        # a run of earlier versions wrote train.ema = 0.0, and not that it held out images by position
+        # earlier versions wrote train.ema = 0.0, and held out images by position without writing it
         case {"train": {"ema": 0, **train}, "data": {**data}}:
             table |= {"train": train, "data": {"hold_out": "position", **data}}
     return parse_config(_overridden(table, overrides))
@@ -202,7 +202,7 @@ def parse_config(table: Mapping[str, Any]) -> Config:
 
 
 def _overridden(whole: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The table, with each `section.key=value` put into it; a value that is not TOML is text."""
+    """The table with each `section.key=value` inserted; values other than TOML are text."""
     for override in overrides:
         key, equals, text = override.partition("=")
         *sections, name = key.strip().split(".")
@@ -238,7 +238,7 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 
 def _known_keys(*path: str) -> str:
-    """The keys next to an unknown one, and the nearest of all, which may be in another section."""
+    """The keys of the same section, and the nearest key of any section."""
     any_config = Config(model=ModelConfig(name="any"), train=TrainConfig(epochs=1))
     keys = any_config.model_dump()
     near = {key: f"{section}.{key}" for section in keys for key in keys[section]}
@@ -250,5 +250,5 @@ def _known_keys(*path: str) -> str:
 
 
 def dump_config(config: Config) -> str:
-    """The effective config as TOML; reading it back gives an equal one."""
+    """The effective config as TOML; parsing it gives an equal config."""
     return tomli_w.dumps(config.model_dump())

@@ -1,4 +1,4 @@
-"""The device of a run: its Accelerator, copies of tensors to it, and what happens when another process ends."""
+"""The device of a run: its Accelerator, copies of tensors to it, and errors when another process ends."""
 
 import logging
 import os
@@ -21,27 +21,27 @@ _logger = logging.getLogger(__name__)
 
 
 def open_accelerator(**settings: Any) -> Accelerator:
-    """A new Accelerator; without a GPU it needs `cpu=True`, or several processes would each train alone."""
+    """A new Accelerator. Without a GPU it needs `cpu=True`; otherwise each process would train alone."""
     AcceleratorState._reset_state()  # all Accelerators of a process share it, with the precision of the first
     GradientState._reset_state()
     return Accelerator(cpu=not torch.accelerator.is_available(), **settings)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device. Copies to a GPU do not block: the host prepares the next steps while one is computed."""
+    """Copy to a device. Copies to a GPU do not block: the host prepares the next steps meanwhile."""
     if device.type != "cuda" or not values.is_cpu:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 def open_launched(config: Config, out: Path) -> tuple[Config, Accelerator]:
-    """The config with the precision of `accelerate launch` where it leaves that open, and its Accelerator.
+    """The config and its Accelerator. `accelerate launch` sets the precision if the config does not.
 
-    Warns where the two precisions differ. Raises ValueError for settings that this machine or the launcher rules out.
+    Warns if the two precisions differ. Raises ValueError for settings ruled out by this machine or the launcher.
     """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     chosen = config.train.precision or launched
-    if launched not in ("no", chosen):  # "no" is also what the launcher sets if it was not asked
+    if launched not in ("no", chosen):  # "no" is also the default of the launcher
         message = "train.precision: got %s from the launcher, but the config says %s, which counts"
         _logger.warning(message, launched, chosen)
     train = config.train.model_dump() | {"precision": chosen}
@@ -67,7 +67,7 @@ def open_launched(config: Config, out: Path) -> tuple[Config, Accelerator]:
     return config, accelerator
 
 
-# Part of a RuntimeError of torch -> which process is gone.
+# Part of a RuntimeError of torch -> the process that ended
 LOST = {
     "gloo|NCCL": "another process of the run has ended",
     "DataLoader worker": "a process that decodes images has ended",
@@ -76,12 +76,12 @@ LOST = {
 
 @contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Turn torch's error about a process that ended into a ConnectionError that says what happened and what to do."""
+    """Turn torch's error about an ended process into a ConnectionError with the cause and a remedy."""
     try:
         try:
             yield
         except ConnectionError:
-            time.sleep(1)  # torch interrupts this once the process behind it has ended
+            time.sleep(1)  # torch interrupts this once it sees the ended process
             raise
     except RuntimeError as error:
         for pattern, what in LOST.items():

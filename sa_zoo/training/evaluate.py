@@ -1,4 +1,4 @@
-"""One function computes every accuracy that is reported."""
+"""Evaluation: one function computes every reported accuracy."""
 
 import logging
 import sys
@@ -39,10 +39,10 @@ def score(
     batch_size: int = BATCH_SIZE,
     detail: bool = False,
 ) -> Scores:
-    """The scores of a model on a split, whose every image counts exactly once, with any number of processes.
+    """The scores of a model on a split. Each image counts exactly once, with any number of processes.
 
-    `detail` adds accuracy per class, calibration error and curve (one point per bin of confidence that has images), and
-    the confusion matrix (rows: true class). The model keeps its mode.
+    `detail` adds accuracy per class, calibration error and curve (one point per non-empty bin of confidence), and the
+    confusion matrix (rows: true class). The model keeps its mode.
     """
     training = model.training
     model.eval()
@@ -104,7 +104,7 @@ def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> M
     accelerator = open_accelerator()
     source, split = open_test_split(opened, data, accelerator)
     test = score(opened.network.to(accelerator.device), split, accelerator, detail=detail)
-    opened.network.cpu()  # where those who open a model expect it
+    opened.network.cpu()  # as `open_model` returns it
     text = f"top-1 {test}, balanced {test.balanced:.4f}"
     if detail:
         text += f"\n{class_table(test, source.classes)}"
@@ -114,7 +114,7 @@ def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> M
 
 
 def class_table(scores: Scores, classes: Sequence[str]) -> str:
-    """A line per class that has images: its name, their number, and the accuracy on them."""
+    """One line per class with images: its name, their number, and the accuracy on them."""
     assert scores.images_per_class and scores.per_class
     width = max(map(len, classes))
     rows = zip(classes, scores.images_per_class, scores.per_class, strict=True)
@@ -131,8 +131,8 @@ def open_test_split(
 ) -> tuple[Source, Split]:
     """A data set with the classes of a model, and the images to evaluate the model on.
 
-    The images are those of the test split. Of data without one, they are the images that were held out if the model was
-    trained on these data, and otherwise all images. Raises ValueError if the classes do not fit.
+    These are the images of the test split. Without a test split, they are the held-out images if the model was trained
+    on these data, otherwise all images. Raises ValueError if the classes do not fit.
     """
     source = open_source(data)
     hold_out: str = data.hold_out
@@ -152,7 +152,7 @@ def open_test_split(
 
 
 def _hold_out_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
-    """How images were held out if the model was trained on these data; otherwise all can be tested on."""
+    """The `hold_out` of the run if the model was trained on these data, otherwise "everything"."""
     same = opened.metrics.data_digest == digest_of(source)["hash"]
     if opened.folder and (opened.folder / "train.toml").is_file():
         trained_on = data_of(str(opened.folder))
@@ -162,11 +162,11 @@ def _hold_out_of_its_run(opened: Opened, data: DataConfig, source: Source) -> st
 
 
 def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
-    """The source with the classes of a model, matched by name, or by number if one of the two has only numbers."""
+    """The source with the classes of a model, matched by name, or by number if either has only numbers."""
     given = source.classes
     numbers = tuple(map(str, range(network.num_classes)))  # type: ignore[arg-type]
     names = tuple(getattr(network, "pretrained_cfg", {}).get("label_names") or ())
-    if names == tuple(f"LABEL_{number}" for number in numbers):  # of transformers, for none
+    if names == tuple(f"LABEL_{number}" for number in numbers):  # transformers' placeholders
         names = ()
     unknown = [name for name in given if name not in names]
     if names and not unknown:

@@ -1,4 +1,4 @@
-"""The loop of a run: what happens in a step, after it, and after an epoch."""
+"""The training loop of a run: steps, checkpoints and the end of each epoch."""
 
 import math
 import time
@@ -28,15 +28,15 @@ from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_hea
 from sa_zoo.training.sources import Source, changes, digest_of
 from sa_zoo.training.splits import Split
 
-READ_EVERY = 10  # steps between readings of the loss on a GPU, which has to wait for each
+READ_EVERY = 10  # steps between readings of the loss on a GPU; each reading waits for the GPU
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
 
 
 @dataclass
 class Run:
-    """The state of a run: model, optimizer and counters, which a checkpoint restores, and the data of its steps.
+    """The state of a run: model, optimizer and counters, restored from the last checkpoint, and the data.
 
-    Raises ValueError if train.batch_size does not fit, or if the last checkpoint is that of a run on other data.
+    Raises ValueError if train.batch_size does not fit, or if the last checkpoint is of a run on other data.
     """
 
     config: Config
@@ -96,7 +96,7 @@ class Run:
         self.cpu_start = time.process_time() - self.counters.cpu_seconds
 
     def save(self) -> None:
-        """Write a checkpoint, of finite weights only: a finite loss may have a gradient that is not."""
+        """Write a checkpoint. Raises FloatingPointError unless weights are finite, even if the loss is."""
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             raise self._not_finite("weights: got some that are")
         self.counters.seconds = time.perf_counter() - self.start
@@ -109,7 +109,7 @@ class Run:
         self.accelerator.wait_for_everyone()
 
     def remaining_batches(self) -> Iterator[list[Batch]]:
-        """The micro-batches of this process for each remaining step of the epoch."""
+        """For each remaining step of the epoch, the micro-batches of this process."""
         train = self.config.train
         order = permutation(len(self.split), ORDER, train.seed, self.counters.epoch)
         parts = (self.steps, train.accumulation, self.accelerator.num_processes, -1)
@@ -120,7 +120,7 @@ class Run:
             yield list(islice(batches, train.accumulation))
 
     def step(self, batches: list[Batch]) -> None:
-        """One optimizer step, on its micro-batches: augment, forward, backward, clip, update."""
+        """One optimizer step over micro-batches: augment, forward, backward, clip, update."""
         accelerator, counters = self.accelerator, self.counters
         optim = self.config.optim
         factor = learning_rate_factor(self.images_done, self.batch_size, self.images, optim.warmup)
@@ -145,7 +145,7 @@ class Run:
         counters.step += 1
 
     def read(self, stop: bool) -> bool:
-        """Sum loss and accuracy over processes; returns whether one of them was asked to stop."""
+        """Sum loss and accuracy over processes; return whether any process was asked to stop."""
         self.unread[2] += stop
         loss, correct, requests = self.accelerator.reduce(self.unread).tolist()
         self.unread.zero_()
@@ -162,7 +162,7 @@ class Run:
         return FloatingPointError(f"{what} not finite, in {where}; {advice}")
 
     def end_epoch(self, validation: Scores | None) -> dict[str, Any]:
-        """Add the epoch to the history, and the positions of heads to their record; returns the line of the history."""
+        """Add the epoch to the history and the head positions to their record; return the line of the history."""
         counters = self.counters
         loss, top1 = self.means
         record = {
@@ -224,7 +224,7 @@ def train_epochs(run: Run) -> None:
             for norm in frozen_norms(run.model, config.model.freeze):
                 norm.eval()
             clock = time.perf_counter()
-            # batches are read before `step` seeds its random numbers, as a loader draws one when it starts
+            # a loader draws a random number when it starts, so batches are read before `step` seeds
             for batches in run.remaining_batches():
                 run.step(batches)
                 last = counters.step == run.steps  # after it, the epoch is validated first

@@ -1,4 +1,4 @@
-"""The model of a run, by its timm name: built, initialized, frozen. Nothing here depends on its architecture."""
+"""The model of a run, by its timm name: built, initialized, frozen. Independent of the architecture."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Size = tuple[int, int, int]  # channels, height, width
 
 @dataclass(frozen=True)
 class InputFormat:
-    """What a model expects: input_size (channels, height, width), and how its images are resized and normalized."""
+    """The input of a model: input_size (channels, height, width), resizing and normalization."""
 
     input_size: Size
     mean: tuple[float, ...]
@@ -30,7 +30,7 @@ class InputFormat:
     crop_pct: float
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory, where convolutions are fastest."""
+        """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory for fast convolutions."""
         mean, std = (
             to_device(torch.tensor(x), images.device).view(-1, 1, 1) * 255
             for x in (self.mean, self.std)
@@ -39,7 +39,7 @@ class InputFormat:
 
 
 def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
-    """The input format of a model; `image_size`, if not 0, applies where the model does not fix the size."""
+    """The input format of a model. `image_size`, if not 0, applies unless the model fixes the size."""
     given = image_size or getattr(model, "_traits", {}).get("img_size")
     data = resolve_input_data_config(model, {"img_size": given or None})
     channels = data["input_size"][0]
@@ -56,7 +56,7 @@ def check_start(config: ModelConfig) -> None:
 def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.Module:
     """The model of a config, with its initial weights and its frozen parameters.
 
-    Raises ValueError for a name, an argument or a regular expression that does not fit, and what `build_model` raises.
+    Raises ValueError for an unfit name, argument or regular expression, and the errors of `build_model`.
     """
     with checked(_source(config)) as source:
         sizes = {"img_size": image_size or None}
@@ -66,7 +66,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
                 f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}"
             )
         if config.init and is_model(source):
-            # timm looks up by name where the weights are
+            # timm finds the weights by name
             args |= {"model_name": source, "pretrained_cfg": None}
         model = build_model(source, pretrained=bool(config.init), **args)
     if config.harden:
@@ -77,7 +77,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
 
 
 def _source(config: ModelConfig) -> str:
-    """What timm builds the model from: the initial weights, or its name."""
+    """The source for timm: the initial weights, or the name of the model."""
     check_name(config.name)
     if not config.init:
         return config.name
@@ -102,7 +102,7 @@ def _freeze(model: nn.Module, pattern: str) -> None:
 
 
 def frozen_norms(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Modules with running statistics whose parameters, or statistics where they have none, match model.freeze."""
+    """Modules with running statistics and frozen parameters; those without parameters match by their statistics."""
     found = []
     for path, module in model.named_modules():
         if pattern and hasattr(module, "running_mean"):
@@ -115,10 +115,10 @@ def frozen_norms(model: nn.Module, pattern: str) -> list[nn.Module]:
 def prepare_model(
     config: Config, classes: int, device: torch.device
 ) -> tuple[nn.Module, InputFormat, int]:
-    """The model of a run on its device, what it expects, and the multiply-adds of a training image over all epochs.
+    """The model of a run on its device, its input format, and the multiply-adds of one image over all epochs.
 
-    The multiply-adds are those of the forward passes. Raises what `create_model` raises, and ValueError unless the
-    model takes images of the sizes of the config and gives the logits of all classes.
+    Multiply-adds count forward passes only. Raises the errors of `create_model`, and ValueError unless the model takes
+    the image sizes of the config and returns logits of all classes.
     """
     model = create_model(config.model, classes, config.data.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)

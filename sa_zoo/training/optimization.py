@@ -11,9 +11,9 @@ from sa_zoo.training.config import OptimConfig
 
 
 def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> float:
-    """Fraction of the maximum rate for the step that takes `seen` images to `seen + batch` of `total`.
+    """Fraction of the maximum learning rate for the step from `seen` to `seen + batch` of `total` images.
 
-    Linear over the fraction `warmup` of the run, with a first step above zero; then half a cosine down to zero.
+    Linear warmup over the fraction `warmup` of the run, above zero from the first step; then half a cosine to zero.
     """
     rising = warmup * total
     if seen < rising:
@@ -22,7 +22,7 @@ def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> fl
 
 
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """timm's optimizer; no weight decay on biases, norms and the parameters that `model.no_weight_decay()` names."""
+    """timm's optimizer, without weight decay on biases, norms and the parameters in `model.no_weight_decay()`."""
     known = [str(name) for name in list_optimizers()]
     if optim.name not in known:
         raise ValueError(

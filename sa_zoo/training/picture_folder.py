@@ -1,6 +1,6 @@
-"""The tables of a folder: parquet files, images in [SPLIT/]CLASS/, or images that a metadata file describes.
+"""The tables of a folder: parquet files, images in [SPLIT/]CLASS/, or images with a metadata file.
 
-Nothing else in it is read. Files that are left out are counted.
+Other files are not read, only counted.
 """
 
 import os
@@ -18,22 +18,22 @@ from sa_zoo.folders.check import listed
 from sa_zoo.training.pictures import EXTENSIONS
 
 METADATA = ("metadata.csv", "metadata.jsonl")  # for the "imagefolder" builder of `datasets`
-# how names begin that systems give: macOS, Jupyter, Python, Windows, Synology, Office
+# prefixes of system files: macOS, Jupyter, Python, Windows, Synology, Office
 JUNK = (".", "__macosx", "__pycache__", "thumbs.db", "desktop.ini", "$recycle", "@eadir", "~$")
 SPLIT_WORDS = {str(split): words for split, words in SPLIT_KEYWORDS.items()}
 Used = Mapping[str, list[Path]]  # paths in the folder by split
 Found = tuple[Mapping[str, Any], Mapping[str, str], Mapping[str, int]]
-"""Tables by the name of their split, where each came from, and a count of what was skipped, by "KIND in PLACE"."""
+"""Tables by split, their origins by split, and numbers of skipped files by "KIND in PLACE"."""
 
 
 def table_of(images: Sequence[object], labels: Any) -> datasets.Dataset:
-    """Images or their files, and their classes by name or number."""
+    """A table of images or their files, with classes by name or number."""
     features = datasets.Features(image=datasets.Image())
     return datasets.Dataset.from_dict({"image": images}, features).add_column("label", labels)
 
 
 def tables_in(folder: Path) -> Found:
-    """What a folder holds.
+    """The tables of a folder.
 
     Raises FileNotFoundError if there are no images, ValueError if they cannot be read or have no classes.
     """
@@ -50,7 +50,7 @@ def tables_in(folder: Path) -> Found:
     else:
         try:
             used = _by_class(folder, pictures)
-            # "imagefolder" would sort classes as text (1, 10, 2), and leave files out without a word
+            # "imagefolder" would sort classes as text (1, 10, 2), and omit files silently
             tables = {}
             for split, paths in used.items():
                 files = [str(folder / path) for path in paths]
@@ -75,14 +75,14 @@ def _is_junk(name: str) -> bool:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Relative paths of all files, in the order of their text."""
+    """Relative paths of all files, sorted as text."""
     walk = os.walk(folder, followlinks=True)
     found = (Path(place, name).relative_to(folder) for place, _, names in walk for name in names)
     return sorted(found, key=Path.as_posix)
 
 
 def _split_of(name: str) -> str:
-    """The split that a name begins with, as in train-2017, test_set or Validation; empty if there is none."""
+    """The split at the start of a name, as in train-2017, test_set or Validation; empty if there is none."""
     for split, words in SPLIT_WORDS.items():
         if re.match(f"({'|'.join(words)})(set)?(?![a-z])", name, re.IGNORECASE):
             return split
@@ -90,7 +90,7 @@ def _split_of(name: str) -> str:
 
 
 def _by_split(files: Iterable[Path]) -> Used:
-    """Files by the split that begins their name or that of a folder; if none does, all are to train on."""
+    """Files by the split at the start of a folder or file name; without any split, all are training files."""
     used = defaultdict(list)
     for path in files:
         splits = filter(None, (_split_of(part) for part in path.with_suffix("").parts))
@@ -102,7 +102,7 @@ def _by_split(files: Iterable[Path]) -> Used:
 def _by_class(folder: Path, pictures: Sequence[Path]) -> Used:
     """Images by split, all in CLASS/ or all in SPLIT/CLASS/.
 
-    Raises FileNotFoundError if there are none, ValueError for images that are elsewhere or of one class.
+    Raises FileNotFoundError if there are none, ValueError for images elsewhere or of one class only.
     """
     if not pictures:
         raise FileNotFoundError(
@@ -127,7 +127,7 @@ def _by_class(folder: Path, pictures: Sequence[Path]) -> Used:
 
 
 def _described(folder: Path, metadata: list[Path]) -> tuple[dict[str, Any], Used]:
-    """The tables of images that metadata files describe, and their files, by the split that begins their path."""
+    """The tables of the images in metadata files, and their paths, by the split in each path."""
     table = _load(folder, "imagefolder", {"train": metadata})["train"]
     paths = (Path(each["path"]) for each in table.data.column("image").to_pylist())
     rows = {path.relative_to(folder): row for row, path in enumerate(paths)}
@@ -139,13 +139,13 @@ def _described(folder: Path, metadata: list[Path]) -> tuple[dict[str, Any], Used
 
 
 def _load(folder: Path, builder: str, files: Used) -> Any:
-    # `datasets` takes names for patterns
+    # `datasets` treats names as patterns
     patterns = {
         split: [escape(str(folder / path)) for path in paths] for split, paths in files.items()
     }
     try:
         return datasets.load_dataset(builder, data_files=patterns)
-    except Exception as error:  # a file may lead to an error of any type
+    except Exception as error:  # bad files raise errors of any type
         cause = error.__cause__ or error
         raise ValueError(
             f"data.name: got {folder}, expected images or parquet files that can be read: "

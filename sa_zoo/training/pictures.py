@@ -1,4 +1,4 @@
-"""Opens image files, which may come from anybody: data sets and the explorer open every one here."""
+"""Opens all image files of data sets and the explorer. The files are untrusted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +12,7 @@ with suppress(ImportError):
 
     register_heif_opener()
 
-# Of what Pillow knows: not PostScript, which is a program, nor formats whose bit depth Pillow does not report.
+# Pillow's formats without PostScript, which runs code, and without formats of unreported bit depth.
 WANTED = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", "AVIF", "HEIF")
 EXTENSIONS = {name for name, kind in Image.registered_extensions().items() if kind in WANTED}
 FORMATS = tuple(kind for kind in WANTED if kind in Image.OPEN)  # AVIF and HEIF are optional
@@ -21,16 +21,16 @@ BITS_PER_SAMPLE = 258  # tag of TIFF
 
 
 def open_picture(file: Path | BinaryIO) -> Image.Image:
-    """The first frame of an image file, upright as its EXIF data say. Raises ValueError for any that cannot be used."""
+    """The first frame of an image file, rotated according to EXIF. Raises ValueError for unusable files."""
     with _opened(file) as image:
         upright = ImageOps.exif_transpose(image)
-        # converted to other modes, such a palette makes Pillow warn
+        # Pillow warns when such a palette is converted to modes other than RGBA
         has_transparent_colors = isinstance(upright.info.get("transparency"), bytes)
         return upright.convert("RGBA") if has_transparent_colors else upright
 
 
 def size_of_picture(file: Path | BinaryIO) -> tuple[int, int]:
-    """Width and height by the header of an image file. Raises ValueError for any that cannot be used."""
+    """Width and height from the header of an image file. Raises ValueError for unusable files."""
     with _opened(file) as image:
         return image.size
 
@@ -53,7 +53,7 @@ def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def _is_deep(image: Any) -> bool:
-    """Whether Pillow would drop bits of an image that is not decoded yet: PNG, TIFF or PPM of 16 bits per channel."""
+    """Whether decoding in Pillow would drop bits: PNG, TIFF or PPM with more than 8 bits per channel."""
     if image.format == "PPM":
         arguments = image.tile[0][3]  # of the decoder: (mode, largest value), unless that is 255
         return isinstance(arguments, tuple) and arguments[1] > 255

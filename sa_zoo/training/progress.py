@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, one line per epoch elsewhere; and stopping at Ctrl-C or SIGTERM."""
+"""A progress bar on a terminal, elsewhere one line per epoch; and a clean stop at Ctrl-C or SIGTERM."""
 
 import os
 import signal
@@ -11,18 +11,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-MANY = 2_000  # images, which take some time
+MANY = 2_000  # images; more take noticeable time
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has saved a checkpoint to resume from."""
+    """The run received a signal to stop and saved a checkpoint."""
 
 
 @contextmanager
 def shown(images: Sequence[Any], doing: str) -> Iterator[Iterable[Any]]:
-    """The images, with a progress bar on a terminal where they take more than a second, elsewhere a line if many.
+    """The images, with a progress bar on a terminal after a second; elsewhere one line, if there are many images.
 
-    What Ctrl-C interrupts is the message of its KeyboardInterrupt.
+    The KeyboardInterrupt of Ctrl-C names the interrupted task.
     """
     hidden = os.environ.get("LOCAL_RANK", "0") != "0"
     if len(images) > MANY and not hidden and not sys.stderr.isatty():
@@ -47,7 +47,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
         self.images = images
         self.epochs = epochs
         self.main = main
-        # of this process, as a resumed run may be on another machine
+        # of this process: a resumed run may be on another machine
         self.first = done
         self.began = time.monotonic()
 
@@ -57,7 +57,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
         self.update(done - self.n)
 
     def end_epoch(self, record: dict[str, Any], done: int, images_per_second: float) -> None:
-        """Print a line of the history."""
+        """Print one line of the history."""
         if not self.main:
             return
         per_image = (time.monotonic() - self.began) / max(done - self.first, 1)
@@ -72,7 +72,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Collect the first SIGINT and SIGTERM in the list that it yields; a second SIGINT raises KeyboardInterrupt."""
+    """Yield a list and collect the first SIGINT and SIGTERM in it; a second SIGINT raises KeyboardInterrupt."""
     received: list[int] = []
     before: dict[int, Any] = {}
 

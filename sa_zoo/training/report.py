@@ -1,4 +1,4 @@
-"""What was understood of a data set, for people to read before anything is trained or measured on it."""
+"""A report of a data set, to read before training or evaluation on it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from sa_zoo.training.pictures import size_of_picture
 from sa_zoo.training.progress import MANY, shown
 from sa_zoo.training.sources import Images, Rows, Source, UnreadableImage
 
-SHOWN = 3  # classes at either end
+SHOWN_CLASSES = 3  # classes at either end
 
 
 class Report(BaseModel):
     name: str
     classes: list[str]  # in their order
-    input: str  # what becomes of an image
+    input: str  # preprocessing of an image
     skipped: dict[str, int] = {}  # files by "KIND in PLACE"
     origins: dict[str, str] = {}  # by split
     images: dict[str, list[int]] = {}  # per class, by split
@@ -28,11 +28,11 @@ class Report(BaseModel):
     same: list[str] = []  # images of other splits with the bytes of a training image
 
     def text(self) -> str:
-        """A few lines, whatever the number of classes, places and sizes."""
+        """A few lines, for any number of classes, places and sizes."""
         total = sum(map(sum, self.images.values()))
         names = [f"{number} {name}" for number, name in enumerate(self.classes)]
-        if len(names) > 2 * SHOWN:
-            names[SHOWN:-SHOWN] = ["..."]
+        if len(names) > 2 * SHOWN_CLASSES:
+            names[SHOWN_CLASSES:-SHOWN_CLASSES] = ["..."]
         lines = [
             f"data: {self.name}, {total} images, {len(self.classes)} classes: {', '.join(names)}"
         ]
@@ -63,13 +63,13 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def report_of(source: Source, rows: Rows, decode: bool, input_text: str = "") -> Report:
-    """Look at every image: `decode` them, or read their headers only."""
+    """Check every image: `decode` it, or read its header only."""
     report = Report(name=source.name, classes=list(source.classes), input=input_text)
     report.skipped = dict(source.skipped)
     looks: Counter[tuple[str, str]] = Counter()
     trained = np.empty(0, np.uint64)
     few = sum(len(own) for _, own in rows.values()) <= MANY
-    if "train" in rows and (decode or few):  # which reads every byte
+    if "train" in rows and (decode or few):  # hashing reads every byte
         table, own = rows["train"]
         trained = source.images[table].hashes[own]
     for split, (table, own) in rows.items():
@@ -90,7 +90,7 @@ def report_of(source: Source, rows: Rows, decode: bool, input_text: str = "") ->
 
 
 def _look(images: Images, decode: bool, row: int) -> tuple[str, str]:
-    """Size of an image, or why it cannot be read."""
+    """Size of an image and an empty text, or an empty text and the reason why it cannot be read."""
     try:
         with images.naming(row):
             width, height = images[row].size if decode else size_of_picture(images.file(row))

@@ -1,11 +1,11 @@
-"""A run folder, which is also a Hub repository: what was trained is what is published.
+"""A run folder. It is published as a Hub repository.
 
 - model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
 - train.toml: the effective config
 - history.jsonl: one line per epoch
 - heads.safetensors: the positional parameters at initialization and after every epoch, (epochs + 1, *shape) each
-- attention.safetensors: mean attention over test images, where it depends on their content
-- metrics.json: what was measured; written after training, so that a folder with it holds a finished run
+- attention.safetensors: mean attention over test images, if attention depends on content
+- metrics.json: all measurements; written after training, so a folder with it holds a finished run
 - checkpoints/: during training only
 """
 
@@ -27,16 +27,16 @@ from sa_zoo.training.config import Config, dump_config, load_config
 
 CHECKPOINTS = "checkpoints"
 HEADS = "heads.safetensors"
-MAPPED_IMAGES = 100  # that maps are averaged over, as in the paper's Figure 6
-MAPS_AT_ONCE = 5  # images whose maps are held in memory
+MAPPED_IMAGES = 100  # maps are averaged over them, as in the paper's Figure 6
+RECORDED_AT_ONCE = 5  # images whose maps are held in memory
 MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
 
 
 def is_finished(out: Path, config: Config, resume: bool) -> bool:
-    """Whether the run in the folder is finished; if not, it has to start or to resume.
+    """Whether the run in the folder is finished; otherwise it has to start or resume.
 
     Raises FileExistsError if the folder is not empty and `resume` is off, FileNotFoundError if there is nothing to
-    resume, ValueError if the folder holds a run of another config, or its checkpoints are a link to elsewhere.
+    resume, ValueError if the folder holds a run of another config or its checkpoints are a link to elsewhere.
     """
     if not resume:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -60,7 +60,7 @@ def is_finished(out: Path, config: Config, resume: bool) -> bool:
 
 
 def _check_same(config: Config, path: Path) -> None:
-    """Raise ValueError for the first key whose value differs from that of the run in the folder."""
+    """Raise ValueError for the first key with another value than in the run of the folder."""
     try:
         started = load_config(path).model_dump()
     except ValueError as error:
@@ -75,7 +75,7 @@ def _check_same(config: Config, path: Path) -> None:
 
 
 def begin_run(out: Path, config: Config) -> None:
-    """Make the folder if it does not exist; called when data and model are loaded, so that a mistake leaves none."""
+    """Create the folder if it does not exist. Called after data and model load, so mistakes leave no folder."""
     if not (out / "train.toml").is_file():
         with new_folder(out) as new:
             (new / CHECKPOINTS).mkdir()
@@ -89,9 +89,9 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
 
 
 def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
-    """Write row `epoch` of heads.safetensors, if the model has positional parameters; row 0 is the initialization.
+    """Write row `epoch` of heads.safetensors if the model has positional parameters; row 0 is the initialization.
 
-    Later rows are dropped: a resumed run writes them again.
+    Drops later rows: a resumed run writes them again.
     """
     parameters = declared(model, "positional_parameters")
     if not parameters:
@@ -106,10 +106,10 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
 @torch.no_grad()
 def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
-    """Write what the heads of a SANet attend to from the pixel in the middle, averaged over images (B, C, R H, R W).
+    """Write the attention of the middle pixel in a SANet, averaged over images (B, C, R H, R W).
 
-    Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for attention that depends
-    on positions only, or for another network.
+    Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for purely positional
+    attention or for other networks.
     """
     if not isinstance(model, SANet):
         return
@@ -118,7 +118,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
     layers = attention_in(model.blocks)
     grids = model.layout.grids(images.shape[2:])
     sums: dict[str, Any] = defaultdict(float)
-    for some in images.split(MAPS_AT_ONCE):
+    for some in images.split(RECORDED_AT_ONCE):
         for path, P in zip(layers, model.attention_maps(some), strict=True):
             height, width = grids[block_of(path)]
             middle = P[..., height // 2 * width + width // 2, :]  # (N_h, T) or (B, N_h, T)
@@ -129,6 +129,6 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
 
 
 def remove_checkpoints(out: Path) -> None:
-    with suppress(OSError):  # such as for a folder in which somebody left something
+    with suppress(OSError):  # such as for a folder with files of others
         remove_all_but([], out / CHECKPOINTS)
         (out / CHECKPOINTS).rmdir()

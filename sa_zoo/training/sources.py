@@ -32,7 +32,7 @@ MOST_NUMBERED = 2**16  # classes of a data set without names for them; ImageNet-
 
 
 class UnreadableImage(ValueError):
-    """Names an image that cannot be used, in one line, also after torch has added the traceback of a worker to it."""
+    """Names an unusable image in one line, even after torch adds the traceback of a worker."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.rpartition("UnreadableImage: ")[2].split()))
@@ -40,7 +40,7 @@ class UnreadableImage(ValueError):
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a table. Files are read from its column as it is stored: `datasets` decodes what it selects."""
+    """The images of a table, read from the stored column: rows selected by `datasets` would be decoded."""
 
     table: datasets.Dataset
     column: str
@@ -54,25 +54,25 @@ class Images:
         stored = self.table.data.column(self.column)[row].as_py() or {"bytes": b""}
         if stored["bytes"] is None and stored["path"]:
             return Path(stored["path"])
-        return BytesIO(stored["bytes"] or b"")  # no image at all is an empty one, which is refused
+        return BytesIO(stored["bytes"] or b"")  # a missing image is empty, and refused later
 
     def path(self, row: int) -> str:
-        """The file of an image, if it has one to itself."""
+        """The path of an image in a file of its own; otherwise empty."""
         file = self.file(row)
         return str(file) if isinstance(file, Path) else ""
 
     def content(self, row: int) -> bytes:
-        """An image as it is stored."""
+        """The stored bytes of an image."""
         file = self.file(row)
         return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
     def name(self, row: int) -> str:
-        """What messages call an image."""
+        """The name of an image in messages."""
         return ", ".join(filter(None, [self.path(row), f"image {row} of the {self.split} split"]))
 
     @contextmanager
     def naming(self, row: int) -> Iterator[None]:
-        """Make any error an UnreadableImage."""
+        """Turn any error into an UnreadableImage."""
         try:
             yield
         except Exception as error:
@@ -80,7 +80,7 @@ class Images:
 
     @cached_property
     def hashes(self) -> np.ndarray:
-        """Of the bytes of every image, which are read once: uint64 (N,)."""
+        """Hashes of the bytes of all images, read once: uint64 (N,)."""
         with shown(range(len(self.table)), "reading") as rows:
             found = [blake2b(self.content(row), digest_size=8).digest() for row in rows]
         return np.frombuffer(b"".join(found), "<u8")
@@ -100,7 +100,7 @@ class Images:
 class Source:
     """Images and labels (N,) per split, and the names of the classes.
 
-    "train" is always there, empty if there is none; "validation" and "test" only if the data have them.
+    "train" is always present, if need be empty; "validation" and "test" only if the data have them.
     """
 
     name: str
@@ -149,9 +149,9 @@ def open_source(config: DataConfig) -> Source:
 
 
 def digest_of(source: Source) -> dict[str, Any]:
-    """Images per split and class, and a hash of names, sizes and labels: equal for equal data, wherever they are.
+    """Images per split and class, and a hash of names, sizes and labels; independent of the location of the data.
 
-    It reads no image, and does not notice other pixels in a file of the same size.
+    Reads no image, so it misses changed pixels in a file of the same size.
     """
     images: Counter[str] = Counter()
     everything: list[Any] = [source.classes]
@@ -163,14 +163,14 @@ def digest_of(source: Source) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What is different between two digests, in words."""
+    """The differences between two digests, in words."""
     had, has = Counter(before["images"]), Counter(now["images"])
     found = [f"{has[key]} {key}, not {had[key]}" for key in sorted((had - has) | (has - had))]
     return listed(found) or "images of other names or sizes, or in another order"
 
 
 def _images(table: datasets.Dataset, column: str, split: str, folder: Path | None) -> Images:
-    """Raises ValueError if the column refers to a file that is not in the folder."""
+    """Raises ValueError if the column refers to a file outside the folder."""
     if not isinstance(table.features[column], datasets.Image):
         table = table.cast_column(column, datasets.Image())
     stored = table.data.column(column)
@@ -187,14 +187,14 @@ def _digits() -> Found:
     """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI), in 17 gray levels."""
     pixels, labels = load_digits(return_X_y=True)
     pixels = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    # as PGM, whose bytes are the same with any version of Pillow
+    # PGM: the same bytes with any version of Pillow
     images = [{"bytes": b"P5 8 8 255\n" + x.tobytes(), "path": None} for x in pixels]
     table = table_of(images, labels)
     return {"train": table}, {"train": "scikit-learn"}, {}
 
 
 def _folder(config: DataConfig) -> Path | None:
-    """The folder of a config, without links and ".." in its path; None for a data set of the Hub."""
+    """The resolved folder of a config; None for a data set of the Hub."""
     name = config.name
     path = Path(os.path.expanduser(name))  # noqa: PTH111  Path raises for an unknown user
     if config.config and path.is_dir():
@@ -202,7 +202,7 @@ def _folder(config: DataConfig) -> Path | None:
         path /= config.config
     if path.is_dir():
         return path.resolve()
-    # a Hub name is NAME or OWNER/NAME; anything else is meant as a folder, as is a name in one that exists
+    # a Hub name is NAME or OWNER/NAME; anything else is a folder, and so is a name in an existing folder
     is_hub_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name)
     if path.exists() or not is_hub_name or ("/" in name and path.parent.is_dir()):
         raise FileNotFoundError(
@@ -232,7 +232,7 @@ def _from_hub(config: DataConfig) -> Found:
         )
     before = datasets.config.HF_HUB_OFFLINE
     try:
-        # without a network, look into the cache at once, not after six attempts to connect
+        # without a network, use the cache at once, not after six attempts to connect
         datasets.config.HF_HUB_OFFLINE = before or bool(offline)
         tables = datasets.load_dataset(
             name, config.config or None, revision=config.revision or None
@@ -246,7 +246,7 @@ def _from_hub(config: DataConfig) -> Found:
             "set data.name to that folder"
         ) from error
     except Exception as error:  # of any type
-        # `datasets` lists the configurations if one has to be chosen
+        # `datasets` lists the configurations if it needs one
         key = "data.config" if "available" in str(error).lower() else "data.name"
         cause = error.__cause__ or error
         raise ValueError(
@@ -260,7 +260,7 @@ def _from_hub(config: DataConfig) -> Found:
 
 
 def _chosen(found: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
-    """The name of each split among those found: as asked for, or a usual one."""
+    """The name of each split among those found: the configured one, or a usual one."""
     asked = {split: getattr(config, f"{split}_split") for split in SPLIT_WORDS}
     free = {each.lower(): each for each in found if each not in asked.values()}
     chosen = {split: each for split, each in asked.items() if each}
@@ -279,7 +279,7 @@ def _chosen(found: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
 
 
 def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
-    """The column of images and that of labels: as the config says, or the only one of class labels, or a usual name."""
+    """The columns of images and labels. Labels: as configured, or the only ClassLabel, or a usual name."""
     images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     # bytes, or a dict of them, as pandas writes them
     images = images or [name for name, feature in features.items() if "binary" in str(feature)]
@@ -295,7 +295,7 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
 
 
 def _class_names(tables: Mapping[str, Any], label: str) -> list[str]:
-    """The names that the data have, or the texts of all splits, or numbers."""
+    """The class names of the data, or the texts in all splits, or numbers."""
     feature = tables["train"].features[label]
     if isinstance(feature, datasets.ClassLabel):
         return list(feature.names)

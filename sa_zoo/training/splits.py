@@ -1,4 +1,4 @@
-"""Splits of a Source for a model: decoded once and kept on the device if small, else decoded by worker processes."""
+"""Splits of a Source for a model: small ones decoded once and kept on the device, others decoded by workers."""
 
 import gc
 import math
@@ -78,7 +78,7 @@ class StreamedSplit(Split):
         return torch.stack(images), self.labels[positions], positions
 
     def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
-        # a collection writes to every object, and each worker would get a copy of what it shares
+        # a garbage collection writes to every object and would copy shared memory into each worker
         gc.freeze()
         try:
             yield from super().loader_in_order(batches)
@@ -103,7 +103,7 @@ class StreamedSplit(Split):
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 
     def kept(self, device: torch.device, unreadable: list[str]) -> Split:
-        """The same split, decoded now and kept on a device. What cannot be read is added to a list."""
+        """The same split, decoded now and kept on a device. Appends unreadable images to a list."""
         images = torch.empty((len(self), *self.input_format.input_size), dtype=torch.uint8)
         with shown(self.rows.tolist(), "decoding") as rows:
             for position, row in enumerate(rows):
@@ -115,7 +115,7 @@ class StreamedSplit(Split):
 
 
 def _cores() -> int:
-    """Cores that this process may use, where the system says so."""
+    """Cores available to this process, or all cores if the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -130,11 +130,11 @@ def splits_of(
     hold_out: str = "content",
     augment: AugmentConfig | None = None,
 ) -> Mapping[str, Split]:
-    """The splits of these names, which are decoded and kept on the device if they are small.
+    """The splits of these names, decoded and kept on the device if they are small.
 
-    Prints a report of them first; `augment` is for its words only. The held-out images depend on the data alone: all
-    models and seeds share them. Raises ValueError without test images, and with every image that cannot be read: those
-    of large splits as far as their headers show, unless they are few.
+    Prints a report of them first; `augment` only adds to the report. The held-out images depend on the data alone: all
+    models and seeds share them. Raises ValueError without test images, or with the list of unreadable images. If the
+    splits are too large to keep and have many images, only headers are checked.
     """
     every = rows_of(source, validation, hold_out)
     rows = {name: every[name] for name in names}
@@ -157,7 +157,7 @@ def splits_of(
 
 
 def _input(input_format: InputFormat, augment: AugmentConfig | None) -> str:
-    """What becomes of an image, for the report."""
+    """The preprocessing of an image, for the report."""
     channels, height, width = input_format.input_size
     text = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels"
     if augment:
@@ -173,9 +173,9 @@ def refuse_unreadable(images: Sequence[str]) -> None:
 
 
 def rows_of(source: Source, validation: float, hold_out: str = "content") -> Rows:
-    """Split -> (table of the source, rows of that table). Splits that the source lacks are held out of "train".
+    """Split -> (table of the source, rows of the table). Missing splits are held out of "train".
 
-    "content" holds out by the bytes of images, "position" by their place; "everything" leaves no image to train on.
+    "content" holds out by the bytes of images, "position" by their place; "everything" leaves no training images.
     """
     rows = {name: (name, np.arange(len(labels))) for name, labels in source.labels.items()}
     if hold_out == "everything":
@@ -188,7 +188,7 @@ def rows_of(source: Source, validation: float, hold_out: str = "content") -> Row
     by_content = hold_out == "content" and any(held_out.values())
     if by_content:
         hashes = source.images["train"].hashes
-        train = np.argsort(hashes, kind="stable")  # so that names change nothing at all
+        train = np.argsort(hashes, kind="stable")  # independent of file names
     for name, share in held_out.items():
         if by_content:
             draws = counter_hash(HOLD_OUT, SPLITS.index(name), hashes[train]) / 2.0**64
@@ -203,10 +203,10 @@ def rows_of(source: Source, validation: float, hold_out: str = "content") -> Row
 
 
 def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
-    """Whether each image is held out: its draw, from 0 to 1, is below the share, whatever other images there are.
+    """Whether each image is held out: its draw, from 0 to 1, is below the share, independent of other images.
 
-    Only where that is less than half or more than one and a half of the share of a class, which happens in small ones,
-    its lowest draws fill up or limit it: every class of several images has some held out, and keeps some.
+    Small classes may be far from the share. Their lowest draws then bring the count to at least half the share and at
+    most one and a half: every class of several images has some held out, and keeps some.
     """
     held = np.zeros(len(draws), bool)
     for label in np.unique(labels):

@@ -1,12 +1,12 @@
 """Trains any timm model on any labeled images, and leaves a run folder that timm loads.
 
-What a run computes is a function of its config: one that was killed and resumed on a CPU ends with exactly the weights
-of an uninterrupted one. Two processes follow the curve of one; only randomness inside the model (dropout) and what
-depends on the micro-batch (mixup, batch norm) differ. The last incomplete batch of each epoch is dropped.
-The last epoch is published and reported, never the best.
+The result is a function of the config: on a CPU, a run that was killed and resumed ends with exactly the weights of an
+uninterrupted run. Two processes follow the curve of one; only dropout and operations on a micro-batch (mixup, batch
+norm) differ. The last incomplete batch of each epoch is dropped. The last epoch is published and reported, never the
+best.
 
-The order of reading: `train` below, then its parts as it calls them. A step is `Run.step` in loop.py, and what a run
-leaves behind is listed in run_folder.py.
+Read `train` below first, then its parts in the order of their calls. A step is `Run.step` in loop.py; run_folder.py
+lists the files of a run.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from sa_zoo.vit.start import START_IMAGES, start_as_convolution
 
 @report_lost_process()
 def train(config: Config, out: Path, resume: bool = False) -> Opened:
-    """Train, write the last epoch into `out`, open that folder and evaluate it; returns what was opened, and metrics.
+    """Train, write the last epoch into `out`, open and evaluate the folder; returns it opened, with its metrics.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
     from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
@@ -42,10 +42,10 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     if is_finished(out, config, resume):
         finished = open_model(str(out))
         if accelerator.is_main_process:
-            remove_checkpoints(out)  # the run may have been killed before it did
+            remove_checkpoints(out)  # the run may have been killed before this
         return finished
-    check_start(config.model)  # before data are loaded, which may take long
-    with accelerator.main_process_first():  # it downloads the data for all
+    check_start(config.model)  # before loading data, which may take long
+    with accelerator.main_process_first():  # the main process downloads the data for all
         source = open_source(config.data)
     torch.manual_seed(config.train.seed)
     model, input_format, macs = prepare_model(config, len(source.classes), accelerator.device)
@@ -65,7 +65,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
 
 
 def _initialize(model: nn.Module, config: ModelConfig, split: Split) -> None:
-    """Initial weights that depend on training images."""
+    """Set the initial weights that depend on training images."""
     if config.whiten:
         whiten_first_convolution(model, split)
     if config.start:
@@ -74,13 +74,13 @@ def _initialize(model: nn.Module, config: ModelConfig, split: Split) -> None:
 
 
 def _publish(run: Run, macs: int) -> Opened:
-    """Write the model, and score the folder in full precision, on the test split for the only time.
+    """Write the model and score the folder in full precision: the only scores on the test split.
 
     `macs`: multiply-adds of the forward passes of one training image, over all epochs.
     """
     config, accelerator, out = run.config, run.accelerator, run.out
     if accelerator.is_main_process:
-        # a tag would name weights that timm offers, and these are others
+        # a tag would name weights of timm; these are new
         labels = {"label_names": list(run.source.classes), "pretrained_cfg": {"tag": ""}}
         size = {"input_size": run.split.input_format.input_size}
         write_timm_files(out, run.model, model_config=labels, data_config=size)

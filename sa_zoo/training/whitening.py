@@ -1,4 +1,4 @@
-"""Initial weights of the first convolution that whiten the patches it reads."""
+"""Initial weights of the first convolution, as a whitening transform of its patches."""
 
 import torch
 import torch.nn.functional as F
@@ -6,19 +6,19 @@ from torch import nn
 
 from sa_zoo.training.splits import Split
 
-WHITENED_IMAGES = 5000  # of the training split, whose patches are measured
+WHITENED_IMAGES = 5000  # of the training split, for the covariance of patches
 EPSILON = 1e-2  # added to the eigenvalues, so that noise is not amplified; pixels have a variance of about 1
 
 
 @torch.no_grad()
 def whiten_first_convolution(model: nn.Module, split: Split) -> None:
-    """Set filters to eigenvectors of the covariance of patches over the square root of the eigenvalue, and minus these.
+    """Set filters to eigenvectors of the patch covariance over the square root of their eigenvalue, and the negatives.
 
-    Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases, and filters beyond these,
-    keep their values. Raises ValueError if the model does not start with a Conv2d of all channels.
+    Their outputs have a variance of 1, or less where patches vary less than EPSILON. Biases and further filters keep
+    their values. Raises ValueError if the model does not start with a Conv2d of all channels.
     """
     name = getattr(model, "pretrained_cfg", {}).get("first_conv") or ""
-    # a converted CNN names the kernel of its attention, also where `layers` left the stem a convolution
+    # a converted CNN names the kernel of its attention, even if `layers` kept the stem a convolution
     conv = dict(model.named_modules()).get(name.removesuffix(".W_val"))
     if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
         raise ValueError(

@@ -33,7 +33,7 @@ def convert_model(
 
     `layers`, `alpha` and `content` are those of `sa_zoo.convert`. With `data`, the test accuracy before and after goes
     into metrics.json and the card; if that fails, the folder stays. Raises FileExistsError if `out` is not empty,
-    ValueError for a network that cannot be converted or written, and what `open_model` raises.
+    ValueError if the network cannot be converted or written, and the errors of `open_model`.
     """
     if math.isinf(alpha):
         raise ValueError(
@@ -63,7 +63,7 @@ def convert_model(
 
 
 def conversion_report(converted: Opened, report: NetworkReport) -> str:
-    """The report of a conversion, with the test accuracy before and after if it was measured."""
+    """The report of a conversion, with the test accuracy before and after, if measured."""
     text = report.table()
     before = converted.metrics.baseline
     after = converted.metrics.test
@@ -73,7 +73,7 @@ def conversion_report(converted: Opened, report: NetworkReport) -> str:
 
 
 def _registered(network: nn.Module, conversion: dict[str, Any]) -> Any:
-    """The registered network that is built as the converted one, so that config.json can name it."""
+    """The registered network with the structure of the converted one, for config.json to name."""
     cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
     arguments = getattr(network, "_model_args", {}) | conversion
     name = f"mhsa_{cfg['architecture']}"

@@ -1,4 +1,4 @@
-"""What sa_zoo understands of a data set, with every image decoded."""
+"""A report of a data set, with every image decoded."""
 
 from sa_zoo.training.config import data_config
 from sa_zoo.training.report import Report, report_of
@@ -7,7 +7,7 @@ from sa_zoo.training.splits import rows_of
 
 
 def data_report(name: str, overrides: list[str]) -> Report:
-    """The report of a data set; `overrides` are those of a recipe. Raises ValueError for data that have no labels."""
+    """The report of a data set; `overrides` are those of a recipe. Raises ValueError for data without labels."""
     config = data_config(name, overrides)
     source = open_source(config)
     rows = rows_of(source, config.validation, config.hold_out)

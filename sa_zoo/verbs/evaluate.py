@@ -21,20 +21,20 @@ def evaluate(
         sa_zoo.evaluate(run, "data/images", ["data.image_size=48"]).test.top1
 
     Args:
-        model: what `sa_zoo.open` takes, or what it returned.
+        model: an argument or a result of `sa_zoo.open`.
         data: Hub data set, folder or "digits".
         changes: values of a recipe to replace, "data.key=value".
         detail: add accuracy by class, calibration and the confusion matrix.
 
     Raises:
-        ValueError: for data that do not fit the model; and what `sa_zoo.open` raises.
+        ValueError: for data that do not fit the model; and the errors of `sa_zoo.open`.
     """
     config = data_for(model, data, changes)
     return evaluate_opened(open_model(model), config, detail)
 
 
 def data_for(model: str | Path | Opened, data: str = "", changes: Iterable[str] = ()) -> DataConfig:
-    """The data set `data`, as the model's run describes it if it has one of this name; by default that of the run.
+    """The data set `data`, configured as in the model's run if the names agree; default: the data of the run.
 
     Raises ValueError if there is neither.
     """

@@ -12,10 +12,10 @@ from sa_zoo.training.sources import open_source
 
 
 def explore_source(source: str, files: list[Path] | None = None, count: int = 0) -> Page:
-    """The page of a model folder or a name, with pictures from files, or the first test images of the run's data.
+    """The page of a model folder or name, with pictures from files, or the first test images of the run.
 
-    Raises ValueError for a file that is not a picture, for a source without a data set, and what `open_model` and
-    `explore` raise.
+    Raises ValueError for a file other than a picture or a source without a data set, and the errors of `open_model`
+    and `explore`.
     """
     pictures = _pictures(files or [])
     opened = open_model(source)
@@ -27,7 +27,7 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0)
 def explorer_files(opened: Opened) -> dict[str, bytes]:
     """explorer.html of a model; none without maps, or with too many maps for a page.
 
-    It has photographs that may be published. Whether those of the run's data set may be, only their owner knows.
+    Shows freely licensed photographs, as the images of the run may not be public.
     """
     try:
         page = page_of(opened, f"local-dir:{opened.local_folder.resolve().name}")
@@ -37,13 +37,13 @@ def explorer_files(opened: Opened) -> dict[str, bytes]:
 
 
 def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | None = None) -> Page:
-    """The page of a model, which shows `load_from` as what to load it from."""
+    """The page of a model. Its code loads the model from `load_from`."""
     recorded = opened.tensors("heads.safetensors")
     return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
 def _pictures(files: list[Path]) -> dict[str, Image.Image]:
-    """Pictures by file name, or by path where several files have one name."""
+    """Pictures by file name, or by path if several files share a name."""
     names = [path.name for path in files]
     pictures = {}
     for path in files:
@@ -56,7 +56,7 @@ def _pictures(files: list[Path]) -> dict[str, Image.Image]:
 
 
 def _test_pictures(opened: Opened, count: int) -> dict[str, Image.Image]:
-    """The first test images of the run's data set, by number and class; of its training images if it has no others."""
+    """The first test images of the run's data, by number and class; training images if there is no test split."""
     if opened.folder is None or not (opened.folder / "train.toml").is_file():
         raise ValueError(
             f"--images: got {count} for {opened.source}, which is no run with a data set; expected --image FILE"

@@ -1,4 +1,4 @@
-"""From a trained network to the folder that is published: what transformers and people read is added."""
+"""From a trained network to a folder to publish: adds files for transformers and for people."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from sa_zoo.verbs.explore import explorer_files
 
 _logger = logging.getLogger(__name__)
 
-# What is made of a folder that training or conversion left. A card shows the files before it.
+# Files made from a folder of training or conversion. The card is last, as it shows the others.
 MADE: tuple[Callable[[Opened], dict[str, bytes]], ...] = (
     transformers_files,  # preprocessor_config.json, *.py, config.json
     figure_files,  # figures/*.png
@@ -36,27 +36,27 @@ def finish(opened: Opened) -> Opened:
         for files_of in MADE:
             opened = opened.with_files(files_of(opened))
     for path in folder.rglob(".*.incomplete"):
-        if path.is_file():  # of a process that was killed while it wrote
+        if path.is_file():  # left by a killed process
             path.unlink()
     write_sums(folder, sorted({*parts_of(folder)} - CHANGING))
     return opened
 
 
 def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: str = "") -> Opened:
-    """Make a complete folder `out` of what another trainer left, as `sa-zoo finish` does.
+    """Make a complete folder `out` from another trainer's files, as `sa-zoo finish` does.
 
         mine = sa_zoo.finish("model_best.pth.tar", "mine", classes="data/images")
         sa_zoo.publish(mine, "you/mine")
 
     Args:
-        source: a model folder, as transformers' Trainer and timm's `save_for_hf` write it, or a checkpoint of timm's
-            trainer or of the paper's own code.
-        model: the timm name of a checkpoint that does not have it.
+        source: a model folder of transformers' Trainer or timm's `save_for_hf`, or a checkpoint of timm's trainer or
+            of the paper's own code.
+        model: the timm name, if missing in the checkpoint.
         classes: names of the classes: a data set, or a file with a line for each.
 
     Raises:
         FileExistsError: if `out` is not empty.
-        FileNotFoundError, ValueError: for a source that cannot be read, and for other classes.
+        FileNotFoundError, ValueError: if the source cannot be read or the classes do not fit.
     """
     source = Path(source)
     out = Path(out)
@@ -75,14 +75,14 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
 
 
 def _names_from(source: str) -> list[str]:
-    """The lines of a file, or the classes of a data set; in folders, these are in timm's natural order."""
+    """The lines of a file, or the classes of a data set (of a folder: in timm's natural order)."""
     if Path(source).is_file():
         return Path(source).read_text(encoding="utf-8").splitlines()
     return list(open_source(DataConfig(name=source)).classes) if source else []
 
 
 def _name_classes(network: Any, names: list[str]) -> None:
-    """Put names into the pretrained_cfg; warns if it has none. Raises ValueError for another number of names."""
+    """Put names into the pretrained_cfg; warn if there are none. Raises ValueError for a wrong number of names."""
     cfg = network.pretrained_cfg
     classes = network.num_classes
     if names:

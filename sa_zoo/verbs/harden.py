@@ -9,20 +9,20 @@ from sa_zoo.training.config import Config, load_config
 from sa_zoo.verbs.train import train_and_finish
 
 EPOCHS = 8
-SMALL_EPOCHS = 4  # with small images, in a run that began with them
+SMALL_EPOCHS = 4  # with small images, at most as many as in the run
 RATE = 1 / 3  # of the run's learning rate
 
 
 def harden_run(run: Path, out: Path, changes: Iterable[str] = (), resume: bool = False) -> Opened:
-    """Make the heads of a trained run taps, train on, and leave a complete run folder; raises what `train` raises.
+    """Turn the heads of a trained run into taps, train on, and leave a complete run folder.
 
-    Raises ValueError for a folder without train.toml, and for a network whose heads cannot be taps.
+    Raises the errors of `train`, and ValueError for a folder without train.toml or heads that cannot be taps.
     """
     return train_and_finish(config_of(run, changes), out, resume)
 
 
 def config_of(run: Path, changes: Iterable[str] = ()) -> Config:
-    """The recipe of the run, shorter and from its weights on; then `changes`, as in `load_config`."""
+    """The recipe of the run, shortened and starting from its weights, with `changes` as in `load_config`."""
     recipe = run / "train.toml"
     if not recipe.is_file():
         raise ValueError(f"run: got {run} without train.toml, expected a folder of `sa-zoo train`")

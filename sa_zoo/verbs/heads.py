@@ -1,6 +1,6 @@
-"""`sa-zoo heads`: what heads do, and what accuracy is left with convolutions in the place of attention.
+"""`sa-zoo heads`: measures of heads, and accuracy with attention replaced by convolutions.
 
-Composes the measures of analysis/ with the one evaluation of training/. docs/heads.md has the definitions.
+Combines the measures of analysis/ and the evaluation of training/. docs/heads.md has the definitions.
 """
 
 import copy
@@ -29,13 +29,13 @@ from sa_zoo.training.evaluate import open_test_split, score
 from sa_zoo.verbs.evaluate import data_for
 from sa_zoo.vit.convolve import local_heads, most_local, replace_heads
 
-MEASURED_IMAGES = 32  # test images that maps which depend on content are averaged over
-STEPS = 8  # of the number of heads of a vision transformer that become convolutions
-TURNS = 7  # in which networks take turns when their speed is measured
+MEASURED_IMAGES = 32  # test images to average content-dependent maps over
+STEPS = 8  # from no heads of a vision transformer as convolutions to all
+TURNS = 7  # rounds of a speed measurement; networks take turns
 
 
 class TestImages:
-    """The test split of a data set as a network takes it."""
+    """The test split of a data set, as input of a network."""
 
     def __init__(self, opened: Opened, data: DataConfig) -> None:
         self.accelerator = open_accelerator()
@@ -64,9 +64,9 @@ def study_heads(
     most: str = "",
     below: float | None = None,
 ) -> str:
-    """What the command prints, as Markdown; arguments as the command's, `data` by default that of the run.
+    """The output of the command, as Markdown. Arguments as on the command line; default data: those of the run.
 
-    Raises ValueError for arguments that do not fit each other or the model, and what `open_model` raises.
+    Raises ValueError for inconsistent or unfit arguments, and the errors of `open_model`.
     """
     opened = open_model(model)
     network: Any = opened.network
@@ -104,7 +104,7 @@ def study_heads(
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """The whole numbers of an option; none of an empty one."""
+    """The whole numbers of an option; none if it is empty."""
     if not all(number.strip().isdecimal() for number in text.split(",") if text):
         raise ValueError(f"{option}: got {text}, expected whole numbers, such as 3,5,7")
     return [int(number) for number in text.split(",") if text]
@@ -113,7 +113,7 @@ def _numbers(option: str, text: str) -> list[int]:
 def _convolutions(
     network: Any, layers: list[LayerMaps], test: TestImages, windows: list[int]
 ) -> str:
-    """Accuracy with each layer as its nearest K x K convolution, and with all of them, and the bound of each."""
+    """Accuracy with each layer, and with all layers, as nearest K x K convolutions, and the bound of each."""
     if not isinstance(network, SANet):
         raise ValueError(
             f"--convolve: got {type(network).__name__}, expected one of this package's attention networks"
@@ -184,14 +184,14 @@ def _convolved_vit(
 
 @torch.inference_mode()
 def speeds(networks: list[nn.Module], images: Tensor) -> list[float]:
-    """Images per second of each network, the median of some rounds in which they take turns."""
+    """Images per second of each network: the median over rounds; each round calls every network once."""
     calls = [partial(network.eval(), images) for network in networks]
     rounds = [[timeit(call, number=1) for call in calls] for _ in range(TURNS)]
     return [len(images) / median(seconds) for seconds in zip(*rounds[1:], strict=True)]
 
 
 def _written(out: Path | None, name: str, text: str) -> str:
-    """The text, which is written into a folder if there is one."""
+    """The text, also written into the folder `out`, if given."""
     if out:
         out.mkdir(parents=True, exist_ok=True)
         write_file(out / name, text + "\n")

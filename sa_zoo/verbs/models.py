@@ -1,11 +1,11 @@
-"""The trained models of the package and of the clone that it may be installed from."""
+"""The trained models of the package, or of a clone of the repository."""
 
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.models.timm_models import HUB_OWNER, WEIGHTS
 
 
 def models_table() -> str:
-    """A line per trained model that was evaluated on test images, the most accurate first, and how to load one."""
+    """One line per trained model with test results, the most accurate first, and how to load one."""
     rows = []
     for folder in WEIGHTS.iterdir():
         metrics = read_metrics(folder)  # empty for a file
@@ -23,7 +23,7 @@ def models_table() -> str:
 
 
 def _location(name: str) -> str:
-    """Where the weights of a model are."""
+    """The location of the weights of a model."""
     if (WEIGHTS / name / "model.safetensors").is_file():
         return "on this machine"
     if HUB_OWNER:

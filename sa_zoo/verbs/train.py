@@ -1,4 +1,4 @@
-"""A run from its recipe to the folder that is published."""
+"""A run, from its recipe to the folder to publish."""
 
 import json
 import shlex
@@ -34,7 +34,7 @@ def train_recipe(
         resume: resume the run in `out`.
 
     Raises:
-        What `train_and_finish` raises.
+        The errors of `train_and_finish`.
     """
     if data:
         changes = [f"data.name={json.dumps(data)}", "data.hold_out=content", *changes]
@@ -43,7 +43,7 @@ def train_recipe(
 
 
 def train_and_finish(config: Config, out: Path, resume: bool = False) -> Opened:
-    """Train, evaluate and leave a complete run folder; raises what `train` raises."""
+    """Train, evaluate and leave a complete run folder. Raises the errors of `train`."""
     run = train(config, out, resume)
     if PartialState().is_main_process:
         run = finish(run)
@@ -51,11 +51,11 @@ def train_and_finish(config: Config, out: Path, resume: bool = False) -> Opened:
 
 
 def summary(run: Opened) -> str:
-    """The result of a finished run, and what to do next."""
+    """The result of a finished run, and the next commands."""
     metrics = run.metrics
     result = f"{metrics.model} on {metrics.data}: test accuracy {metrics.test}"
     train = metrics.train
-    if train and train.seconds:  # neither is in a metrics.json that only an evaluation wrote
+    if train and train.seconds:  # missing in a metrics.json written by an evaluation only
         result += f" after {train.epochs} epochs, {train.seconds / 60:.1f} minutes"
     return (
         f"{result}\n"
