@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sa_zoo.kernels.absorbed import absorbed, can_absorb
 from sa_zoo.kernels.deployed import deployed
-from sa_zoo.kernels.portions import divided, is_large, kept_axes_pay
+from sa_zoo.kernels.portions import all_axes_pay, divided, is_large
 from sa_zoo.kernels.recomputed import can_recompute, recomputed
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.kernels.taps import can_read_taps, taps
@@ -56,7 +56,7 @@ ROUTES = (
     ),
     Route(
         "by axes",
-        kept_axes_pay,
+        all_axes_pay,
         lambda layer, X, now: layer.by_axes(X),
         "costs O(T (H + W)) instead of O(T^2)",
     ),

@@ -50,10 +50,12 @@ def one_head_pays(X: Tensor, now: Situation) -> bool:
     return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 
 
-def kept_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether the factors of P by axis are faster than P where all heads are kept."""
-    # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-    least = max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))
+def all_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
+    """Whether the factors of P by axis are faster than P for all heads at once."""
+    least = AXES_FROM
+    if now.trains:
+        # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
+        least = max(least, min(X.shape[3], KEPT_AXES_FROM))
     return layer.axes_pay((X.shape[1], X.shape[2]), least)
 
 
