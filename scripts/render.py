@@ -38,6 +38,7 @@ SPEED = (
     ("inference", "sa_quadratic_cifar", "inference, float32", "as built"),
     ("inference, deployed", "sa_quadratic_cifar", "inference, float32", "deployed"),
     ("training step", "sa_quadratic_cifar", "training, float32", "as built"),
+    ("training step, bfloat16", "sa_quadratic_cifar", "training, bfloat16", "as built"),
     ("`sa_content_cifar`, inference", "sa_content_cifar", "inference, float32", "as built"),
     ("`sa_content_cifar`, training step", "sa_content_cifar", "training, float32", "as built"),
     (
@@ -294,13 +295,14 @@ def benchmarks() -> str:
 
 
 def speed() -> str:
-    """Speed and memory of a few subjects on every machine, from the first of its rows of that kind."""
+    """Speed and memory of a few subjects on every machine, relative to the definition."""
     found = machines()
     lines = []
     for label, *kind in SPEED:
         line = [label]
         for machine in found:
             rows = [row for run in machine["runs"] for row in run["rows"]]
+            rows = [row for row in rows if row["yardstick"].startswith("definition")]
             same = [r for r in rows if [r["model"], r["phase"], r["subject"]] == kind]
             line.append(f"{cell(same[0], 'speed')}, {cell(same[0], 'memory')}" if same else "")
         lines.append(line)
