@@ -141,6 +141,25 @@ def test_other_networks_keep_their_function():
             assert torch.equal(reparameterize_model(network).eval()(x), network.eval()(x))
 
 
+def test_hardening_a_deployed_network_is_hardening_the_network():
+    network = small("sa_quadratic_cifar")
+    deployed = reparameterize_model(network)
+    assert sa_zoo.harden(deployed) == sa_zoo.harden(network)
+    x = torch.randn(2, 3, 24, 40, dtype=torch.float64)
+    with torch.no_grad():
+        assert (deployed(x) - network(x)).abs().max() < 1e-12
+
+
+def test_batch_norms_that_train_see_all_images_at_once(monkeypatch):
+    network = small("sa_pyramid_cifar").train()
+    whole = copy.deepcopy(network)
+    x = torch.randn(B, 3, 24, 40, dtype=torch.float64)
+    with torch.no_grad():
+        expected = whole(x)
+        monkeypatch.setattr(portions, "PORTION", 1)
+        assert (network(x) - expected).abs().max() < 1e-10
+
+
 @pytest.mark.parametrize("hard", [False, True])
 def test_an_adapter_on_a_deployed_layer_counts(hard, monkeypatch):
     monkeypatch.setattr(portions, "BY_HEAD_FROM", 0)
