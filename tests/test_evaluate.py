@@ -35,6 +35,7 @@ class FixedLogits(nn.Module):
         self.logits, self.num_classes = torch.from_numpy(logits).float(), logits.shape[1]
 
     def forward(self, x):
+        assert not self.training
         return self.logits[((x[:, 0, 0, 0] * 0.5 + 0.5) * 255).round().long()]
 
 
