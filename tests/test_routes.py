@@ -42,6 +42,7 @@ class Definition(Attention):
 @pytest.fixture(autouse=True)
 def several_portions(monkeypatch):
     monkeypatch.setattr(portions, "PORTION", 2 * H * W * D)
+    monkeypatch.setattr(portions, "BY_HEAD_FROM", 0)
 
 
 every_term = pytest.mark.parametrize(
@@ -152,6 +153,7 @@ ROUTE_OF = {  # terms, images, training (None: of one portion) -> route
 @pytest.mark.parametrize("case", ROUTE_OF)
 def test_each_kind_of_input_has_its_route(case, monkeypatch):
     terms, grid, channels, trains, expected = ROUTE_OF[case]
+    monkeypatch.setattr(portions, "BY_HEAD_FROM", 2**17)
     if trains is None:
         monkeypatch.setattr(portions, "PORTION", 10**9)
         trains = True
@@ -222,7 +224,7 @@ def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mod
     [(torch.enable_grad, torch.float64, 1e-10), (torch.no_grad, torch.float32, 1e-4)],
 )
 def test_function_transforms_are_those_of_the_definition(terms, mode, dtype, error):
-    """vmap, and derivatives forward; float32 is what compiled code takes, and a batch of several portions."""
+    """vmap, and derivatives forward, of a batch of several portions."""
     layer = Attention(16, HEADS, terms, (13, 11), dtype=dtype).eval()
     X = torch.randn(2, B, 13, 11, 16, dtype=dtype)
     parameters = dict(layer.named_parameters())
@@ -313,7 +315,7 @@ CALLED += [("hook", term, "terms.0") for (term, *_) in TERMS]
 @pytest.mark.parametrize(("change", "term", "path"), CALLED)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_what_computes_its_weights_is_called(change, term, path, mode):
-    """In float32 and with channels that compiled code takes, which reads W_val's weight and does not call it."""
+    """Some routes read the weight of W_val instead of calling it."""
     layer = Attention(16, HEADS, (term,), (13, 11)).eval()
     layer.set_submodule(path, COMPUTED[change](layer.get_submodule(path)))
     X = torch.randn(B, 13, 11, 16)

@@ -31,7 +31,7 @@ class Deployed(Attention):
 
     def __init__(self, layer: Attention) -> None:
         nn.Module.__init__(self)
-        layer.folded()
+        layer.fold()
         self.terms = layer.terms
         self.separable = layer.separable  # type: ignore[misc]  # final, and assigned once
         self.grid = layer.grid
@@ -62,7 +62,7 @@ def deployed(layer: Attention) -> Attention:
     """
     if type(layer) is Attention and all(term.positional for term in layer.terms):
         return Deployed(layer)
-    return layer.folded()
+    return layer.fold()
 
 
 def renew(layer: Deployed, _: Any) -> None:
@@ -118,7 +118,7 @@ class Mixed(nn.Module):
     @torch.jit.unused
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
         factors: list[Any] = list(self._buffers.values())
-        now = Situation([W_val], X)
+        now = Situation([], X)
         if one_head_pays(X, now) and is_plain(W_val) and now.by_hand:
             return of_factors(W_val, factors, X)
         if len(factors) == 1:

@@ -163,7 +163,7 @@ class Attention(nn.Module):
         self.grid = grid
 
     @torch.no_grad()
-    def folded(self) -> "Attention":
+    def fold(self) -> "Attention":
         """Fold W_out into W_val, in place: nothing lies between them."""
         weight, bias = as_one_map(self.W_val, self.W_out)
         self.W_val.weight.copy_(weight)
@@ -172,4 +172,4 @@ class Attention(nn.Module):
         return self
 
     # timm.utils.reparameterize_model replaces the layer by the result. kernels/choose.py sets `deployed` instead.
-    fuse = folded
+    fuse = fold
