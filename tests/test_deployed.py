@@ -20,14 +20,20 @@ from sa_zoo.models.variants import VARIANTS
 B, D, HEADS = 5, 7, 3
 GRIDS = {"by pixel": (7, 5), "by axis": (17, 11)}
 SMALL = {"embed_dim": 10, "hidden_dim": 7, "num_heads": 3, "depth": 2}
-PYRAMID = {"embed_dim": (6, 10, 14), "num_heads": 3}
+STAGES = {"pyramid": (6, 10, 14), "plain": (6, 10, 14, 11)}
+
+
+def sizes_of(name: str) -> dict[str, object]:
+    dims = [STAGES[kind] for kind in STAGES if kind in name]
+    return {"embed_dim": dims[0], "num_heads": 3} if dims else SMALL
 
 
 def small(name, seed=0, **arguments) -> nn.Module:
     """A network of a variant in evaluation mode, in float64, whose norms are away from ones and zeros."""
     torch.manual_seed(seed)
-    sizes = PYRAMID if "pyramid" in name else SMALL
-    network = timm.create_model(name, img_size=(24, 40), **sizes | arguments).eval().double()
+    network = (
+        timm.create_model(name, img_size=(24, 40), **sizes_of(name) | arguments).eval().double()
+    )
     for path, value in network.state_dict().items():
         if (".bn." in path or "norm" in path) and value.is_floating_point():
             nn.init.uniform_(value, 0.5, 2.0)
@@ -38,8 +44,9 @@ def small(name, seed=0, **arguments) -> nn.Module:
 @pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,), (Learned, Quadratic)])
 @pytest.mark.parametrize("images", [0, 1, B])
 def test_a_deployed_layer_is_the_definition(terms, grid, images, monkeypatch):
-    layer = Attention(D, HEADS, terms, grid, dtype=torch.float64)
+    layer = Attention(D, HEADS, terms, grid, dim_out=11, dtype=torch.float64)
     X = torch.randn(images, *grid, D, dtype=torch.float64)
+    monkeypatch.setattr(portions, "CONVOLVED_FROM", 0)
     with torch.no_grad(), only("definition"):
         expected = layer(X)
         # all heads at once, one at a time, and with P built for each batch
@@ -80,9 +87,23 @@ def test_a_deployed_network_is_the_one_it_came_from(name, tmp_path):
         assert (deployed(x) - expected).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("grid", [(7, 5), (1, 2)])
+def test_a_kernel_beside_its_query_is_a_convolution(side, grid):
+    layer = Attention(D, 6, (Quadratic,), grid, dtype=torch.float64).eval()
+    offsets = side * torch.cartesian_prod(torch.arange(1, 3), torch.arange(-3, 0))
+    X = torch.randn(B, *grid, D, dtype=torch.float64)
+    with torch.no_grad():
+        layer.terms[0].Delta.copy_(offsets if side > 0 else offsets.flip(0))
+        layer.terms[0].spread.fill_(64.0)
+        expected = layer.W_out(layer.definition(X))
+        assert torch.allclose(layer(X), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(layer.fuse()(X), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["sa_pyramid_cifar", "sa_learned_cifar"])
 def test_timm_saves_and_loads_a_deployed_network(name, tmp_path):
-    arguments = PYRAMID if "pyramid" in name else SMALL
+    arguments = sizes_of(name)
     network = timm.create_model(name, **arguments).eval()
     sizes = arguments | {"inference_mode": True}
     deployed = reparameterize_model(network)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.kernels.portions import one_head_pays
+from sa_zoo.kernels.product import projected
 from sa_zoo.kernels.recomputed import of_factors
 from sa_zoo.kernels.situation import Situation
-from sa_zoo.kernels.taps import convolved, gather, lattice_of, padded_places, read_places
+from sa_zoo.kernels.taps import convolved, gather, lattice_of, read_places
 from sa_zoo.models.attention import Attention, attend, attend_by_axes
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid
@@ -35,6 +36,7 @@ class Deployed(Attention):
         self.terms = layer.terms
         self.separable = layer.separable  # type: ignore[misc]  # final, and assigned once
         self.grid = layer.grid
+        self.num_heads = layer.num_heads
         self.attn_drop = nn.Dropout(0.0)
         self.W_val = layer.W_val
         self.W_out = layer.W_out
@@ -77,10 +79,10 @@ def constants_of(layer: Attention) -> nn.Module | None:
     taps = layer.terms[0].taps() if len(layer.terms) == 1 else []
     if taps:
         return ReadPixels(taps, layer.grid).to(weight.device)
-    X = weight.new_empty(1, *layer.grid, len(weight))
+    X = weight.new_empty(1, *layer.grid, 1)  # positional terms look at its height and width
     if layer.axes_pay(layer.grid):
         return Mixed(*layer.axis_probabilities(X)).to(weight.dtype)
-    if weight.shape[1] // len(weight) * X[..., 0].numel() ** 2 > KEPT:
+    if layer.num_heads * X.numel() ** 2 > KEPT:
         return None
     return Mixed(layer.probabilities(X)).to(weight.dtype)
 
@@ -89,20 +91,17 @@ class ReadPixels(nn.Module):
     """Each head reads one pixel: a convolution if these are the pixels of a kernel, else a gather and a product."""
 
     places: Tensor
-    padded: Tensor
 
     def __init__(self, taps: list[list[int]], grid: Grid) -> None:
         super().__init__()
         self.register_buffer("places", read_places(taps, grid), persistent=False)
         self.kernel = lattice_of(taps)
-        if self.kernel:
-            self.register_buffer("padded", padded_places(self.kernel, grid), persistent=False)
 
     @torch.jit.unused
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
         if self.kernel and is_plain(W_val):
-            return convolved(W_val, self.kernel, X, self.padded)
-        return W_val(gather(X, self.places).flatten(3))
+            return convolved(W_val, self.kernel, X)
+        return projected(W_val, gather(X, self.places).flatten(3))
 
 
 class Mixed(nn.Module):
@@ -122,5 +121,6 @@ class Mixed(nn.Module):
         if one_head_pays(X, now) and is_plain(W_val) and now.by_hand:
             return of_factors(W_val, factors, X)
         if len(factors) == 1:
-            return W_val(attend(factors[0], X.flatten(1, 2))).view(X.shape)
-        return W_val(attend_by_axes(factors, X))
+            heads = attend(factors[0], X.flatten(1, 2)).unflatten(1, X.shape[1:3])
+            return projected(W_val, heads)
+        return projected(W_val, attend_by_axes(factors, X))

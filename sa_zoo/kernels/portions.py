@@ -21,6 +21,8 @@ PORTION = 8 * 16 * 16 * 400
 # Numbers in X above which inference takes one head at a time. All heads at once are faster for six images of 16x16
 # pixels and 80 channels, or one of 400 channels, in float32 and bfloat16.
 BY_HEAD_FROM = 2**17
+# Numbers in the heads from which on, in float32, a 1x1 convolution is faster than nn.Linear.
+CONVOLVED_FROM = 2**16
 # Above this many pixels (16x16), where training keeps all heads, the factors of P by axis take less time and memory
 # than P itself.
 KEPT_AXES_FROM = 256
@@ -57,6 +59,12 @@ def all_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
         # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
         least = max(least, min(X.shape[3], KEPT_AXES_FROM))
     return layer.axes_pay((X.shape[1], X.shape[2]), least)
+
+
+def convolution_pays(heads: Tensor) -> bool:
+    """Whether a 1x1 convolution is faster than nn.Linear: for many numbers in float32 on a CPU, without gradients."""
+    in_float32 = heads.is_cpu and heads.dtype == torch.float32
+    return in_float32 and heads.numel() >= CONVOLVED_FROM and not torch.is_grad_enabled()
 
 
 def divided(

@@ -9,9 +9,10 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, pad
 
 from sa_zoo.kernels.portions import divided
+from sa_zoo.kernels.product import projected
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
@@ -38,11 +39,11 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     grid = (X.shape[1], X.shape[2])
     kernel = lattice_of(offsets)
     if kernel and is_plain(layer.W_val):
-        return convolved(layer.W_val, kernel, X, padded_places(kernel, grid).to(X.device))
+        return convolved(layer.W_val, kernel, X)
     places = read_places(offsets, grid).to(X.device)
 
     def gathered(some: Tensor) -> Tensor:
-        return layer.W_val(gather(some, places).flatten(3))
+        return projected(layer.W_val, gather(some, places).flatten(3))
 
     return divided(gathered, now, layer.W_val.parameters(), X)
 
@@ -56,19 +57,14 @@ def read_places(offsets: list[list[int]], grid: Grid) -> Tensor:
     return rows[:, None] * grid[1] + columns
 
 
-def padded_places(kernel: Lattice, grid: Grid) -> Tensor:
-    """The pixels, counted row by row, of an image with its border repeated for a kernel: (H', W')"""
-    rows, columns = (
-        torch.arange(axis[0], size + axis[-1]).clamp(0, size - 1)
-        for axis, size in zip(kernel, grid, strict=True)
-    )
-    return rows[:, None] * grid[1] + columns
-
-
 def gather(X: Tensor, places: Tensor) -> Tensor:
     """The pixels of images at places: (B, H, W, D) -> (B, *places, D)"""
-    pixels = X.flatten(1, 2).index_select(1, places.flatten())
-    return pixels.unflatten(1, places.shape)
+    B, height, width, D = X.shape
+    T = height * width
+    images = torch.arange(0, B * T, T, device=X.device)
+    # along the first axis, torch copies whole pixels, and on all threads
+    pixels = X.flatten(0, 2).index_select(0, (images[:, None] + places.flatten()).flatten())
+    return pixels.reshape(B, *places.shape, D)
 
 
 def lattice_of(offsets: list[list[int]]) -> Lattice | None:
@@ -83,10 +79,21 @@ def _axis(places: list[int]) -> range:
     return range(places[0], places[-1] + 1, step)
 
 
-def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor, places: Tensor) -> Tensor:
-    """The layer as a convolution of the image with its `padded_places`: (B, H, W, D) -> (B, H, W, D)"""
+def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
+    """The layer as a convolution: (B, H, W, D) -> (B, H, W, D)"""
     size = [len(axis) for axis in kernel]
     weight = W_val.weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
     steps = [axis.step for axis in kernel]
-    image = gather(X, places).permute(0, 3, 1, 2)
+    image = padded(X.permute(0, 3, 1, 2), kernel)
     return conv2d(image, weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)
+
+
+def padded(image: Tensor, kernel: Lattice) -> Tensor:
+    """What a kernel reads of images whose border is repeated outside: (B, D, H, W) -> (B, D, H', W')"""
+    (top, bottom), (left, right) = ((max(0, -axis[0]), max(0, axis[-1])) for axis in kernel)
+    image = pad(image, (left, right, top, bottom), mode="replicate")
+    down, across = ((max(0, axis[0]), min(0, axis[-1])) for axis in kernel)
+    if any((*down, *across)):  # the kernel lies to one side of its query
+        height, width = image.shape[2:]
+        image = image[:, :, down[0] : height + down[1], across[0] : width + across[1]]
+    return image

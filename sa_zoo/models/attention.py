@@ -70,6 +70,7 @@ class Attention(nn.Module):
     """MHSA (Eq. 10) with A a sum of `terms`, followed by W_out.
 
     Args:
+        dim, dim_out: D_in and D_out; by default the same.
         terms: classes of score terms (terms.py).
         grid: (H, W) of the expected images. Learned encodings fit this size only; other terms take any size.
         normalize: batch normalization in the place of W_out, as after a CNN's convolutions.
@@ -85,18 +86,21 @@ class Attention(nn.Module):
         num_heads: int,
         terms: Terms,
         grid: Grid,
+        dim_out: int | None = None,
         normalize: bool = False,
         attn_drop: float = 0.0,
         **dd: Any,
     ) -> None:
         super().__init__()
+        dim_out = dim_out or dim
         self.terms: Any = nn.ModuleList(term(dim, num_heads, grid, **dd) for term in terms)
         self.separable = all(term.separable for term in self.terms)
         self.grid = grid
+        self.num_heads = num_heads
         self.attn_drop = nn.Dropout(attn_drop)
-        self.W_val = nn.Linear(num_heads * dim, dim, **dd)
+        self.W_val = nn.Linear(num_heads * dim, dim_out, **dd)
         self.W_out: nn.Linear | BatchNorm | nn.Identity = (
-            BatchNorm(dim, **dd) if normalize else nn.Linear(dim, dim, **dd)
+            BatchNorm(dim_out, **dd) if normalize else nn.Linear(dim_out, dim_out, **dd)
         )
 
     def probabilities(self, X: Tensor) -> Tensor:
@@ -130,7 +134,8 @@ class Attention(nn.Module):
     def values(self, P: Tensor, X: Tensor) -> Tensor:
         """sum_h P_h X W_h + b (Eq. 10): (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, D)"""
         heads = attend(P, X.flatten(1, 2))  # (B, T, N_h D)
-        return self.W_val(heads).reshape(X.shape)
+        Y = self.W_val(heads)  # (B, T, D)
+        return Y.reshape(X.shape[0], X.shape[1], X.shape[2], Y.shape[2])
 
     def definition(self, X: Tensor) -> Tensor:
         """Eq. 10 as written: (B, H, W, D) -> (B, H, W, D)"""
