@@ -58,8 +58,9 @@ def with_convolutions(network: SANet) -> SANet:
     """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and all else the same but W_out."""
     twin = copy.deepcopy(network)
     for path, layer in attention_in(twin.blocks).items():
-        dim = layer.W_val.out_features
-        convolution = nn.Conv2d(dim, dim, 3, padding=1).to(network.patch_embed.weight)
+        heads, dim = layer.num_heads, layer.W_val.out_features
+        dim_in = layer.W_val.in_features // heads
+        convolution = nn.Conv2d(dim_in, dim, 3, padding=1).to(network.patch_embed.weight)
         norm = layer.W_out if isinstance(layer.W_out, BatchNorm) else nn.Identity()
         # tokens are (B, H, W, D)
         mixing = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]), norm)
@@ -187,7 +188,7 @@ def layers(
         network: Any = timm.create_model(model, img_size=side * whole.patch_size)
         layer = next(iter(attention_in(network.blocks).values()))
         dim = layer.W_val.out_features
-        heads = layer.W_val.in_features // dim
+        heads = layer.num_heads
         routes = {"as built": "", "by axes": "by axes"}
         if 4 * images * heads * side**4 <= LARGEST_MAPS:
             routes["definition"] = "definition"

@@ -148,9 +148,19 @@ def merged(p: dict, X: np.ndarray) -> np.ndarray:
     return linear(p, "linear", squares)
 
 
+def max_pooled(X: np.ndarray) -> np.ndarray:
+    batch, height, width, dim = X.shape
+    maxima = np.full((batch, height // 2, width // 2, dim), -np.inf)
+    for y, x in pixels(height // 2 * 2, width // 2 * 2):
+        maxima[:, y // 2, x // 2] = np.maximum(maxima[:, y // 2, x // 2], X[:, y, x])
+    return maxima
+
+
 def block(p: dict, X: np.ndarray, term) -> np.ndarray:
     if "merge.linear.weight" in p:
         X = merged(below(p, "merge."), X)
+    if "norm1.weight" not in p and "first.attn.W_val.weight" not in p:
+        return gelu(attention(below(p, "attn."), X, term))
     if "norm1.weight" not in p:
         inner = gelu(attention(below(p, "first.attn."), X, term))
         return gelu(X + attention(below(p, "attn."), inner, term))
@@ -158,16 +168,22 @@ def block(p: dict, X: np.ndarray, term) -> np.ndarray:
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
-def network(p: dict, images: np.ndarray, term, patch: int, depth: int) -> np.ndarray:
-    batch, _, height, width = images.shape
+def network(p: dict, images: np.ndarray, term, patch: int, pooled_before=None) -> np.ndarray:
+    """Logits. Plain networks pool before the blocks `pooled_before`, and their stem has GELU and no padding."""
+    plain = pooled_before is not None
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
     side = kernel.shape[-1]
-    overlap = (side - patch) // 2
+    overlap = 0 if plain else (side - patch) // 2
     images = np.pad(images, [(0, 0), (0, 0), (overlap, overlap), (overlap, overlap)])
-    X = np.zeros((batch, height // patch, width // patch, len(bias)))
-    for y, x in pixels(height // patch, width // patch):
+    batch, _, height, width = images.shape
+    height, width = ((size - side) // patch + 1 for size in (height, width))
+    X = np.zeros((batch, height, width, len(bias)))
+    for y, x in pixels(height, width):
         patches = images[:, :, y * patch : y * patch + side, x * patch : x * patch + side]
         X[:, y, x] = np.einsum("bcij,dcij->bd", patches, kernel) + bias
+    X = gelu(X) if plain else X
+    depth = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
     for index in range(depth):
+        X = max_pooled(X) if plain and index in pooled_before else X
         X = block(below(p, f"blocks.{index}."), X, term)
     return linear(p, "head", X.mean(axis=(1, 2)))

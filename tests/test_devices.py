@@ -49,7 +49,10 @@ def test_no_training_step_waits_for_the_device(monkeypatch, tmp_path):
 def test_all_models_run_on_the_device_alone(variant):
     """Forward and backward, with the numbers of the CPU; `eval` takes the routes of inference."""
     torch.manual_seed(0)
-    on_cpu = timm.create_model(variant.name, **(SIZES if variant.terms else {}))
+    sizes = SIZES if variant.terms else {}
+    if "plain" in variant.sizes:
+        sizes = sizes | {"hidden_dim": 0}
+    on_cpu = timm.create_model(variant.name, **sizes)
     x = torch.randn(3, 3, 32, 32)
     gradients = []
     for network, images in ((on_cpu, x), (copy.deepcopy(on_cpu).to("cuda"), x.to("cuda"))):

@@ -5,7 +5,7 @@ import numpy_sanet as oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import NETWORKS, ONE_STAGE, RESIDUAL, STAGES, images, small
+from small_networks import NETWORKS, ONE_STAGE, PLAIN, RESIDUAL, STAGES, images, small
 from timm.utils import reparameterize_model
 from torchvision.ops import StochasticDepth
 
@@ -30,6 +30,7 @@ NUMPY = {  # term, its reference, sizes of the network
     "quadratic, stages": (Quadratic, oracle.quadratic, STAGES),
     "content, stages": (Content, oracle.content, STAGES),
     "pyramid": (QuadraticKernel, oracle.quadratic, RESIDUAL | {"patch_overlap": 1}),
+    "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
 }
 
 
@@ -37,15 +38,16 @@ NUMPY = {  # term, its reference, sizes of the network
 def test_a_network_is_that_of_the_numpy_loop(case):
     term, reference, sizes = NUMPY[case]
     torch.manual_seed(3)
-    arguments = sizes | {"img_size": (24, 8), "in_chans": 2, "dtype": torch.float64}
+    width = 16 if case == "plain" else 8
+    arguments = sizes | {"img_size": (24, width), "in_chans": 2, "dtype": torch.float64}
     model = SANet(((term,),), **arguments).eval()
     for name, value in model.state_dict().items():  # away from ones and zeros
         if ("norm" in name or ".bn." in name) and value.is_floating_point():
             torch.nn.init.uniform_(value, 0.5, 2.0)
-    x = torch.randn(2, 2, 24, 8, dtype=torch.float64)
+    x = torch.randn(2, 2, 24, width, dtype=torch.float64)
     arrays = {name: value.numpy() for name, value in model.state_dict().items()}
-    depth = len(model.blocks)
-    expected = oracle.network(arrays, x.numpy(), reference, model.patch_size, depth)
+    pooled_before = (2, 3) if case == "plain" else None
+    expected = oracle.network(arrays, x.numpy(), reference, model.patch_size, pooled_before)
     assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
     simpler = reparameterize_model(reparameterize_model(model))
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in simpler.modules())
@@ -140,6 +142,17 @@ def test_each_stage_has_its_width_and_grid_each_block_its_rate():
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
 
 
+def test_layers_of_plain_networks_start_as_the_identity():
+    again = SANet(((QuadraticKernel,),), **PLAIN)
+    again.init_weights()
+    for network in (SANet(((QuadraticKernel,),), **PLAIN), again):
+        for block in network.blocks:
+            slices = block.attn.W_val.weight.unflatten(1, [2, -1])  # (D, N_h, D_in)
+            same = min(slices.shape[0], slices.shape[2])
+            assert torch.equal(slices[:same, 1, :same], torch.eye(same))
+            assert slices[:same].sum() == same
+
+
 def test_groups_of_terms_divide_the_blocks_equally():
     groups = ((Quadratic,), (Learned, Content), (Relative,))
     blocks = SANet(groups, **ONE_STAGE | {"depth": 7, "img_size": 12}).blocks
@@ -185,6 +198,9 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"in_chans": 0},
         {"patch_overlap": -1},
         {"patch_overlap": 1.0},
+        {"plain": True},  # with feed-forward layers
+        PLAIN | {"patch_overlap": 1},
+        PLAIN | {"img_size": (8, 40)},
         *(
             {"terms": terms}
             for terms in ("quadratic", Quadratic, (Quadratic,), (), ((), (Learned,)))
@@ -234,5 +250,5 @@ def test_drop_path_is_torchvisions_and_dropout_spares_residuals(p):
         results.append(module.train()(x))
         assert torch.equal(module.eval()(x), x)
     assert torch.equal(*results)
-    block = PostNormBlock(Stage(7, 1, 3, 11), (Quadratic,), (5, 3), proj_drop=1.0)
+    block = PostNormBlock(Stage(7, 1, 3, 11), (Quadratic,), (5, 3), 7, proj_drop=1.0)
     assert torch.equal(block(x), block.norm2(block.norm1(x)))

@@ -19,6 +19,7 @@ from sa_zoo.verbs.train import train_and_finish
 
 IMAGE = (24, 40)  # 12 x 20, 6 x 10 and 3 x 5 tokens
 GRIDS = [(12, 20), (12, 20), (6, 10), (3, 5), (3, 5), (3, 5)]
+PLAIN_GRIDS = [(11, 19), (11, 19), (5, 9), (2, 4), (2, 4), (2, 4)]  # of the plain network
 WIDTHS = [7, 7, 5, 11, 11, 11]
 PYRAMIDS = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
 
@@ -26,8 +27,11 @@ PYRAMIDS = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
 def in_transformers(name: str, cls=SAForImageClassification, **changes):
     """The network of the table, with its weights."""
     sizes = NETWORKS[name]
+    plain = name == "plain"
     config = SAConfig(
-        attention_type=name.partition(",")[0],
+        attention_type="pyramid" if plain else name.partition(",")[0],
+        plain=plain,
+        patch_size=2,
         hidden_size=list(sizes["embed_dim"]),
         num_hidden_layers=list(sizes["depth"]),
         num_attention_heads=sizes["num_heads"],
@@ -51,8 +55,10 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
         outputs = model(x, output_hidden_states=True, output_attentions=True)
         assert torch.equal(model(x).logits, network(x))
         maps = network.attention_maps(x)
-    shapes = [(2, h * w, dim) for (h, w), dim in zip(GRIDS, WIDTHS, strict=True)]
-    assert [state.shape for state in outputs.hidden_states] == [(2, 240, 7), *shapes]
+    grids = PLAIN_GRIDS if name == "plain" else GRIDS
+    shapes = [(2, h * w, dim) for (h, w), dim in zip(grids, WIDTHS, strict=True)]
+    stem = (2, 11 * 19, 54) if name == "plain" else (2, 240, 7)
+    assert [state.shape for state in outputs.hidden_states] == [stem, *shapes]
     for ours, theirs in zip(outputs.attentions, maps, strict=True):
         assert torch.allclose(ours, theirs.expand(ours.shape), atol=1e-6)
     if network.fixed_img_size:

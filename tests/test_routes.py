@@ -76,7 +76,7 @@ def test_terms_may_be_float64_in_a_float32_layer():
     ("term", "path"), [(Quadratic, "attn.W_val"), (Content, "attn.W_val"), (Quadratic, "fc1")]
 )
 def test_changing_weights_before_the_backward_pass_is_an_error(term, path, images):
-    block = PostNormBlock(Stage(D, 1, HEADS, 13), (term,), (H, W))
+    block = PostNormBlock(Stage(D, 1, HEADS, 13), (term,), (H, W), D)
     Y = block(torch.randn(images, H, W, D, requires_grad=True))
     with torch.no_grad():
         block.get_submodule(path).weight.mul_(2.0)
@@ -190,7 +190,7 @@ def test_bfloat16_is_within_its_rounding(terms):
 @pytest.mark.parametrize("grid", [(H, W), (19, 17)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_hooks_see_the_whole_batch_once_and_what_they_saw_stays(terms, grid, mode):
-    block = PostNormBlock(Stage(D, 1, HEADS, 13), terms, grid)
+    block = PostNormBlock(Stage(D, 1, HEADS, 13), terms, grid, D)
     X, seen = torch.randn(B, *grid, D), []
     watched = [
         module

@@ -40,6 +40,8 @@ PARAMETERS = {
     "sa_pyramid_h5_cifar": 11_841_426,
     "sa_pyramid_tiny_cifar": 785_778,
     "sa_pyramid_h5_tiny_cifar": 785_728,
+    "sa_plain_cifar": 12_261_284,
+    "sa_plain_tiny_cifar": 1_974_116,
     "resnet_tiny_cifar": 783_802,
 }
 FIXED = ["learned", "eq8", "learned, stages", "content, stages", "absolute, stages"]
@@ -110,7 +112,7 @@ def test_features_are_those_on_the_way_from_a_pruned_network_too(name):
     levels = [(7, 4, "blocks.0"), (7, 4, "blocks.1"), (7, 4, "blocks.2")]
     if isinstance(NETWORKS[name]["depth"], tuple):
         levels = [(7, 2, "blocks.1"), (5, 4, "blocks.2"), (11, 8, "blocks.5")]
-    height, width = NETWORKS[name]["img_size"]
+    height, width = (size - (name == "plain") for size in NETWORKS[name]["img_size"])
     assert [f.shape for f in maps] == [(2, D, height // R, width // R) for D, R, _ in levels]
     nhwc = model.forward_intermediates(x, [0, 2], output_fmt="NHWC", intermediates_only=True)
     assert torch.equal(nhwc[1], final) and torch.equal(nhwc[0].permute(0, 3, 1, 2), maps[0])

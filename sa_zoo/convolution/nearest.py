@@ -60,7 +60,7 @@ def value_matrices(attention: Attention) -> Tensor:
     """W_h of Eq. 10 for all heads, including W_out: (D_out, N_h, D), float64"""
     wide = copy.deepcopy(attention).double()
     W, _ = as_one_map(wide.W_val, wide.W_out)
-    return W.unflatten(1, [-1, wide.W_val.out_features])
+    return W.unflatten(1, [attention.num_heads, -1])
 
 
 class NearestConvolution(nn.Module):

@@ -83,6 +83,7 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,
         patch_overlap=network.patch_overlap,
+        plain=network.layout.plain,
         num_channels=network.in_chans,
         architecture=network.pretrained_cfg["architecture"],
         architectures=[SAForImageClassification.__name__],

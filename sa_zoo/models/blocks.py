@@ -1,4 +1,4 @@
-"""The two blocks of the networks: the paper's, and a ResNet's with attention for its convolutions.
+"""The blocks of the networks: the paper's, and those of two CNNs with attention for their convolutions.
 
 Everything has the layout (B, H, W, D). Legend: attention.py.
 """
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, max_pool2d
 
 from .attention import Attention
 from .stages import Grid, Layout, Stage
@@ -39,10 +39,17 @@ class Merge(nn.Module):
         return self.linear(squares.transpose(2, 3).flatten(3))
 
 
-class Block(nn.Module):
-    """Attention with a residual connection: `attended`, then `rest`.
+class MaxPool(nn.Module):
+    """2x2 max-pooling; a last row or column without a partner is dropped: (B, H_in, W_in, D) -> (B, H, W, D)"""
 
-    The first block of a further stage first merges 2x2 pixels of `dim_in` channels.
+    def forward(self, x: Tensor) -> Tensor:
+        return max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
+
+
+class Block(nn.Module):
+    """Attention: `attended`, then `rest`.
+
+    The first block of a further stage first merges 2x2 pixels.
     """
 
     attention_class: type[Attention] = Attention
@@ -52,18 +59,25 @@ class Block(nn.Module):
         stage: Stage,
         terms: Terms,
         grid: Grid,
-        dim_in: int | None = None,
+        dim_in: int,
+        merges: bool = False,
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
         **dd: Any,
     ) -> None:
         super().__init__()
-        self.merge = nn.Identity() if dim_in is None else Merge(dim_in, stage.dim, **dd)
-        sizes = (stage.dim, stage.num_heads, terms, grid)
+        self.merge: nn.Module = nn.Identity()
+        if merges:
+            self.merge, dim_in = self.new_merge(dim_in, stage.dim, dd)
+        sizes = (dim_in, stage.num_heads, terms, grid, stage.dim)
         self.add_layers(stage, partial(self.attention_class, *sizes, attn_drop=attn_drop, **dd), dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
+
+    def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
+        """The merging of 2x2 pixels, and the number of channels after it."""
+        return Merge(dim_in, dim, **dd), dim
 
     def add_layers(
         self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
@@ -71,7 +85,7 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
+        """(B, H, W, D_in), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
         return self.evaluate_block(self.merge(x))
 
     def attended(self, x: Tensor) -> Tensor:
@@ -139,7 +153,42 @@ class ResidualBlock(Block):
         return [self.first.attn.probabilities(x), self.attn.probabilities(self.first(x))]
 
 
-BlockClasses = tuple[type[PostNormBlock], type[ResidualBlock]]
+class PlainBlock(Block):
+    """GELU(BatchNorm(attention(x))), with max-pooling as merging: after Jordan's CNN (airbench, 2024).
+
+    As many channels as possible start as the identity, in the middle one of the heads.
+    """
+
+    def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
+        return MaxPool(), dim_in
+
+    def add_layers(
+        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+    ) -> None:
+        self.attn = attention(normalize=True)
+        self.act = nn.GELU()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set rows of W_val; `init_weights` does so after it has reset all of them."""
+        slices = self.attn.W_val.weight.data.unflatten(1, [self.attn.num_heads, -1])
+        dim_out, num_heads, dim_in = slices.shape
+        same = min(dim_in, dim_out)
+        slices[:same] = 0.0
+        slices[:same, num_heads // 2].fill_diagonal_(1.0)
+
+    def attended(self, x: Tensor) -> Tensor:
+        return self.attn(x)
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        return self.act(self.drop(attended))
+
+    def attention_maps(self, x: Tensor) -> list[Tensor]:
+        """The probabilities of each layer of attention, for the block's input."""
+        return [self.attn.probabilities(self.merge(x))]
+
+
+BlockClasses = tuple[type[PostNormBlock], type[ResidualBlock], type[PlainBlock]]
 
 
 def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
@@ -152,22 +201,29 @@ def new_blocks(
     layout: Layout,
     terms: Groups,
     img_size: Sequence[int],
+    dim_in: int,
     drop_path_rate: float,
     **same: Any,
 ) -> list[Block]:
-    """The blocks of a network: PostNormBlock in stages with feed-forward layers, ResidualBlock in those without."""
-    post_norm, residual = classes
+    """The blocks of a network for tokens of `dim_in` channels.
+
+    PlainBlock in plain networks; in others, PostNormBlock in stages with feed-forward layers and ResidualBlock in those
+    without.
+    """
+    post_norm, residual, plain = classes
     grids = layout.grids(img_size)
     depth = len(grids)
     blocks: list[Block] = []
-    dim_in = None
-    for stage in layout.stages:
-        block_class = post_norm if stage.hidden_dim else residual
-        for _ in range(stage.depth):
+    for number, stage in enumerate(layout.stages):
+        block_class: type[Block] = post_norm if stage.hidden_dim else residual
+        if layout.plain:
+            block_class = plain
+        for inside in range(stage.depth):
             index = len(blocks)
             group = terms_of_block(terms, index, depth)
             rate = drop_path_rate * index / max(depth - 1, 1)
-            blocks.append(block_class(stage, group, grids[index], dim_in, drop_path=rate, **same))
-            dim_in = None
-        dim_in = stage.dim
+            merges = number > 0 and inside == 0
+            sizes = (stage, group, grids[index], dim_in, merges)
+            blocks.append(block_class(*sizes, drop_path=rate, **same))
+            dim_in = stage.dim
     return blocks

@@ -53,6 +53,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
             feed-forward layers or 0 for none; for a pyramid, one number per stage. Every head sees all D channels.
         image_size, patch_size, patch_overlap: in pixels; image_size is one number, or height and width.
+        plain: whether the network is plain, as in timm.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
             attn_drop_rate, drop_rate and drop_path_rate.
@@ -76,6 +77,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
     patch_overlap: int = 0
+    plain: bool = False
     num_channels: int = 3
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
@@ -113,6 +115,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
             self.num_hidden_layers,
             self.num_attention_heads,
             self.intermediate_size,
+            self.plain,
         )
 
     @property
@@ -141,6 +144,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 "depth": self.num_hidden_layers,
                 "num_heads": self.num_attention_heads,
                 "hidden_dim": self.intermediate_size,
+                "plain": self.plain,
             },
             "pretrained_cfg": {
                 "first_conv": "patch_embed",

@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .blocks import Block, PostNormBlock, ResidualBlock, new_blocks
+from .blocks import Block, PlainBlock, PostNormBlock, ResidualBlock, new_blocks
 from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
@@ -80,6 +80,13 @@ class SAResidualBlock(SABlock, ResidualBlock):
         return self.attn(self.first.act(inner), output_attentions)[0]
 
 
+class SAPlainBlock(SABlock, PlainBlock):
+    """The plain block in transformers."""
+
+    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        return self.attn(x, output_attentions)[0]
+
+
 class SAPreTrainedModel(PreTrainedModel):
     """Embedding and blocks, shared by the three models."""
 
@@ -89,7 +96,7 @@ class SAPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers' own models, too
     supports_gradient_checkpointing = True
-    _no_split_modules = ["SAPostNormBlock", "SAResidualBlock"]  # noqa: RUF012  transformers' own declaration
+    _no_split_modules = ["SAPostNormBlock", "SAResidualBlock", "SAPlainBlock"]  # noqa: RUF012  transformers' own declaration
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  a classifier's
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
@@ -102,19 +109,16 @@ class SAPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         terms = TERMS[config.attention_type]
         self.layout = config.layout
-        self.patch_embed = new_embedding(
-            config.num_channels,
-            self.layout.stages[0].dim,
-            config.patch_size,
-            config.patch_overlap,
-        )
+        self.patch_embed = new_embedding(config.num_channels, config.patch_overlap, self.layout)
         size = self.layout.checked_size(config.height_and_width)
         drops: dict[str, Any] = {
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }
-        classes = (SAPostNormBlock, SAResidualBlock)
-        blocks = new_blocks(classes, self.layout, terms, size, config.drop_path_rate, **drops)
+        classes = (SAPostNormBlock, SAResidualBlock, SAPlainBlock)
+        dim_in = self.patch_embed.out_channels
+        rate = config.drop_path_rate
+        blocks = new_blocks(classes, self.layout, terms, size, dim_in, rate, **drops)
         self.blocks = nn.ModuleList(blocks)
         self.fixed_img_size = has_fixed_size(terms)
 
@@ -125,9 +129,13 @@ class SAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As in timm_models.py, by each module's `reset_parameters`; loaded tensors keep their values."""
+        """By each layer's `reset_parameters`; loaded tensors keep their values.
+
+        As in timm_models.py, but plain blocks do not start as the identity: a block cannot see which of its layers'
+        tensors were loaded.
+        """
         reset = getattr(module, "reset_parameters", None)
-        if reset is None:
+        if reset is None or isinstance(module, Block):
             return
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         loaded = [(x, x.clone()) for x in tensors if getattr(x, "_is_hf_initialized", False)]
@@ -235,7 +243,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
         self.num_features = [
-            self.layout.stages[0].dim,
+            self.patch_embed.out_channels,
             *(level.dim for level in self.layout.levels),
         ]
         self.post_init()

@@ -11,23 +11,48 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 from torch.types import Device
 
 from .attention import Attention
-from .blocks import BlockClasses, PostNormBlock, ResidualBlock, new_blocks
-from .stages import Grid, ImageSize, Sizes, layout_of
+from .blocks import BlockClasses, PlainBlock, PostNormBlock, ResidualBlock, new_blocks
+from .stages import Grid, ImageSize, Layout, Sizes, layout_of
 from .terms import Groups, Term, has_fixed_size
 
 _logger = logging.getLogger(__name__)
 
 
-def new_embedding(in_chans: int, dim: int, patch_size: int, overlap: int, **dd: Any) -> nn.Conv2d:
-    """Space-to-depth and a linear map as one convolution; its stride equals its kernel size unless patches overlap."""
+class PlainStem(nn.Conv2d):
+    """GELU(convolution) without padding: images (B, C, H, W) -> (B, 6 (P + 1)^2, (H - 1) // P, (W - 1) // P)
+
+    The kernel reads one row and column more than a patch of P x P pixels. There are as many filters as eigenvectors of
+    such squares in three colors, and their negatives (Jordan 2024).
+    """
+
+    def __init__(self, in_chans: int, patch_size: int, **dd: Any) -> None:
+        kernel = patch_size + 1
+        super().__init__(in_chans, 6 * kernel**2, kernel, patch_size, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # `super` is unknown to TorchScript
+        return gelu(self._conv_forward(x, self.weight, self.bias))
+
+
+def new_embedding(in_chans: int, overlap: int, layout: Layout, **dd: Any) -> nn.Conv2d:
+    """Space-to-depth and a linear map as one convolution; its stride equals its kernel size unless patches overlap.
+
+    Plain networks have a PlainStem.
+    """
     for name, size, least in (("in_chans", in_chans, 1), ("patch_overlap", overlap, 0)):
         if not isinstance(size, int) or size < least:
             raise ValueError(f"{name}: got {size}, expected a whole number from {least}")
-    kernel = patch_size + 2 * overlap
-    return nn.Conv2d(in_chans, dim, kernel, stride=patch_size, padding=overlap, **dd)
+    if layout.plain:
+        if overlap:
+            raise ValueError(f"patch_overlap: got {overlap}, expected 0 in plain networks")
+        return PlainStem(in_chans, layout.patch_size, **dd)
+    stride = layout.patch_size
+    kernel = stride + 2 * overlap
+    return nn.Conv2d(in_chans, layout.stages[0].dim, kernel, stride, padding=overlap, **dd)
 
 
 def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
@@ -84,6 +109,7 @@ class SANet(nn.Module):
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
             layers, or 0 for residual blocks (blocks.py). A pyramid has one stage per number of
             `depth`; the others are one number per stage or for all.
+        plain: whether the network is plain: no residual connections, max-pooling between stages, and PlainStem.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -93,7 +119,7 @@ class SANet(nn.Module):
             `global_pool`, or an `img_size` that is not a multiple of `patch_size`, doubled for each further stage.
     """
 
-    block_classes: BlockClasses = (PostNormBlock, ResidualBlock)
+    block_classes: BlockClasses = (PostNormBlock, ResidualBlock, PlainBlock)
 
     def __init__(
         self,
@@ -108,6 +134,7 @@ class SANet(nn.Module):
         depth: Sizes = 6,
         num_heads: Sizes = 9,
         hidden_dim: Sizes = 512,
+        plain: bool = False,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -118,7 +145,7 @@ class SANet(nn.Module):
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         check_terms(terms)
-        self.layout = layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim)
+        self.layout = layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim, plain)
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.patch_size = patch_size
@@ -127,12 +154,12 @@ class SANet(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = self.layout.stages[-1].dim
         self.img_size = self.layout.checked_size(img_size)
         self.global_pool = checked_pool(global_pool)
-        self.patch_embed = new_embedding(
-            in_chans, self.layout.stages[0].dim, patch_size, patch_overlap, **dd
-        )
+        self.patch_embed = new_embedding(in_chans, patch_overlap, self.layout, **dd)
         drops = {"proj_drop": proj_drop_rate, "attn_drop": attn_drop_rate}
+        dim_in = self.patch_embed.out_channels
+        layout, size = self.layout, self.img_size
         blocks = new_blocks(
-            self.block_classes, self.layout, terms, self.img_size, drop_path_rate, **drops, **dd
+            self.block_classes, layout, terms, size, dim_in, drop_path_rate, **drops, **dd
         )
         self.blocks: Any = nn.Sequential(*blocks)
         self.fixed_img_size = has_fixed_size(terms)

@@ -30,10 +30,14 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The stages of a network and derived sizes. The first tokens are squares of `patch_size` pixels."""
+    """The stages of a network and derived sizes. The first tokens are squares of `patch_size` pixels.
+
+    plain: whether the network is plain, with a stem that loses a pixel per axis (network.py, `PlainStem`).
+    """
 
     patch_size: int
     stages: Sequence[Stage]
+    plain: bool = False
 
     @property
     def sizes(self) -> list[Any]:
@@ -60,7 +64,7 @@ class Layout:
 
     def grids(self, image_size: Sequence[int]) -> list[Grid]:
         """The grid of each block for images of (height, width) pixels."""
-        height, width = image_size
+        height, width = (size - self.plain for size in image_size)
         return [
             (height // reduction, width // reduction)
             for stage, reduction in zip(self.stages, self.reductions, strict=True)
@@ -71,15 +75,20 @@ class Layout:
         """(height, width) of an image. Raises ValueError unless tokens of the last stage tile it."""
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         tiles = self.reductions[-1]
-        if height % tiles or width % tiles or min(height, width) < tiles:
-            raise ValueError(
-                f"img_size: got {height}x{width}, expected positive multiples of {tiles}"
-            )
+        least = 2 * tiles if self.plain else tiles
+        if height % tiles or width % tiles or min(height, width) < least:
+            expected = f"positive multiples of {tiles} from {least} on"
+            raise ValueError(f"img_size: got {height}x{width}, expected {expected}")
         return height, width
 
 
 def layout_of(
-    patch_size: int, embed_dim: Sizes, depth: Sizes, num_heads: Sizes, hidden_dim: Sizes
+    patch_size: int,
+    embed_dim: Sizes,
+    depth: Sizes,
+    num_heads: Sizes,
+    hidden_dim: Sizes,
+    plain: bool = False,
 ) -> Layout:
     """One stage, or one per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
     given = (embed_dim, depth, num_heads, hidden_dim)
@@ -97,4 +106,6 @@ def layout_of(
             f"positive whole numbers, 0 for no feed-forward layers, one each or one per stage, of which there may be "
             f"{MOST_STAGES}"
         )
-    return Layout(patch_size, [Stage(*sizes) for sizes in zip(*filled, strict=True)])
+    if plain and any(filled[3]):
+        raise ValueError(f"hidden_dim: got {hidden_dim}, expected 0 in plain networks")
+    return Layout(patch_size, [Stage(*sizes) for sizes in zip(*filled, strict=True)], plain)

@@ -12,7 +12,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .blocks import Block, PostNormBlock, ResidualBlock
+from .blocks import Block, PlainBlock, PostNormBlock, ResidualBlock
 from .network import SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
 from .terms import Groups, declared
@@ -24,7 +24,7 @@ class OneNode(Block):
     """A block that is one node of torch.fx's graphs: fx cannot follow the choices in its evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
+        """(B, H, W, D_in), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
@@ -40,6 +40,10 @@ class TimmResidualBlock(OneNode, ResidualBlock):
     """The residual block in timm."""
 
 
+class TimmPlainBlock(OneNode, PlainBlock):
+    """The plain block in timm."""
+
+
 class TimmSANet(SANet):
     """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level.
 
@@ -47,7 +51,7 @@ class TimmSANet(SANet):
     """
 
     output_fmt = "NHWC"
-    block_classes = (TimmPostNormBlock, TimmResidualBlock)
+    block_classes = (TimmPostNormBlock, TimmResidualBlock, TimmPlainBlock)
 
     def __init__(self, terms: Groups, inference_mode: bool = False, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)

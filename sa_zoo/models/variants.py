@@ -32,6 +32,7 @@ class Variant:
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
+PLAIN = {"plain": True, "patch_size": 1, "depth": (1, 1, 2, 2), "hidden_dim": 0}
 PYRAMID = {"patch_overlap": 1, "depth": (1, 2, 1), "hidden_dim": 0}
 
 # fmt: off
@@ -62,6 +63,9 @@ VARIANTS = (
     Variant("sa_pyramid_h5_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 1.3 times the channels.",
             PYRAMID | {"embed_dim": (256, 480, 688), "num_heads": 5}),
+    Variant("sa_plain_cifar", ((QuadraticKernel,),),
+            "A plain network (no residual connections), after Jordan's CNN (airbench).",
+            PLAIN | {"embed_dim": (160, 160, 640, 640)}),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY),
@@ -89,6 +93,9 @@ VARIANTS = (
     Variant("sa_pyramid_h5_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 80, 120 and 174 channels: for two CPU cores.",
             PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}),
+    Variant("sa_plain_tiny_cifar", ((QuadraticKernel,),),
+            "The plain network with 64 and 256 channels: for two CPU cores.",
+            PLAIN | {"embed_dim": (64, 64, 256, 256)}),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
             {"layers": (2, 2, 2, 2)}),
