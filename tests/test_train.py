@@ -121,11 +121,19 @@ def stopped(tmp_path_factory):
     return out
 
 
-def test_the_rate_rises_linearly_and_falls_as_a_cosine():
-    rates = [learning_rate_factor(seen, 10, 1000, 0.1) for seen in range(0, 1000, 10)]
+@pytest.mark.parametrize(
+    ("schedule", "falls"),
+    [
+        ("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2),
+        ("linear", lambda done: 1 - done),
+    ],
+)
+def test_the_rate_rises_linearly_and_falls_as_scheduled(schedule, falls):
+    optim = OptimConfig(warmup=0.1, schedule=schedule)
+    rates = [learning_rate_factor(seen, 10, 1000, optim) for seen in range(0, 1000, 10)]
     assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
-    assert rates[10:] == pytest.approx([(1 + math.cos(math.pi * i / 90)) / 2 for i in range(90)])
-    assert learning_rate_factor(0, 10, 1000, 0.0) == 1.0
+    assert rates[10:] == pytest.approx([falls(i / 90) for i in range(90)])
+    assert learning_rate_factor(0, 10, 1000, OptimConfig(warmup=0.0)) == 1.0
 
 
 def test_a_run_learns_and_reports_what_it_left_behind(plain):
@@ -145,7 +153,9 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     assert [line["epoch"] for line in lines] == [1, 2]
     assert lines[1]["loss"] < lines[0]["loss"] < 2.5
     # six steps of 211 images an epoch, of which the last ones count here
-    rates = [0.003 * learning_rate_factor(seen * 211, 211, 12 * 211, 0.05) for seen in (5, 11)]
+    rates = [
+        0.003 * learning_rate_factor(seen * 211, 211, 12 * 211, OptimConfig()) for seen in (5, 11)
+    ]
     assert [line["lr"] for line in lines] == pytest.approx(rates)
     # the last epoch is the one that counts
     assert metrics.validation.top1 == lines[-1]["validation"]["top1"]
@@ -275,7 +285,7 @@ def test_steps_are_those_of_plain_sgd(tmp_path):
         optimizer.zero_grad()
         cross_entropy(model(input_format.normalize(images)), labels).backward()
         clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.param_groups[0]["lr"] = 0.05 * learning_rate_factor(step, 1, 6, 0.05)
+        optimizer.param_groups[0]["lr"] = 0.05 * learning_rate_factor(step, 1, 6, OptimConfig())
         optimizer.step()
     for name, trained in weights(tmp_path / "run").items():
         assert torch.allclose(trained, model.state_dict()[name], atol=1e-5), name

@@ -78,7 +78,7 @@ class Augment:
         self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
         config = self.config
-        if config.crop_padding or config.flip:
+        if config.crop_padding or config.flip or config.alternate_flips:
             images = self._crop_and_flip(images, indices.cpu().numpy(), epoch)
         if epoch < config.small_epochs:
             size = config.small_size
@@ -90,18 +90,38 @@ class Augment:
     def _crop_and_flip(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:
         padding = self.config.crop_padding
         height, width = images.shape[-2:]
+        reflects = self.config.crop_fill == "reflect"
+        if reflects and padding >= min(height, width):
+            raise ValueError(
+                f"augment.crop_padding: got {padding}, expected less than the {min(height, width)} pixels that "
+                "crop_fill = reflect repeats"
+            )
 
         def draw(stream: int) -> np.ndarray:  # (B, 1)
             return counter_hash(stream, self.seed, epoch, counters)[:, None]
 
         y = draw(CROP_ROWS) % (2 * padding + 1) + np.arange(height, dtype=np.uint64)  # (B, H)
         x = draw(CROP_COLUMNS) % (2 * padding + 1) + np.arange(width, dtype=np.uint64)  # (B, W)
-        if self.config.flip:
+        if self.config.alternate_flips:
+            flipped = (counter_hash(FLIP, self.seed, 0, counters) + epoch) % 2
+            x = np.where(flipped[:, None], x[:, ::-1], x)
+        elif self.config.flip:
             x = np.where(draw(FLIP) >> 63, x[:, ::-1], x)
         rows = to_device(torch.from_numpy(y.astype(np.int64)), images.device)
         columns = to_device(torch.from_numpy(x.astype(np.int64)), images.device)
         batch = torch.arange(len(images), device=images.device)[:, None, None]
-        padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
+        if reflects:
+            rows = reflected(rows - padding, height)
+            columns = reflected(columns - padding, width)
+            padded = images
+        else:
+            padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
         # the three indices broadcast to (B, H, W); the channel axis between them moves to the end
         cropped = padded[batch, :, rows[:, :, None], columns[:, None, :]]
         return cropped.permute(0, 3, 1, 2)
+
+
+def reflected(places: Tensor, size: int) -> Tensor:
+    """Places up to `size - 1` outside of an axis of `size` pixels, reflected into it."""
+    last = size - 1
+    return last - (last - places.abs()).abs()

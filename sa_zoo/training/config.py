@@ -74,7 +74,9 @@ class DataConfig(Section):
 
 class AugmentConfig(Section):
     crop_padding: NonNegativeInt = 0  # pixels
+    crop_fill: Literal["black", "reflect"] = "black"  # pixels outside of the image
     flip: bool = False  # left-right, with probability 1/2
+    alternate_flips: bool = False  # left-right in every other epoch, beginning at random
     small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to small_size
     small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
     mixup: NonNegativeFloat = 0.0  # alpha of the beta distribution
@@ -91,6 +93,7 @@ class OptimConfig(Section):
     )
     layer_decay: float = Field(1.0, gt=0, le=1)  # rate of a layer relative to the one above it
     warmup: Fraction = 0.05  # of the run, linear
+    schedule: Literal["cosine", "linear"] = "cosine"  # after it, to zero
     clip: NonNegativeFloat = 0.0  # gradient norm; 0: none
     args: dict[str, Any] = {}  # further arguments of timm's optimizer
 

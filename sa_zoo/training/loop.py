@@ -123,7 +123,7 @@ class Run:
         """One optimizer step over micro-batches: augment, forward, backward, clip, update."""
         accelerator, counters = self.accelerator, self.counters
         optim = self.config.optim
-        factor = learning_rate_factor(self.images_done, self.batch_size, self.images, optim.warmup)
+        factor = learning_rate_factor(self.images_done, self.batch_size, self.images, optim)
         for group in self.optimizer.param_groups:
             group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
         seed_step(self.config.train.seed, self.steps_done, accelerator.process_index)

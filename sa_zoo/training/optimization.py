@@ -10,15 +10,18 @@ from sa_zoo.folders.check import did_you_mean
 from sa_zoo.training.config import OptimConfig
 
 
-def learning_rate_factor(seen: int, batch: int, total: int, warmup: float) -> float:
+def learning_rate_factor(seen: int, batch: int, total: int, optim: OptimConfig) -> float:
     """Fraction of the maximum learning rate for the step from `seen` to `seen + batch` of `total` images.
 
-    Linear warmup over the fraction `warmup` of the run, above zero from the first step; then half a cosine to zero.
+    Linear warmup, above zero from the first step; then half a cosine or a line to zero.
     """
-    rising = warmup * total
+    rising = optim.warmup * total
     if seen < rising:
         return min(1.0, (seen + batch) / rising)
-    return 0.5 * (1 + math.cos(math.pi * (seen - rising) / (total - rising)))
+    falling = (seen - rising) / (total - rising)
+    if optim.schedule == "linear":
+        return 1 - falling
+    return 0.5 * (1 + math.cos(math.pi * falling))
 
 
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
