@@ -296,19 +296,20 @@ def benchmarks() -> str:
 
 def speed() -> str:
     """Speed and memory of a few subjects on every machine, relative to the definition."""
-    found = machines()
+    found = {}
+    for machine in machines():
+        rows = [row for run in machine["runs"] for row in run["rows"]]
+        rows = [row for row in rows if row["yardstick"].startswith("definition")]
+        if rows:
+            found[machine["title"]] = rows
     lines = []
     for label, *kind in SPEED:
         line = [label]
-        for machine in found:
-            rows = [row for run in machine["runs"] for row in run["rows"]]
-            rows = [row for row in rows if row["yardstick"].startswith("definition")]
+        for rows in found.values():
             same = [r for r in rows if [r["model"], r["phase"], r["subject"]] == kind]
             line.append(f"{cell(same[0], 'speed')}, {cell(same[0], 'memory')}" if same else "")
         lines.append(line)
-    return markdown_table(
-        ["speed, memory", *(machine["title"] for machine in found)], lines, text=1
-    )
+    return markdown_table(["speed, memory", *found], lines, text=1)
 
 
 # Heads
