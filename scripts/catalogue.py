@@ -28,7 +28,7 @@ from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.finish import finish
 
-FLOAT32_BYTES = 8_000_000  # larger files of weights are stored in bfloat16
+FLOAT32_BYTES = 7_500_000  # larger files of weights are stored in bfloat16
 
 
 def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
