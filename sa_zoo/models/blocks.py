@@ -70,6 +70,7 @@ class Block(nn.Module):
         self.merge: nn.Module = nn.Identity()
         if merges:
             self.merge, dim_in = self.new_merge(dim_in, stage.dim, dd)
+        self.attn: Any  # of `add_layers`
         sizes = (dim_in, stage.num_heads, terms, grid, stage.dim)
         self.add_layers(stage, partial(self.attention_class, *sizes, attn_drop=attn_drop, **dd), dd)
         self.drop = nn.Dropout(proj_drop)
@@ -90,7 +91,7 @@ class Block(nn.Module):
 
     def attended(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        raise NotImplementedError
+        return self.attn(x)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual connection and later layers: (B, H, W, D), twice -> (B, H, W, D)"""
@@ -99,6 +100,10 @@ class Block(nn.Module):
     def at_once(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
         return self.rest(x, self.attended(x))
+
+    def attention_maps(self, x: Tensor) -> list[Tensor]:
+        """The probabilities of each layer of attention, for the block's input."""
+        return [self.attn.probabilities(self.merge(x))]
 
     # The method that evaluates a block after merging. kernels/choose.py sets one that divides large batches.
     evaluate_block = at_once
@@ -117,17 +122,10 @@ class PostNormBlock(Block):
         self.fc2 = nn.Linear(stage.hidden_dim, stage.dim, **dd)
         self.norm2 = nn.LayerNorm(stage.dim, eps=1e-12, **dd)
 
-    def attended(self, x: Tensor) -> Tensor:
-        return self.attn(x)
-
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.norm1(x + self.drop_path(self.drop(attended)))
         fed = self.fc2(self.act(self.fc1(x)))
         return self.norm2(x + self.drop_path(self.drop(fed)))
-
-    def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The probabilities of each layer of attention, for the block's input."""
-        return [self.attn.probabilities(self.merge(x))]
 
 
 class ResidualBlock(Block):
@@ -148,7 +146,6 @@ class ResidualBlock(Block):
         return self.act(x + self.drop_path(self.drop(attended)))
 
     def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The probabilities of each layer of attention, for the block's input."""
         x = self.merge(x)
         return [self.first.attn.probabilities(x), self.attn.probabilities(self.first(x))]
 
@@ -177,15 +174,8 @@ class PlainBlock(Block):
         slices[:same] = 0.0
         slices[:same, num_heads // 2].fill_diagonal_(1.0)
 
-    def attended(self, x: Tensor) -> Tensor:
-        return self.attn(x)
-
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         return self.act(self.drop(attended))
-
-    def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The probabilities of each layer of attention, for the block's input."""
-        return [self.attn.probabilities(self.merge(x))]
 
 
 BlockClasses = tuple[type[PostNormBlock], type[ResidualBlock], type[PlainBlock]]

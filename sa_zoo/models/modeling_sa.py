@@ -62,14 +62,11 @@ class SABlock(GradientCheckpointingLayer, Block):
         return self.evaluate_block(X).flatten(1, 2)
 
     def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        raise NotImplementedError
+        return self.attn(x, output_attentions)[0]
 
 
 class SAPostNormBlock(SABlock, PostNormBlock):
     """The paper's block in transformers."""
-
-    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        return self.attn(x, output_attentions)[0]
 
 
 class SAResidualBlock(SABlock, ResidualBlock):
@@ -82,9 +79,6 @@ class SAResidualBlock(SABlock, ResidualBlock):
 
 class SAPlainBlock(SABlock, PlainBlock):
     """The plain block in transformers."""
-
-    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        return self.attn(x, output_attentions)[0]
 
 
 class SAPreTrainedModel(PreTrainedModel):
