@@ -171,7 +171,7 @@ def macs_of(row: Row, runs: list[Metrics]) -> str:
     filed = (row.folder / "config.json").is_file()
     model = timm.create_model(f"local-dir:{row.folder}" if filed else row.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if row.recipe == "taps" or not runs or runs[0].parameters != parameters:
+    if "taps" in (row.recipe, row.speed) or not runs or runs[0].parameters != parameters:
         return ""
     return f"{training_macs(model, (3, 32, 32)) / 1e6:.1f} M"
 
