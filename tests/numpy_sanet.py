@@ -135,7 +135,7 @@ def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
     values = linear(p, "W_val", mixed)
     if "W_out.bn.weight" in p:
         return batch_norm(below(p, "W_out.bn."), values)
-    return linear(p, "W_out", values)
+    return linear(p, "W_out", values) if "W_out.weight" in p else values
 
 
 def merged(p: dict, X: np.ndarray) -> np.ndarray:
@@ -156,11 +156,12 @@ def max_pooled(X: np.ndarray) -> np.ndarray:
     return maxima
 
 
-def block(p: dict, X: np.ndarray, term) -> np.ndarray:
+def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
     if "merge.linear.weight" in p:
         X = merged(below(p, "merge."), X)
     if "norm1.weight" not in p and "first.attn.W_val.weight" not in p:
-        return gelu(attention(below(p, "attn."), X, term))
+        Y = attention(below(p, "attn."), X, term)
+        return gelu(batch_norm(below(p, "merge.1.bn."), max_pooled(Y)) if pools else Y)
     if "norm1.weight" not in p:
         inner = gelu(attention(below(p, "first.attn."), X, term))
         return gelu(X + attention(below(p, "attn."), inner, term))
@@ -168,9 +169,9 @@ def block(p: dict, X: np.ndarray, term) -> np.ndarray:
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
-def network(p: dict, images: np.ndarray, term, patch: int, pooled_before=None) -> np.ndarray:
-    """Logits. Plain networks pool before the blocks `pooled_before`, and their stem has GELU and no padding."""
-    plain = pooled_before is not None
+def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None) -> np.ndarray:
+    """Logits. Plain networks pool in the blocks `pooled_in`, and their stem has GELU and no padding."""
+    plain = pooled_in is not None
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
     side = kernel.shape[-1]
     overlap = 0 if plain else (side - patch) // 2
@@ -184,6 +185,5 @@ def network(p: dict, images: np.ndarray, term, patch: int, pooled_before=None) -
     X = gelu(X) if plain else X
     depth = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
     for index in range(depth):
-        X = max_pooled(X) if plain and index in pooled_before else X
-        X = block(below(p, f"blocks.{index}."), X, term)
+        X = block(below(p, f"blocks.{index}."), X, term, plain and index in pooled_in)
     return linear(p, "head", X.mean(axis=(1, 2)))

@@ -11,7 +11,7 @@ from sa_zoo.models.variants import TERMS
 ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
 STAGES = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": (13, 3, 17)}
 RESIDUAL = STAGES | {"hidden_dim": 0}
-PLAIN = RESIDUAL | {"plain": True, "patch_size": 2}
+PLAIN = RESIDUAL | {"plain": True, "patch_size": 1}
 IN_STAGES = ("learned", "content", "absolute")
 NETWORKS = {
     **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "pyramid"},

@@ -13,6 +13,7 @@ from sa_zoo.convolution.nearest import (
     value_matrices,
 )
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import BatchNorm
 from sa_zoo.models.terms import Quadratic
 
 H, W, K = 5, 7, 3
@@ -27,11 +28,11 @@ def test_coefficients_and_distance_are_those_of_plain_loops():
     assert distance(P, (H, W), K).numpy() == pytest.approx(np.abs(P.numpy() - C).sum(-1))
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_no_difference_of_outputs_exceeds_the_bound(normalize):
+@pytest.mark.parametrize("W_out", [nn.Linear, BatchNorm])
+def test_no_difference_of_outputs_exceeds_the_bound(W_out):
     torch.manual_seed(0)
-    attention = Attention(11, 3, (Quadratic,), (H, W), normalize=normalize).double().eval()
-    if normalize:
+    attention = Attention(11, 3, (Quadratic,), (H, W), W_out=W_out).double().eval()
+    if W_out is BatchNorm:
         nn.init.uniform_(attention.W_out.bn.running_var, 0.5, 2.0)
     P = attention.probabilities(torch.zeros(1, H, W, 11)).detach()
     nearest = NearestConvolution(attention.requires_grad_(False), P, (H, W), K).double()

@@ -29,9 +29,9 @@ def in_transformers(name: str, cls=SAForImageClassification, **changes):
     sizes = NETWORKS[name]
     plain = name == "plain"
     config = SAConfig(
-        attention_type="pyramid" if plain else name.partition(",")[0],
+        attention_type=name.partition(",")[0],
         plain=plain,
-        patch_size=2,
+        patch_size=1 if plain else 2,
         hidden_size=list(sizes["embed_dim"]),
         num_hidden_layers=list(sizes["depth"]),
         num_attention_heads=sizes["num_heads"],
@@ -57,7 +57,7 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
         maps = network.attention_maps(x)
     grids = PLAIN_GRIDS if name == "plain" else GRIDS
     shapes = [(2, h * w, dim) for (h, w), dim in zip(grids, WIDTHS, strict=True)]
-    stem = (2, 11 * 19, 54) if name == "plain" else (2, 240, 7)
+    stem = (2, 23 * 39, 24) if name == "plain" else (2, 240, 7)
     assert [state.shape for state in outputs.hidden_states] == [stem, *shapes]
     for ours, theirs in zip(outputs.attentions, maps, strict=True):
         assert torch.allclose(ours, theirs.expand(ours.shape), atol=1e-6)

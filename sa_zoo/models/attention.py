@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 
-from .norm import BatchNorm, as_one_map
+from .norm import as_one_map
 from .positions import at_least_float32
 from .stages import Grid
 from .terms import Terms
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         dim, dim_out: D_in and D_out; by default the same.
         terms: classes of score terms (terms.py).
         grid: (H, W) of the expected images. Learned encodings fit this size only; other terms take any size.
-        normalize: batch normalization in the place of W_out, as after a CNN's convolutions.
+        W_out: the class of the layer after W_val: linear, BatchNorm (as after a CNN's convolutions) or Identity.
         attn_drop: dropout on probabilities; where they depend on positions only, the batch shares them and their
             dropout, as in the paper's code.
     """
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         terms: Terms,
         grid: Grid,
         dim_out: int | None = None,
-        normalize: bool = False,
+        W_out: type[nn.Module] = nn.Linear,
         attn_drop: float = 0.0,
         **dd: Any,
     ) -> None:
@@ -99,9 +99,8 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.attn_drop = nn.Dropout(attn_drop)
         self.W_val = nn.Linear(num_heads * dim, dim_out, **dd)
-        self.W_out: nn.Linear | BatchNorm | nn.Identity = (
-            BatchNorm(dim_out, **dd) if normalize else nn.Linear(dim_out, dim_out, **dd)
-        )
+        sizes = (dim_out, dim_out) if W_out is nn.Linear else (dim_out,)
+        self.W_out = W_out(*sizes, **dd)
 
     def probabilities(self, X: Tensor) -> Tensor:
         """softmax(A): (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); at least float32."""

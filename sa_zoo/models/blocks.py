@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, max_pool2d
 
 from .attention import Attention
+from .norm import BatchNorm
 from .stages import Grid, Layout, Stage
 from .terms import Groups, Terms
 
@@ -87,7 +88,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D_in), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
-        return self.evaluate_block(self.merge(x))
+        return self.evaluate_block(self.attention_input(x))
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """The tokens that attention sees: after merging, except in plain blocks."""
+        return self.merge(x)
 
     def attended(self, x: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
@@ -103,7 +108,7 @@ class Block(nn.Module):
 
     def attention_maps(self, x: Tensor) -> list[Tensor]:
         """The probabilities of each layer of attention, for the block's input."""
-        return [self.attn.probabilities(self.merge(x))]
+        return [self.attn.probabilities(self.attention_input(x))]
 
     # The method that evaluates a block after merging. kernels/choose.py sets one that divides large batches.
     evaluate_block = at_once
@@ -134,9 +139,9 @@ class ResidualBlock(Block):
     def add_layers(
         self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
     ) -> None:
-        first = attention(normalize=True)
+        first = attention(W_out=BatchNorm)
         self.first: Any = nn.Sequential(OrderedDict(attn=first, act=nn.GELU()))
-        self.attn = attention(normalize=True)
+        self.attn = attention(W_out=BatchNorm)
         self.act = nn.GELU()
 
     def attended(self, x: Tensor) -> Tensor:
@@ -151,18 +156,23 @@ class ResidualBlock(Block):
 
 
 class PlainBlock(Block):
-    """GELU(BatchNorm(attention(x))), with max-pooling as merging: after Jordan's CNN (airbench, 2024).
+    """GELU(BatchNorm(attention(x))), after Jordan's CNN (airbench, 2024).
 
-    As many channels as possible start as the identity, in the middle one of the heads.
+    In the first block of a stage, max-pooling follows attention, which still sees every pixel. As many channels as
+    possible start as the identity, in the head on the query pixel.
     """
 
     def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
-        return MaxPool(), dim_in
+        return nn.Sequential(MaxPool(), BatchNorm(dim, **dd)), dim_in
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        return x
 
     def add_layers(
         self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
     ) -> None:
-        self.attn = attention(normalize=True)
+        merges = isinstance(self.merge, nn.Sequential)
+        self.attn = attention(W_out=nn.Identity if merges else BatchNorm)
         self.act = nn.GELU()
         self.reset_parameters()
 
@@ -171,11 +181,12 @@ class PlainBlock(Block):
         slices = self.attn.W_val.weight.data.unflatten(1, [self.attn.num_heads, -1])
         dim_out, num_heads, dim_in = slices.shape
         same = min(dim_in, dim_out)
+        middle = (num_heads - self.attn.terms[0].means) // 2
         slices[:same] = 0.0
-        slices[:same, num_heads // 2].fill_diagonal_(1.0)
+        slices[:same, middle].fill_diagonal_(1.0)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        return self.act(self.drop(attended))
+        return self.act(self.merge(self.drop(attended)))
 
 
 BlockClasses = tuple[type[PostNormBlock], type[ResidualBlock], type[PlainBlock]]
@@ -212,7 +223,7 @@ def new_blocks(
             index = len(blocks)
             group = terms_of_block(terms, index, depth)
             rate = drop_path_rate * index / max(depth - 1, 1)
-            merges = number > 0 and inside == 0
+            merges = inside == 0 and (number > 0 or layout.plain)
             sizes = (stage, group, grids[index], dim_in, merges)
             blocks.append(block_class(*sizes, drop_path=rate, **same))
             dim_in = stage.dim

@@ -56,7 +56,7 @@ class SABlock(GradientCheckpointingLayer, Block):
 
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
-        X = self.merge(hidden_states.unflatten(1, grid))
+        X = self.attention_input(hidden_states.unflatten(1, grid))
         if output_attentions:
             return self.rest(X, self.attended(X, True)).flatten(1, 2)
         return self.evaluate_block(X).flatten(1, 2)
@@ -155,8 +155,7 @@ class SAPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"pixel_values: got images of {got}, expected {expected}; call set_input_size"
             )
-        grids = self.layout.grids(size)
-        return [grids[0], *grids]
+        return self.layout.token_grids(size)
 
     @capture_outputs
     def encode(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:

@@ -32,7 +32,8 @@ class Level(NamedTuple):
 class Layout:
     """The stages of a network and derived sizes. The first tokens are squares of `patch_size` pixels.
 
-    plain: whether the network is plain, with a stem that loses a pixel per axis (network.py, `PlainStem`).
+    plain: whether the network is plain: its stem loses a pixel per axis (network.py, `PlainStem`), and every stage
+        merges, after its first attention.
     """
 
     patch_size: int
@@ -50,7 +51,8 @@ class Layout:
     @property
     def reductions(self) -> list[int]:
         """Side of a token's square of pixels in each stage."""
-        return [self.patch_size * 2**number for number in range(len(self.stages))]
+        first = self.patch_size * 2 if self.plain else self.patch_size
+        return [first * 2**number for number in range(len(self.stages))]
 
     @property
     def levels(self) -> list[Level]:
@@ -62,14 +64,18 @@ class Layout:
         dims = [stage.dim for stage in self.stages]
         return [Level(*row) for row in zip(ends, dims, self.reductions, strict=True)]
 
-    def grids(self, image_size: Sequence[int]) -> list[Grid]:
-        """The grid of each block for images of (height, width) pixels."""
+    def token_grids(self, image_size: Sequence[int]) -> list[Grid]:
+        """The grids of tokens before the first block and after each, for images of (height, width) pixels."""
         height, width = (size - self.plain for size in image_size)
-        return [
-            (height // reduction, width // reduction)
-            for stage, reduction in zip(self.stages, self.reductions, strict=True)
-            for _ in range(stage.depth)
-        ]
+        sides = [self.patch_size]
+        for stage, reduction in zip(self.stages, self.reductions, strict=True):
+            sides += [reduction] * stage.depth
+        return [(height // side, width // side) for side in sides]
+
+    def grids(self, image_size: Sequence[int]) -> list[Grid]:
+        """The grid that each block's attention sees, for images of (height, width) pixels."""
+        tokens = self.token_grids(image_size)
+        return tokens[:-1] if self.plain else tokens[1:]
 
     def checked_size(self, image_size: ImageSize) -> tuple[int, int]:
         """(height, width) of an image. Raises ValueError unless tokens of the last stage tile it."""
