@@ -173,8 +173,9 @@ def test_hardening_a_deployed_network_is_hardening_the_network():
         assert (deployed(x) - network(x)).abs().max() < 1e-12
 
 
-def test_batch_norms_that_train_see_all_images_at_once(monkeypatch):
-    network = small("sa_pyramid_cifar").train()
+@pytest.mark.parametrize("name", ["sa_pyramid_cifar", "sa_plain_cifar"])
+def test_batch_norms_that_train_see_all_images_at_once(name, monkeypatch):
+    network = small(name).train()
     whole = copy.deepcopy(network)
     x = torch.randn(B, 3, 24, 40, dtype=torch.float64)
     with torch.no_grad():

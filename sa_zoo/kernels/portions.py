@@ -28,10 +28,15 @@ CONVOLVED_FROM = 2**16
 KEPT_AXES_FROM = 256
 
 
-def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
-    """Equal parts of X, of as many bytes as PORTION in float32; one on GPUs, which need large products."""
+def portion_of(X: Tensor) -> int:
+    """How many images have as many bytes as PORTION in float32; all of them on GPUs, which need large products."""
     parts = ceil(X.nbytes / (4 * PORTION)) if X.is_cpu else 1
-    images = max(1, ceil(len(X) / max(1, parts)))
+    return max(1, ceil(len(X) / max(1, parts)))
+
+
+def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
+    """Equal parts, to be read or written."""
+    images = portion_of(X)
     return ([x[i : i + images] for x in (X, *more)] for i in range(0, len(X), images))
 
 
@@ -83,7 +88,9 @@ def divided(
         return function(X, *more)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)
-    Y = torch.cat([function(*portion) for portion in portions(X, *more)])
+    # not slices: in the backward pass, each would fill a tensor of the size of X
+    parts = zip(*(x.split(portion_of(X)) for x in (X, *more)), strict=True)
+    Y = torch.cat([function(*part) for part in parts])
     return Unchanged.apply(Y, X, *more, *parameters) if now.trains else Y
 
 

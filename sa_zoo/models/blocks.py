@@ -95,7 +95,7 @@ class Block(nn.Module):
         return self.merge(x)
 
     def attended(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
+        """(B, H, W, D) -> (B, H, W, D), with all batch norms of the block"""
         return self.attn(x)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -185,8 +185,11 @@ class PlainBlock(Block):
         slices[:same] = 0.0
         slices[:same, middle].fill_diagonal_(1.0)
 
+    def attended(self, x: Tensor) -> Tensor:
+        return self.merge(self.attn(x))  # with its norm, which needs all images
+
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        return self.act(self.merge(self.drop(attended)))
+        return self.act(self.drop(attended))
 
 
 BlockClasses = tuple[type[PostNormBlock], type[ResidualBlock], type[PlainBlock]]

@@ -80,6 +80,9 @@ class SAResidualBlock(SABlock, ResidualBlock):
 class SAPlainBlock(SABlock, PlainBlock):
     """The plain block in transformers."""
 
+    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        return self.merge(self.attn(x, output_attentions)[0])
+
 
 class SAPreTrainedModel(PreTrainedModel):
     """Embedding and blocks, shared by the three models."""
