@@ -21,17 +21,11 @@ import numpy as np
 import typer
 from datasets import load_dataset
 from PIL import Image
-from runs import ROOT, read_runs
+from runs import ALLOCATOR, ROOT, read_runs
 from sklearn.datasets import load_digits
 
-# One thread per run; and glibc keeps the memory of a step for the next one instead of returning it to the system.
-# Narrow heads of vision transformers are slow in fused attention on a CPU.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "TIMM_FUSED_ATTN": "0",
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-}
+# One thread per run. Narrow heads of vision transformers are slow in fused attention on a CPU.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TIMM_FUSED_ATTN": "0"} | ALLOCATOR
 
 
 class Job(NamedTuple):

@@ -10,6 +10,8 @@ from sa_zoo.folders.metrics import Metrics, read_results
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results" / "runs.toml"
 MODEL_CARDS = ROOT / "model_cards"
+# glibc keeps the memory of a step for the next one instead of returning it to the system.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 
 @dataclass(frozen=True)
