@@ -26,7 +26,7 @@ from sa_zoo.folders.opened import open_folder
 from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
-from sa_zoo.models.terms import GeneralizedQuadratic, KernelAndMean, Quadratic
+from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 from sa_zoo.training.config import dump_config, load_config
 from sa_zoo.verbs.harden import config_of
 from sa_zoo.verbs.train import train_and_finish
@@ -44,11 +44,6 @@ KERNEL = [
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
 OFFSETS = {"kernel": sorted(KERNEL), "not in order": KERNEL, "scattered": SCATTERED}
 every_offset = pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
-MEAN = "mean"  # a head of the whole image
-WITH_MEANS = OFFSETS | {
-    "kernel, mean": [*sorted(KERNEL), MEAN],
-    "scattered, means": [*SCATTERED, MEAN, MEAN],
-}
 close = {"rtol": 0, "atol": 1e-12}
 
 
@@ -60,11 +55,9 @@ def network(name="quadratic", **more):
 def layer_with(offsets, spread=64.0, terms=(Quadratic,)):
     torch.manual_seed(1)
     layer = Attention(D, len(offsets), terms, (H, W), dtype=torch.float64).requires_grad_(False)
-    taps = [offset for offset in offsets if offset != MEAN]
-    layer.terms[0].spread.zero_()
-    layer.terms[0].Delta[: len(taps)] = torch.tensor(taps).double()
-    layer.terms[0].spread[: len(taps)] = spread * (
-        torch.eye(2).double() if terms != (Quadratic,) else 1.0
+    layer.terms[0].Delta.copy_(torch.tensor(offsets))
+    layer.terms[0].spread.copy_(
+        spread * (torch.eye(2) if terms != (Quadratic,) else torch.ones(()))
     )
     return layer
 
@@ -78,11 +71,7 @@ def read_by_loops(layer, offsets, X):
     x, W_val = X.detach().numpy(), layer.W_val.weight.detach().numpy()
     out = np.zeros(x.shape) + layer.W_val.bias.detach().numpy()
     for y, column in np.ndindex(H, W):
-        for head, offset in enumerate(offsets):
-            if offset == MEAN:
-                out[:, y, column] += x.mean((1, 2)) @ W_val[:, head * D : (head + 1) * D].T
-                continue
-            down, across = offset
+        for head, (down, across) in enumerate(offsets):
             row = min(max(y + down, 0), H - 1)
             place = min(max(column + across, 0), W - 1)
             out[:, y, column] += x[:, row, place] @ W_val[:, head * D : (head + 1) * D].T
@@ -90,7 +79,7 @@ def read_by_loops(layer, offsets, X):
 
 
 @pytest.mark.parametrize("terms", [(Quadratic,), (GeneralizedQuadratic,)])
-@pytest.mark.parametrize("offsets", WITH_MEANS.values(), ids=WITH_MEANS)
+@every_offset
 @pytest.mark.parametrize("trains", [True, False])
 def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, trains):
     layer = layer_with(offsets, terms=terms)
@@ -134,14 +123,9 @@ def test_sharp_heads_that_move_tilt_or_drop_do_not_either():
     free = layer_with(KERNEL).requires_grad_(True)
     tilted = layer_with(KERNEL, terms=(GeneralizedQuadratic,))
     tilted.terms[0].spread[1, 0, 1] = 40.0  # reads another pixel of the border
-    of_row = layer_with(KERNEL, terms=(GeneralizedQuadratic,))
-    of_row.terms[0].spread[-1, 1, 1] = 0.0  # the mean of a row
-    early = layer_with(KERNEL)
-    early.terms[0].spread[0] = 0.0  # the mean of the image, but not the last head
     dropping = Attention(D, HEADS, (Quadratic,), (H, W), attn_drop=0.1, dtype=torch.float64)
     dropping.terms = layer_with(KERNEL[:HEADS]).terms
-    for layer in (free, tilted, of_row, early, dropping):
-        assert choose(layer, pixels())[0].name != "taps"
+    assert all(choose(layer, pixels())[0].name != "taps" for layer in (free, tilted, dropping))
 
 
 def mixing(Delta, S, taps):
@@ -179,23 +163,6 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
         assert old.terms[0].Delta[sharpest].round().tolist() in offsets == sorted(offsets)
     color = torch.randn(1, 3, 1, 1, dtype=torch.float64).expand(1, 3, 28, 20)
     torch.testing.assert_close(model(color), before(color), **close)
-
-
-@pytest.mark.parametrize("terms", [(KernelAndMean,), (GeneralizedQuadratic,)])
-def test_hardening_keeps_the_means_of_images_as_last_heads(terms):
-    layer = Attention(D, HEADS, terms, (H, W), dtype=torch.float64)
-    with torch.no_grad():
-        layer.terms[0].Delta += 0.3
-        layer.terms[0].spread[-1] = 0.0
-    mean = layer.W_val.weight[:, -D:].clone()
-    taps = sa_zoo.harden(nn.Sequential(layer))["0"]
-    assert len(taps) == HEADS - 1 and layer.terms[0].taps() == taps
-    assert torch.equal(layer.W_val.weight[:, -D:], mean)
-    X = pixels()
-    expected = read_by_loops(layer, [*taps, MEAN], X)
-    assert_allclose(layer(X).detach().numpy(), expected, **close)
-    with pytest.raises(ValueError, match="attention: got heads that are not all taps"):
-        conv_from_attention(layer)
 
 
 def hard_network():
@@ -294,10 +261,6 @@ REFUSED = [
     (
         "not finite",
         lambda: changed("blocks.1.attn.terms.0", lambda x: x.Delta.data.fill_(torch.inf)),
-    ),
-    (
-        "see the whole image",
-        lambda: changed("blocks.1.attn.terms.0", lambda x: x.spread.data.zero_()),
     ),
     ("merge adapters", lambda: changed("blocks.2.attn", adapt)),
 ]

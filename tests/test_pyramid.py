@@ -29,7 +29,7 @@ def in_transformers(name: str, cls=SAForImageClassification, **changes):
     sizes = NETWORKS[name]
     plain = name == "plain"
     config = SAConfig(
-        attention_type=name.partition(",")[0],
+        attention_type="pyramid" if plain else name.partition(",")[0],
         plain=plain,
         patch_size=1 if plain else 2,
         hidden_size=list(sizes["embed_dim"]),

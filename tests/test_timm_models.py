@@ -40,9 +40,8 @@ PARAMETERS = {
     "sa_pyramid_h5_cifar": 11_841_426,
     "sa_pyramid_tiny_cifar": 785_778,
     "sa_pyramid_h5_tiny_cifar": 785_728,
-    "sa_plain_cifar": 13_621_942,
-    "sa_plain_tiny_cifar": 2_192_758,
-    "sa_plain_h9_tiny_cifar": 1_974_116,
+    "sa_plain_cifar": 12_261_284,
+    "sa_plain_tiny_cifar": 1_974_116,
     "resnet_tiny_cifar": 783_802,
 }
 FIXED = ["learned", "eq8", "learned, stages", "content, stages", "absolute, stages"]

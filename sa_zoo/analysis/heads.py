@@ -90,8 +90,7 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         S = spread_matrices(term.spread.detach().double())
         # The eigenvalues of S S^T are the squared singular values of S; their sum is that of the squared entries.
         shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
-        # the means of images have no smallest singular value
-        shape["condition"] = torch.linalg.cond(S).square().nan_to_num(1.0)
+        shape["condition"] = torch.linalg.cond(S).square()
     return Heads(
         layer.name,
         center,

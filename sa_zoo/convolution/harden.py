@@ -37,7 +37,6 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     The architecture stays the same: Delta holds integers, and the spread is large. The heads of a network's layer read
     the pixels with most of their attention. Those of a SoftAttention read the pixels of its kernel, so
     `conv_from_attention` returns a convolution of its size. A layer whose heads are taps already keeps its function.
-    A head of spread 0, which sees the whole image, stays, as the last of its layer.
 
     Returns the displacements (row, column) read by the heads of each layer. Raises ValueError, before anything is
     changed, for a network without such layers, for layers with content terms or learned encodings, and for
@@ -83,8 +82,6 @@ def why_not_taps(layer: Layer) -> str:
         return COMPUTED
     if not all(parameter.isfinite().all() for parameter in term.parameters()):
         return "its Delta or its spread is not finite"
-    if sees_everything(term.spread).all():
-        return "all of them see the whole image"
     height, width = layer.grid
     displacements = (2 * height - 1) * (2 * width - 1)
     if displacements < len(term.Delta):
@@ -98,19 +95,15 @@ def _harden_attention(layer: Attention) -> list[list[int]]:
     offsets = torch.cartesian_prod(*axes)
     # of equal shares, the pixel nearest to the query comes first
     offsets = offsets[offsets.square().sum(dim=1).argsort(stable=True)]
-    wide = sees_everything(term.spread)
-    P = attention_far_from_borders(term.Delta[~wide], term.spread[~wide], offsets)
+    P = attention_far_from_borders(term.Delta, term.spread, offsets)
     taps = offsets[distinct_keys(P)].unique(dim=0)  # row by row, as a convolution stores its kernel
     M = P @ limit_of_attention(offsets, taps)
-    slices = layer.W_val.weight.double().unflatten(1, [len(wide), -1])  # (D_out, N_h, D)
-    mixed = torch.einsum("ohi,hg->ogi", slices[:, ~wide], M.to(slices))
-    layer.W_val.weight.copy_(torch.cat([mixed, slices[:, wide]], dim=1).flatten(1))
+    slices = layer.W_val.weight.double().unflatten(1, [len(M), -1])  # (D_out, N_h, D)
+    mixed = torch.einsum("ohi,hg->ogi", slices, M.to(slices))
+    layer.W_val.weight.copy_(mixed.flatten(1))
     one = torch.eye(2) if term.spread.ndim == 3 else torch.ones(())
-    term.spread.zero_()
-    term.spread[: len(taps)] = (TAP_SPREAD * one).to(term.spread)
-    Delta = torch.zeros(len(wide), 2)
-    Delta[: len(taps)] = taps
-    pixels = _fixed(Delta, term.Delta, term.spread)[: len(taps)]
+    term.spread.copy_(TAP_SPREAD * one)
+    pixels = _fixed(taps, term.Delta, term.spread)
     layer.set_grid(layer.grid)  # a deployed layer renews its constants
     return pixels
 
@@ -135,11 +128,6 @@ def attention_far_from_borders(Delta: Tensor, spread: Tensor, offsets: Tensor) -
     S = spread_matrices(spread.detach().cpu().double(), offsets.shape[1])
     away = offsets - Delta.detach().cpu().double()[:, None, :]
     return torch.softmax(-0.5 * (away @ S).square().sum(dim=-1), dim=1)
-
-
-def sees_everything(spread: Tensor) -> Tensor:
-    """Whether heads are means of the whole image: (N_h,) or (N_h, 2, 2) -> (N_h,)"""
-    return (spread == 0).view(len(spread), -1).all(dim=1)
 
 
 def distinct_keys(P: Tensor) -> Tensor:

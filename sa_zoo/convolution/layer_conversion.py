@@ -183,7 +183,7 @@ def conv_of(kernel: Tensor, bias: Tensor | None, kind: Any, **geometry: Any) -> 
 def _conv_of_network(attention: Attention) -> _ConvNd:
     """The convolution of a network's attention whose heads are taps. Raises ValueError for other heads."""
     offsets = attention.terms[0].taps()
-    if len(attention.terms) > 1 or len(offsets) < attention.num_heads:
+    if len(attention.terms) > 1 or not offsets:
         raise ValueError(
             "attention: got heads that are not all taps, expected those of a network after sa_zoo.harden"
         )

@@ -14,7 +14,7 @@ from sa_zoo.kernels.portions import one_head_pays
 from sa_zoo.kernels.product import projected
 from sa_zoo.kernels.recomputed import of_factors
 from sa_zoo.kernels.situation import Situation
-from sa_zoo.kernels.taps import convolved, lattice_of, of_pixels, read_places
+from sa_zoo.kernels.taps import convolved, gather, lattice_of, read_places
 from sa_zoo.models.attention import Attention, attend, attend_by_axes
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid
@@ -101,7 +101,7 @@ class ReadPixels(nn.Module):
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
         if self.kernel and is_plain(W_val):
             return convolved(W_val, self.kernel, X)
-        return of_pixels(W_val, self.places, X)
+        return projected(W_val, gather(X, self.places).flatten(3))
 
 
 class Mixed(nn.Module):

@@ -1,4 +1,4 @@
-"""Heads of one pixel each: one gather, and one product or convolution. The last heads may be means of the image.
+"""Heads of one pixel each: one gather, and one product or convolution.
 
 Outside the image, a head reads the nearest pixel of the border. If the taps are all pixels of a kernel, dilated or not,
 the image is padded that way and the layer is a convolution, without the tensor of all heads.
@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear, pad
+from torch.nn.functional import conv2d, pad
 
 from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.product import projected
@@ -36,25 +36,16 @@ def can_read_taps(layer: Attention, X: Tensor, now: Situation) -> bool:
 def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """Eq. 10 for heads of one pixel each: (B, H, W, D) -> (B, H, W, D)"""
     offsets = layer.terms[0].taps()
+    grid = (X.shape[1], X.shape[2])
     kernel = lattice_of(offsets)
     if kernel and is_plain(layer.W_val):
         return convolved(layer.W_val, kernel, X)
-    places = read_places(offsets, (X.shape[1], X.shape[2])).to(X.device)
+    places = read_places(offsets, grid).to(X.device)
 
     def gathered(some: Tensor) -> Tensor:
-        return of_pixels(layer.W_val, places, some)
+        return projected(layer.W_val, gather(some, places).flatten(3))
 
     return divided(gathered, now, layer.W_val.parameters(), X)
-
-
-def of_pixels(W_val: nn.Linear, places: Tensor, X: Tensor) -> Tensor:
-    """The layer as a gather and a product, for places (H, W, N_h), or fewer: (B, H, W, D) -> (B, H, W, D)"""
-    heads = gather(X, places)
-    means = W_val.in_features // X.shape[3] - places.shape[2]
-    if means:
-        mean = X.mean(dim=(1, 2), keepdim=True)[..., None, :]
-        heads = torch.cat([heads, mean.expand(*heads.shape[:3], means, -1)], dim=3)
-    return projected(W_val, heads.flatten(3))
 
 
 def read_places(offsets: list[list[int]], grid: Grid) -> Tensor:
@@ -89,17 +80,12 @@ def _axis(places: list[int]) -> range:
 
 
 def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
-    """The layer as a convolution, and for heads beyond its kernel a map of the mean: (B, H, W, D) -> (B, H, W, D)"""
+    """The layer as a convolution: (B, H, W, D) -> (B, H, W, D)"""
     size = [len(axis) for axis in kernel]
-    slices = W_val.weight.unflatten(1, [-1, X.shape[3]])  # (D_out, N_h, D)
-    taps = math.prod(size)
-    weight = slices[:, :taps].unflatten(1, size).permute(0, 3, 1, 2)  # (D_out, D, *size)
+    weight = W_val.weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
     steps = [axis.step for axis in kernel]
     image = padded(X.permute(0, 3, 1, 2), kernel)
-    Y = conv2d(image, weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)
-    if slices.shape[1] > taps:
-        Y += linear(X.mean(dim=(1, 2), keepdim=True), slices[:, taps:].sum(dim=1))
-    return Y
+    return conv2d(image, weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)
 
 
 def padded(image: Tensor, kernel: Lattice) -> Tensor:

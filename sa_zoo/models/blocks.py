@@ -159,7 +159,7 @@ class PlainBlock(Block):
     """GELU(BatchNorm(attention(x))), after Jordan's CNN (airbench, 2024).
 
     In the first block of a stage, max-pooling follows attention, which still sees every pixel. As many channels as
-    possible start as the identity, in the head on the query pixel.
+    possible start as the identity, in the middle one of the heads.
     """
 
     def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
@@ -181,9 +181,8 @@ class PlainBlock(Block):
         slices = self.attn.W_val.weight.data.unflatten(1, [self.attn.num_heads, -1])
         dim_out, num_heads, dim_in = slices.shape
         same = min(dim_in, dim_out)
-        middle = (num_heads - self.attn.terms[0].means) // 2
         slices[:same] = 0.0
-        slices[:same, middle].fill_diagonal_(1.0)
+        slices[:same, num_heads // 2].fill_diagonal_(1.0)
 
     def attended(self, x: Tensor) -> Tensor:
         return self.merge(self.attn(x))  # with its norm, which needs all images

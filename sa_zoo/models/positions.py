@@ -63,15 +63,11 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
 def one_hot_displacements(Delta: Tensor, alpha: Tensor) -> list[list[int]]:
     """The displacement (row, column) of each quadratic head if all read one pixel, else none: (N_h, 2), (N_h,)
 
-    Last heads of alpha 0 have none: they see the whole image. Reads the values of tensors: a CPU has to wait for an
-    accelerator.
+    Reads the values of tensors: a CPU has to wait for an accelerator.
     """
-    sharpness = [] if alpha.is_meta else alpha.tolist()
-    while sharpness and sharpness[-1] == 0.0:
-        sharpness.pop()
-    if not all(value >= ONE_HOT for value in sharpness):
+    if alpha.is_meta or not all(value >= ONE_HOT for value in alpha.tolist()):
         return []
-    centers = at_least_float32(Delta[: len(sharpness)]).clamp(-FARTHEST, FARTHEST).tolist()
+    centers = at_least_float32(Delta).clamp(-FARTHEST, FARTHEST).tolist()
     if not all(place.is_integer() for center in centers for place in center):
         return []
     return [[int(place) for place in center] for center in centers]

@@ -30,15 +30,11 @@ class Term(nn.Module):
     separable = False  # whether they are also a sum of one score per axis: see Separable
     any_grid = True  # False if it holds learned encodings for one grid of (H, W) pixels: `resized`
     drawn = "stored"  # the explorer's formula for its maps: "quadratic", "generalized", "learned"
-    means = 0  # how many of the last heads start with the mean of the image
     not_decayed: tuple[str, ...] = ()  # its parameters without weight decay
     positional_parameters: tuple[str, ...] = ()  # its parameters that decide where heads look
 
     def taps(self) -> list[list[int]]:
-        """The displacement (row, column) of each head if all read one pixel in images of any size, else none.
-
-        The last heads may see the whole image equally instead: their outputs are its mean, and the list is shorter.
-        """
+        """The displacement (row, column) of each head if all read one pixel in images of any size, else none."""
         return []
 
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
@@ -107,20 +103,6 @@ class QuadraticKernel(Quadratic):
         nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
-class KernelAndMean(QuadraticKernel):
-    """QuadraticKernel with one more head of spread 0: the mean of the image. It stays: there, alpha has no gradient."""
-
-    means = 1
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if len(self.Delta) < 2:
-            raise ValueError("num_heads: got 1, expected 2 or more, the last for the whole image")
-        kernel = kernel_offsets(len(self.Delta) - 1)
-        self.Delta.data.copy_(nn.functional.pad(kernel, (0, 0, 0, 1)))
-        self.spread.data[-1] = 0.0
-
-
 class GeneralizedQuadratic(Term):
     """-1/2 (delta - Delta_h)^T S_h S_h^T (delta - Delta_h): any covariance (appendix). spread S: (N_h, 2, 2)."""
 
@@ -144,9 +126,8 @@ class GeneralizedQuadratic(Term):
         # A sharp Gaussian with tilted axes also reads one pixel, but at the border not that of replicate padding.
         axes = at_least_float32(self.spread).diagonal(dim1=1, dim2=2)
         tilted = (self.spread - axes.diag_embed()).abs().amax(dim=(1, 2)) > 0
-        least, most = (0.5 * axes.square()).aminmax(dim=1)
-        neither = tilted | ((least == 0) & (most > 0))
-        return one_hot_displacements(self.Delta, least.masked_fill(neither, 1.0))
+        alpha = 0.5 * axes.square().amin(dim=1)
+        return one_hot_displacements(self.Delta, alpha.masked_fill(tilted, 0.0))
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""

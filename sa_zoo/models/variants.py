@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .content import Absolute, Content, ContentKernel, Relative
-from .terms import GeneralizedQuadratic, Groups, KernelAndMean, Learned, Quadratic, QuadraticKernel
+from .terms import GeneralizedQuadratic, Groups, Learned, Quadratic, QuadraticKernel
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Variant:
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
-PLAIN = {"plain": True, "patch_size": 1, "depth": (2, 2, 2), "num_heads": 10, "hidden_dim": 0}
+PLAIN = {"plain": True, "patch_size": 1, "depth": (2, 2, 2), "hidden_dim": 0}
 PYRAMID = {"patch_overlap": 1, "depth": (1, 2, 1), "hidden_dim": 0}
 
 # fmt: off
@@ -63,8 +63,8 @@ VARIANTS = (
     Variant("sa_pyramid_h5_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 1.3 times the channels.",
             PYRAMID | {"embed_dim": (256, 480, 688), "num_heads": 5}),
-    Variant("sa_plain_cifar", ((KernelAndMean,),),
-            "A plain network (no residual connections) after Jordan's CNN (airbench); one head sees the whole image.",
+    Variant("sa_plain_cifar", ((QuadraticKernel,),),
+            "A plain network (no residual connections), after Jordan's CNN (airbench).",
             PLAIN | {"embed_dim": (160, 640, 640)}),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
@@ -93,12 +93,9 @@ VARIANTS = (
     Variant("sa_pyramid_h5_tiny_cifar", ((QuadraticKernel,),),
             "The pyramid with 5 heads and 80, 120 and 174 channels: for two CPU cores.",
             PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}),
-    Variant("sa_plain_tiny_cifar", ((KernelAndMean,),),
+    Variant("sa_plain_tiny_cifar", ((QuadraticKernel,),),
             "The plain network with 64 and 256 channels: for two CPU cores.",
             PLAIN | {"embed_dim": (64, 256, 256)}),
-    Variant("sa_plain_h9_tiny_cifar", ((QuadraticKernel,),),
-            "The same without the head for the whole image.",
-            PLAIN | {"embed_dim": (64, 256, 256), "num_heads": 9}),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
             {"layers": (2, 2, 2, 2)}),
