@@ -91,7 +91,8 @@ def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
 def padded(image: Tensor, kernel: Lattice) -> Tensor:
     """What a kernel reads of images whose border is repeated outside: (B, D, H, W) -> (B, D, H', W')"""
     (top, bottom), (left, right) = ((max(0, -axis[0]), max(0, axis[-1])) for axis in kernel)
-    image = pad(image, (left, right, top, bottom), mode="replicate")
+    with torch.autocast(image.device.type, enabled=False):  # which pads in float32 on a CPU
+        image = pad(image, (left, right, top, bottom), mode="replicate")
     down, across = ((max(0, axis[0]), min(0, axis[-1])) for axis in kernel)
     if any((*down, *across)):  # the kernel lies to one side of its query
         height, width = image.shape[2:]
