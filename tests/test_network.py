@@ -202,6 +202,7 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"patch_overlap": 1.0},
         {"plain": True},  # with feed-forward layers
         PLAIN | {"patch_overlap": 1},
+        PLAIN | {"drop_path_rate": 0.1},
         PLAIN | {"img_size": (8, 40)},
         *(
             {"terms": terms}

@@ -211,8 +211,10 @@ def new_blocks(
     """The blocks of a network for tokens of `dim_in` channels.
 
     PlainBlock in plain networks; in others, PostNormBlock in stages with feed-forward layers and ResidualBlock in those
-    without.
+    without. Raises ValueError for a `drop_path_rate` in plain networks, which have no residual branches.
     """
+    if layout.plain and drop_path_rate:
+        raise ValueError(f"drop_path_rate: got {drop_path_rate}, expected 0 in plain networks")
     post_norm, residual, plain = classes
     grids = layout.grids(img_size)
     depth = len(grids)
