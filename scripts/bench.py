@@ -328,8 +328,7 @@ def main(
 
 
 if __name__ == "__main__":
-    if (
-        not ALLOCATOR.keys() <= os.environ.keys()
-    ):  # without, times of a CNN in float32 vary by a factor of two
+    # glibc reads these when a process starts
+    if not ALLOCATOR.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
     app()

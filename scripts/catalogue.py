@@ -49,9 +49,9 @@ def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
 def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
     """Make the folder of a trained model from a finished run; the results that the folder had remain.
 
-    Weights of more than 8 MB become bfloat16. The test split is evaluated again, in detail and with the weights as they
-    are stored. check.json gets their sha256 and the logits of two fixed images. Returns the folder. Raises ValueError
-    for a run that is not finished, does not load or is of another model.
+    Weights of more than FLOAT32_BYTES become bfloat16. The test split is evaluated again, in detail and with the
+    weights as they are stored. check.json gets their sha256 and the logits of two fixed images. Returns the folder.
+    Raises ValueError for a run that is not finished, does not load or is of another model.
     """
     _check(run, entry)
     entry.parent.mkdir(parents=True, exist_ok=True)

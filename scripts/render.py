@@ -25,11 +25,12 @@ from safetensors.torch import load_file
 from timing import cell, table
 from timm.data import resolve_data_config
 
-import sa_zoo  # noqa: F401  registers the names
+import sa_zoo
 from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import Metrics, Training
 from sa_zoo.models.network import attention_in
 from sa_zoo.models.variants import VARIANTS
+from sa_zoo.training.config import load_config
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"(?<=<!-- rendered: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -121,7 +122,7 @@ def work(train: Training) -> str:
 
 
 def results() -> str:
-    """Networks of equal size, with their speed relative to that of the CNN."""
+    """The networks that README compares, with their speed relative to that of the CNN."""
     head = ["model", "parameters", "epochs", "PFLOP", "CPU minutes", "top-1, test"]
     head += [f"{phase}, batch {images}" for phase, images in AGAINST]
     rows = []
@@ -167,12 +168,15 @@ def all_results() -> str:
 
 
 def macs_of(row: Row, runs: list[Metrics]) -> str:
-    """Of the network that was trained; empty if it is not the one that the folder's name makes."""
+    """Of the network that was trained, with its taps; empty if it is not the one that the folder's name makes."""
     filed = (row.folder / "config.json").is_file()
     model = timm.create_model(f"local-dir:{row.folder}" if filed else row.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if "taps" in (row.recipe, row.speed) or not runs or runs[0].parameters != parameters:
+    if not runs or runs[0].parameters != parameters:
         return ""
+    verb, _, recipe = row.command.partition(" ")
+    if verb == "train" and load_config(recipe, row.set.split()).model.harden:
+        sa_zoo.harden(model)
     return f"{training_macs(model, (3, 32, 32)) / 1e6:.1f} M"
 
 

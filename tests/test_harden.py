@@ -275,14 +275,22 @@ def test_heads_that_cannot_be_taps_are_refused(reason, made):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+PLAIN = {"img_size": (32, 24), "patch_size": 1, "embed_dim": (3, 5, 7), "num_heads": 9}
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
-def test_graphs_of_hard_networks_only_gather_and_convolve():
-    model = hard_network().float()
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("quadratic", {}), ("plain", PLAIN | {"depth": (1, 2, 1)})]
+)
+def test_graphs_of_hard_networks_only_gather_and_convolve(name, sizes):
+    model = network(name, **sizes).float()
+    sa_zoo.harden(model)
     deployed = reparameterize_model(model)
-    x = torch.randn(B, 3, 28, 20)
+    x = torch.randn(B, 3, *model.img_size)
     program = torch.export.export(deployed, (x,))
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert not any(word in name for name in called for word in ("softmax", "matmul", "bmm", "exp"))
+    others = ("softmax", "matmul", "bmm", "exp", "autocast")
+    assert not any(word in each for each in called for word in others)
     with torch.no_grad(), only("definition"):
         expected = model(x)
     for graph in (program.module(), torch.jit.trace(deployed, x), torch.jit.script(deployed)):

@@ -1,5 +1,7 @@
 """Networks of several stages in transformers, and from a run to its figures and studies."""
 
+import math
+
 import pytest
 import timm
 import torch
@@ -14,6 +16,7 @@ from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
+from sa_zoo.models.network import attention_in
 from sa_zoo.training.run_folder import record_maps
 from sa_zoo.verbs.train import train_and_finish
 
@@ -59,6 +62,8 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
     shapes = [(2, h * w, dim) for (h, w), dim in zip(grids, WIDTHS, strict=True)]
     stem = (2, 23 * 39, 24) if name == "plain" else (2, 240, 7)
     assert [state.shape for state in outputs.hidden_states] == [stem, *shapes]
+    expected = [math.prod(layer.grid) for layer in attention_in(network.blocks).values()]
+    assert [P.shape[-1] for P in maps] == expected
     for ours, theirs in zip(outputs.attentions, maps, strict=True):
         assert torch.allclose(ours, theirs.expand(ours.shape), atol=1e-6)
     if network.fixed_img_size:

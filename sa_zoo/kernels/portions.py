@@ -89,7 +89,8 @@ def divided(
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)
     # not slices: in the backward pass, each would fill a tensor of the size of X
-    parts = zip(*(x.split(portion_of(X)) for x in (X, *more)), strict=True)
+    images = portion_of(X)
+    parts = zip(*(x.split(images) for x in (X, *more)), strict=True)
     Y = torch.cat([function(*part) for part in parts])
     return Unchanged.apply(Y, X, *more, *parameters) if now.trains else Y
 

@@ -5,6 +5,7 @@ the image is padded that way and the layer is a convolution, without the tensor 
 """
 
 import math
+from contextlib import nullcontext
 from itertools import product
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import conv2d, pad
 
 from sa_zoo.kernels.portions import divided
 from sa_zoo.kernels.product import projected
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.kernels.situation import Situation, makes_graph
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid
@@ -91,7 +92,8 @@ def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
 def padded(image: Tensor, kernel: Lattice) -> Tensor:
     """What a kernel reads of images whose border is repeated outside: (B, D, H, W) -> (B, D, H', W')"""
     (top, bottom), (left, right) = ((max(0, -axis[0]), max(0, axis[-1])) for axis in kernel)
-    with torch.autocast(image.device.type, enabled=False):  # which pads in float32 on a CPU
+    # autocast would pad in float32; graphs would keep the context
+    with nullcontext() if makes_graph() else torch.autocast("cpu", enabled=False):
         image = pad(image, (left, right, top, bottom), mode="replicate")
     down, across = ((max(0, axis[0]), min(0, axis[-1])) for axis in kernel)
     if any((*down, *across)):  # the kernel lies to one side of its query

@@ -50,7 +50,7 @@ class MaxPool(nn.Module):
 class Block(nn.Module):
     """Attention: `attended`, then `rest`.
 
-    The first block of a further stage first merges 2x2 pixels.
+    The first block of a further stage first merges 2x2 pixels; plain blocks merge later.
     """
 
     attention_class: type[Attention] = Attention

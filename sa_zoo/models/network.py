@@ -109,14 +109,14 @@ class SANet(nn.Module):
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
             layers, or 0 for residual blocks (blocks.py). A pyramid has one stage per number of
             `depth`; the others are one number per stage or for all.
-        plain: whether the network is plain: no residual connections, max-pooling between stages, and PlainStem.
+        plain: whether the network is plain: no residual connections, max-pooling in each stage, and PlainStem.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
         ValueError: for sizes other than positive whole numbers, `terms` other than classes, an unknown
-            `global_pool`, or an `img_size` that is not a multiple of `patch_size`, doubled for each further stage.
+            `global_pool`, or an `img_size` that the tokens of the last stage do not tile.
     """
 
     block_classes: BlockClasses = (PostNormBlock, ResidualBlock, PlainBlock)
