@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .convolution.harden import harden
     from .convolution.layer_conversion import attention_from_conv, conv_from_attention
     from .convolution.network_conversion import convert
+    from .convolution.scale import scale
     from .folders.opened import open_model as open
     from .publishing.hub import publish
     from .verbs.evaluate import evaluate
@@ -38,6 +39,7 @@ __all__ = [
     "harden",
     "open",
     "publish",
+    "scale",
     "start_as_convolution",
     "train",
 ]
@@ -56,6 +58,7 @@ HOMES = {
     "harden": "convolution.harden.harden",
     "open": "folders.opened.open_model",
     "publish": "publishing.hub.publish",
+    "scale": "convolution.scale.scale",
     "start_as_convolution": "vit.start.start_as_convolution",
     "train": "verbs.train.train_recipe",
 }

@@ -37,13 +37,13 @@ def drawn(network, alpha=0.7):
     return sa_zoo.add_positions(network, alpha, generator=torch.Generator().manual_seed(0))
 
 
-def by_every_kernel(layer, x):
+def by_every_kernel(layer, x, **more):
     """The outputs by the formula, by the fast kernel, and by explicit scores."""
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         with sdpa_kernel(backend):
-            yield layer(x)
+            yield layer(x, **more)
     layer.fused_attn = False
-    yield layer(x)
+    yield layer(x, **more)
 
 
 @pytest.mark.parametrize(("arguments", "prefix"), TOKENS)
@@ -58,6 +58,20 @@ def test_scores_are_those_of_the_definition(arguments, prefix, dtype, error):
         expected = layer.proj((P @ v).transpose(1, 2).flatten(2).to(dtype))
         for found in by_every_kernel(layer, x):
             assert torch.allclose(found, expected, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize("kind", ["", "_mixed"])
+def test_rotary_embeddings_add_to_positions(kind):
+    sizes = SIZES | {"embed_dim": 36, "init_values": 1.0, "num_reg_tokens": 2}
+    network = noisy(small_vits.vit(f"vit_small_patch16_rope{kind}_224", **sizes))
+    same, positioned = (copy.deepcopy(network) for _ in range(2))
+    assert torch.allclose(sa_zoo.add_positions(same, 0.0)(images()), network(images()), atol=1e-5)
+    layer = drawn(positioned).blocks[1].attn
+    x, rope = torch.randn(2, 3 + H * W, 36), network.rope.get_embed()
+    more = {"rope": rope[1] if kind else rope}
+    expected = network.blocks[1].attn(x, attn_mask=layer.position_scores(), **more)
+    for found in by_every_kernel(layer, x, **more):
+        assert torch.allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -229,6 +243,11 @@ def test_what_a_run_records_of_positions_is_drawn(tmp_path):
         ({}, {"alpha": -0.5}, "alpha: got -0.5, expected a number from 0"),
         ({}, {"alpha": float("nan")}, "alpha: got nan, expected a number from 0"),
         ({"name": "local_vit", "alpha": 1.0}, {}, "vit: got PositionAttention in block 0"),
+        (
+            {"name": "eva02_tiny_patch14_224", "embed_dim": 48},
+            {},
+            "vit: got EvaAttention in block 0",
+        ),
     ],
 )
 def test_networks_that_do_not_fit_are_refused(network, arguments, said):

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -18,22 +19,24 @@ from sa_zoo.models.positions import displacements_between, pixels
 
 
 def attentions(vit: nn.Module, *more: type[nn.Module]) -> list[Any]:
-    """The attention of each block of a VisionTransformer.
+    """The attention of each block of a VisionTransformer, or of an Eva if AttentionRope is one of `more`.
 
-    Raises ValueError unless each is timm's `Attention`, without a gate, or one of `more`.
+    Raises ValueError unless each is timm's `Attention` or one of `more`, without a gate, with one linear map `qkv`.
     """
-    if not isinstance(vit, VisionTransformer):
+    classes = (VisionTransformer, Eva) if AttentionRope in more else VisionTransformer
+    if not isinstance(vit, classes):
         raise ValueError(f"vit: got {type(vit).__name__}, expected a VisionTransformer of timm")
     layers: list[Any] = [getattr(block, "attn", None) for block in vit.blocks]
     for number, layer in enumerate(layers):
-        if type(layer) not in (Attention, *more) or getattr(layer, "gate", None) is not None:
+        known = type(layer) in (Attention, *more)
+        if not known or getattr(layer, "gate", None) is not None or layer.qkv is None:
             raise ValueError(
                 f"vit: got {type(layer).__name__} in block {number}, expected timm's Attention without a gate"
             )
     return layers
 
 
-def grid_of(vit: VisionTransformer) -> tuple[int, int]:
+def grid_of(vit: VisionTransformer | Eva) -> tuple[int, int]:
     """(H, W) of the patches. Raises ValueError for a network whose grid depends on its input."""
     if vit.dynamic_img_size:
         raise ValueError("vit: got dynamic_img_size=True, expected one size of images")
@@ -41,15 +44,14 @@ def grid_of(vit: VisionTransformer) -> tuple[int, int]:
     return height, width
 
 
-def follow_input_size(vit: VisionTransformer) -> None:
+def follow_input_size(vit: VisionTransformer | Eva) -> None:
     """Let timm's `set_input_size` pass the new grid to all layers with a `set_grid`."""
     vit.set_input_size = partial(_set_input_size, vit)  # type: ignore[method-assign]
 
 
-def _set_input_size(vit: VisionTransformer, *arguments: Any, **named: Any) -> None:
+def _set_input_size(vit: Any, *arguments: Any, **named: Any) -> None:
     type(vit).set_input_size(vit, *arguments, **named)
-    layers: Any = vit.modules()
-    for layer in layers:
+    for layer in vit.modules():
         if hasattr(layer, "set_grid"):
             layer.set_grid(grid_of(vit))
 
@@ -75,10 +77,23 @@ def check_images(vit: VisionTransformer, images: Tensor) -> None:
         raise ValueError(f"images: got {tuple(images.shape)}, expected (B, {shape})")
 
 
-def projected(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each"""
+def projected(layer: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of all heads: (B, N, D) -> (B, N_h, N, d) each
+
+    rope: timm's rotary embedding of the T pixels, by which their queries and keys are turned.
+    """
     q, k, v = heads_apart(layer.qkv(x), 3, layer.head_dim)
-    return layer.q_norm(q), layer.k_norm(k), v
+    q, k = layer.q_norm(q), layer.k_norm(k)
+    if rope is None:
+        return q, k, v
+    prefix = q.shape[2] - rope.shape[-2]
+    q, k = (
+        torch.cat(
+            [x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, layer.rotate_half)], 2
+        )
+        for x in (q, k)
+    )
+    return q.type_as(v), k.type_as(v), v
 
 
 def heads_apart(x: Tensor, parts: int, d: int) -> tuple[Tensor, ...]:

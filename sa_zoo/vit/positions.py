@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
+from timm.layers import Attention, AttentionRope, maybe_add_mask, resolve_self_attn_mask
 from timm.models import register_notrace_function
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Generator, Tensor, nn
 
@@ -59,7 +60,7 @@ class PositionAttention(nn.Module):
 
     def __init__(
         self,
-        attention: Attention,
+        attention: Attention | AttentionRope,
         grid: tuple[int, int],
         prefix: int,
         Delta: Tensor,
@@ -71,6 +72,7 @@ class PositionAttention(nn.Module):
         self.head_dim = attention.head_dim
         self.scale = attention.scale
         self.fused_attn = attention.fused_attn
+        self.rotate_half = getattr(attention, "rotate_half", False)
         for name, module in attention.named_children():
             self.add_module(name, module)
         weight = attention.qkv.weight
@@ -97,9 +99,9 @@ class PositionAttention(nn.Module):
         channels = torch.cat([2 * t, -t.square().sum(dim=-1, keepdim=True)], dim=-1)
         return F.pad(channels, [0, 1], value=-1.0)
 
-    def positioned(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def positioned(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys with their positions, and values: (B, N_h, N, d + 4 or 8) twice and (B, N_h, N, d)"""
-        q, k, v = projected(self, x)
+        q, k, v = projected(self, x, rope)
         # scaled_dot_product_attention multiplies the scores by the scale
         alpha = at_least_float32((self.alpha / self.scale).to(v.dtype))[:, None, None]
         keys = self.quarters / 4
@@ -124,10 +126,14 @@ class PositionAttention(nn.Module):
         return torch.cat([x, of_tokens.expand(x.shape[0], x.shape[1], -1, -1)], dim=-1)
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rope: Tensor | None = None,
     ) -> Tensor:
         if self.fused_attn:
-            q, k, v = self.positioned(x)
+            q, k, v = self.positioned(x, rope)
             # The fast kernels need values as wide as queries.
             heads = F.scaled_dot_product_attention(
                 q,
@@ -139,7 +145,7 @@ class PositionAttention(nn.Module):
                 scale=self.scale,
             )[..., : self.head_dim]
         else:
-            q, k, v = projected(self, x)
+            q, k, v = projected(self, x, rope)
             # As timm scales them: with an alpha of 0, the network keeps its function.
             scores = (self.scale * q) @ k.mT
             scores = scores + self.position_scores().to(scores.dtype)
@@ -164,12 +170,12 @@ def in_parts(x: Tensor, like: Tensor, rounded: slice) -> Tensor:
 
 
 def add_positions(
-    vit: VisionTransformer,
+    vit: VisionTransformer | Eva,
     alpha: float = 1.0,
     blocks: list[int] | None = None,
     generator: Generator | None = None,
-) -> VisionTransformer:
-    """Give the attention of a VisionTransformer of timm learned quadratic scores, in place.
+) -> VisionTransformer | Eva:
+    """Give the attention of a VisionTransformer of timm, also one with rotary embeddings, learned scores, in place.
 
     All images have one size; timm's `set_input_size` changes it. Delta and alpha are in units of patches.
 
@@ -185,11 +191,11 @@ def add_positions(
     Returns the same network; `Delta` and `alpha` train with all other parameters.
     Raises ValueError for a network other than timm's plain ones, and for arguments that do not fit.
     """
-    layers = attentions(vit)
+    layers = attentions(vit, AttentionRope)
     grid = grid_of(vit)
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha: got {alpha}, expected a number from 0")
-    if not isinstance(vit.patch_drop, nn.Identity):
+    if not isinstance(vit.patch_drop, nn.Identity | None):
         raise ValueError(
             "vit: got patch_drop_rate > 0, expected 0: positions are those of all patches"
         )

@@ -1,0 +1,104 @@
+"""convolution/scale.py: networks for images of another size."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.utils import reparameterize_model
+
+import sa_zoo
+
+H, W = 24, 40
+SIZES = {"img_size": (H, W), "num_classes": 3}
+NETWORKS = {
+    "sa_quadratic_tiny_cifar": {"embed_dim": 7, "hidden_dim": 13, "depth": 2},
+    "sa_quadratic_gen_tiny_cifar": {"embed_dim": 7, "hidden_dim": 13, "depth": 1},
+    "sa_pyramid_h5_tiny_cifar": {"embed_dim": (5, 7, 11)},
+    "sa_plain_tiny_cifar": {"embed_dim": 5, "depth": 1},
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def network(name, **more):
+    torch.manual_seed(0)
+    return timm.create_model(name, **SIZES | NETWORKS.get(name, {}) | more).double().eval()
+
+
+def images(r=1):
+    """Images of which each pixel is a square of r x r pixels."""
+    x = torch.randn(2, 3, H, W, generator=torch.Generator().manual_seed(1)).double()
+    return x.repeat_interleave(r, 2).repeat_interleave(r, 3)
+
+
+@every_network
+@pytest.mark.parametrize("r", [2, 3])
+@pytest.mark.parametrize("deployed", [False, True])
+def test_taps_of_a_large_image_are_those_of_small_ones(name, r, deployed):
+    small = network(name)
+    sa_zoo.harden(small)
+    large = sa_zoo.scale(reparameterize_model(small) if deployed else small, r)
+    with torch.no_grad():
+        expected, found = small.forward_features(images()), large.forward_features(images(r))
+    assert torch.allclose(found[:, ::r, ::r], expected, rtol=0, atol=1e-12)
+    assert found.shape[1] > expected.shape[1]
+
+
+@every_network
+def test_scaling_back_gives_the_network_back(name):
+    before = network(name)
+    weights = {key: value.clone() for key, value in before.state_dict().items()}
+    assert torch.equal(sa_zoo.scale(before, 1.0)(images()), before(images()))
+    for r in (2.0, 1.5):
+        again = sa_zoo.scale(sa_zoo.scale(before, r), 1 / r)
+        assert torch.allclose(again(images()), before(images()), rtol=0, atol=1e-12)
+        for key, value in again.state_dict().items():
+            assert torch.allclose(value, weights[key], rtol=0, atol=1e-12)
+    assert all(torch.equal(value, weights[key]) for key, value in before.state_dict().items())
+
+
+def test_heads_see_the_same_part_of_the_image():
+    heads = network("sa_quadratic_tiny_cifar").blocks[1].attn.terms[0]
+    scaled = sa_zoo.scale(network("sa_quadratic_tiny_cifar"), 1.7).blocks[1].attn.terms[0]
+    delta = torch.tensor([3.0, -2.0], dtype=torch.float64)
+    scores = [
+        -0.5 * term.spread**2 * (at - term.Delta).square().sum(1)
+        for term, at in ((heads, delta), (scaled, 1.7 * delta))
+    ]
+    assert torch.allclose(*scores, rtol=1e-12)
+
+
+def test_a_converted_cnn_sees_means_of_squares():
+    cnn = timm.create_model("resnet_tiny_cifar", channels=(5, 7, 11, 13), num_classes=3)
+    attention, _ = sa_zoo.convert(cnn.double().eval(), alpha=30.0)
+    first = sa_zoo.scale(attention, 2.0).conv1
+    noise = torch.randn(2, 3, 2 * H, 2 * W, dtype=torch.float64)
+    with torch.no_grad():
+        means = torch.nn.functional.avg_pool2d(noise, 2)
+        expected, found = cnn.conv1(means), first(noise)[:, :, ::2, ::2]
+    inside = np.s_[:, :, 2:-2, 2:-2]
+    assert (found - expected)[inside].abs().max() < 0.1 * expected.abs().max()
+    again = sa_zoo.scale(sa_zoo.scale(attention, 2.0), 0.5)
+    assert torch.allclose(again(images()), attention(images()), rtol=0, atol=1e-12)
+
+
+def test_pooling_of_a_cnn_reads_pixels_farther_apart():
+    cnn = timm.create_model("resnet18").eval()
+    attention, _ = sa_zoo.convert(cnn, alpha=30.0, example=torch.randn(1, 3, 64, 64))
+    assert sa_zoo.scale(attention, 2.0).maxpool.dilation == 2
+    partly, _ = sa_zoo.convert(cnn, "layer4.*", alpha=30.0, example=torch.randn(1, 3, 64, 64))
+    with pytest.raises(ValueError, match="got the layer layer1"):
+        sa_zoo.scale(partly, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "r", "said"),
+    [
+        ("sa_plain_tiny_cifar", 0.0, "r: got 0.0, expected a positive number"),
+        ("sa_plain_tiny_cifar", float("nan"), "r: got nan, expected a positive number"),
+        ("sa_learned_tiny_cifar", 2.0, "model: got the layer blocks.0.attn, expected quadratic"),
+        ("vit_tiny_patch16_224", 2.0, "model: got VisionTransformer, expected quadratic heads"),
+    ],
+)
+def test_what_does_not_scale_is_refused(name, r, said):
+    with pytest.raises(ValueError, match=said):
+        sa_zoo.scale(network(name), r)
