@@ -98,8 +98,11 @@ def finished(*tables: str) -> list[Row]:
 
 
 def top1(row: Row) -> str:
+    return over_runs(accuracies(row))
+
+
+def over_runs(found: list[float]) -> str:
     """Mean and standard deviation over runs, and their number."""
-    found = accuracies(row)
     spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
     return f"{mean(found):.2f} %{spread} ({len(found)})"
 
@@ -349,14 +352,17 @@ def pixels() -> str:
 
 
 def sizes() -> str:
-    """Accuracy by the size of the test images."""
-    found = read("sizes.json")
-    head = ["network", "test images", *(f"{size}x{size}" for size in found["sizes"])]
+    """Accuracy on images larger than those of the training, without and with scaled heads."""
+    measured: dict[str, list[dict[str, float]]] = {}
+    for run, found in read("sizes.json").items():
+        measured.setdefault(run.rpartition("-")[0], []).append(found)
     lines = []
-    for name, ways in found["accuracy"].items():
-        for way, numbers in ways.items():
-            lines.append([f"`{name}`", way, *(f"{100 * number:.2f} %" for number in numbers)])
-    return markdown_table(head, lines, text=2)
+    for row in read_runs():
+        if row.name in measured:
+            runs = measured[row.name]
+            means = [over_runs([100 * run[size] for run in runs]) for size in runs[0]]
+            lines.append([row.says, f"{row.results()[0].parameters:,}", *means])
+    return markdown_table(["network", "parameters", *found], lines, text=1)
 
 
 def offsets() -> str:

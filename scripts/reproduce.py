@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
-from datasets import load_dataset
+from datasets import DatasetDict, load_dataset
 from PIL import Image
 from runs import ALLOCATOR, ROOT, read_runs
 from sklearn.datasets import load_digits
@@ -110,6 +110,17 @@ def write_tenth(data: str, folder: Path) -> None:
     images = len(splits["train"])
     drawn = np.random.default_rng(0).permutation(images)[: images // 10]
     splits["train"] = splits["train"].select(np.sort(drawn))
+    write_parquet(splits, folder)
+
+
+def write_half(data: str, folder: Path) -> None:
+    """The images of a data set at half their size: each pixel is the mean of four."""
+    splits = load_dataset(data)
+    column = next(iter(splits["train"].features))
+    write_parquet(splits.map(lambda row: {column: row[column].reduce(2)}), folder)
+
+
+def write_parquet(splits: DatasetDict, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("test", "train"):
         temporary = folder / f"{split}.new"
@@ -148,8 +159,9 @@ def main(
             settings = " ".join(word for job in left.values() for word in job.arguments)
             if "data/digits" in settings:
                 write_digits(runs / "data" / "digits")
-            if "data/tenth" in settings and not (runs / "data/tenth/train.parquet").is_file():
-                write_tenth(data, runs / "data" / "tenth")
+            for part, write in {"data/tenth": write_tenth, "data/half": write_half}.items():
+                if part in settings and not (runs / part / "train.parquet").is_file():
+                    write(data, runs / part)
             failed = work(left, runs, jobs, lock.fileno())
         except BlockingIOError:
             sys.exit(f"got {runs}, in which runs are still going on; wait for them, or stop them")
