@@ -7,6 +7,8 @@ import torch
 from timm.utils import reparameterize_model
 
 import sa_zoo
+from sa_zoo.models.configuration_sa import SAConfig
+from sa_zoo.models.modeling_sa import SAForImageClassification
 
 H, W = 24, 40
 SIZES = {"img_size": (H, W), "num_classes": 3}
@@ -95,10 +97,25 @@ def test_pooling_of_a_cnn_reads_pixels_farther_apart():
     [
         ("sa_plain_tiny_cifar", 0.0, "r: got 0.0, expected a positive number"),
         ("sa_plain_tiny_cifar", float("nan"), "r: got nan, expected a positive number"),
-        ("sa_learned_tiny_cifar", 2.0, "model: got the layer blocks.0.attn, expected quadratic"),
-        ("vit_tiny_patch16_224", 2.0, "model: got VisionTransformer, expected quadratic heads"),
+        ("sa_learned_tiny_cifar", 2.0, "model: got the layer blocks.0.attn, expected a net"),
+        ("vit_tiny_patch16_224", 2.0, "model: got VisionTransformer, expected a network of timm w"),
     ],
 )
 def test_what_does_not_scale_is_refused(name, r, said):
     with pytest.raises(ValueError, match=said):
         sa_zoo.scale(network(name), r)
+
+
+def test_models_of_transformers_are_refused():
+    config = SAConfig(attention_type="quadratic", image_size=8, hidden_size=7, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="model: got SAForImageClassification, expected a net"):
+        sa_zoo.scale(SAForImageClassification(config), 2.0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # TorchScript is deprecated
+def test_scaled_networks_are_scripted_and_compiled():
+    large = sa_zoo.scale(network("sa_pyramid_h5_tiny_cifar"), 2.0)
+    with torch.no_grad():
+        expected = large(images(2))
+        for same in (torch.jit.script(large), torch.compile(large, backend="aot_eager")):
+            assert torch.allclose(same(images(2)), expected, rtol=0, atol=1e-12)

@@ -18,6 +18,7 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import MaxPool, Merge
+from sa_zoo.models.network import SANet
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
 
@@ -37,11 +38,14 @@ def scale(model: nn.Module, r: float) -> nn.Module:
     copied = copy.deepcopy(model)
     named = dict(copied.named_modules())
     first = next((m for m in named.values() if isinstance(m, nn.Conv2d | SoftAttention)), None)
-    heads = [m for m in named.values() if isinstance(m, Attention | SoftAttention)]
     unfit = [name for name, m in named.items() if not _is_scaled(m, m is first, r)]
-    if unfit or not heads:
+    # transformers' models compute their grids from the layout
+    fits = isinstance(model, SANet) or any(isinstance(m, SoftAttention) for m in named.values())
+    if unfit or not fits:
         got = f"the layer {unfit[0]}" if unfit else type(model).__name__
-        raise ValueError(f"model: got {got}, expected quadratic heads of finite alpha")
+        raise ValueError(
+            f"model: got {got}, expected a network of timm with quadratic heads of finite alpha"
+        )
     return copied
 
 
