@@ -177,13 +177,16 @@ def evaluate_command(
     detail: Annotated[
         bool, typer.Option("--detail", help="Add per-class accuracy, calibration, confusion.")
     ] = False,
+    corruptions: Annotated[
+        bool, typer.Option("--corruptions", help="Add accuracy on corrupted images (CIFAR-10-C).")
+    ] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
     from accelerate import PartialState
 
     from sa_zoo.folders.metrics import write_result
 
-    metrics = sa_zoo.evaluate(model, data, changes or [], detail)
+    metrics = sa_zoo.evaluate(model, data, changes or [], detail, corruptions)
     print_once(json.dumps(metrics.result(), indent=2))
     if json_ and PartialState().is_main_process:
         write_result(json_, metrics)

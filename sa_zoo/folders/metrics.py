@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -43,6 +45,13 @@ class Scores(Section):
     # confidence, accuracy and number of images per non-empty bin of confidence
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
+    # by `sa-zoo evaluate --corruptions`: top-1 of each corruption, at five strengths
+    corrupted: dict[str, list[float]] | None = None
+
+    @property
+    def mean_corrupted(self) -> float:
+        """Top-1 on corrupted images, the mean over corruptions and strengths."""
+        return fmean(chain.from_iterable((self.corrupted or {}).values()))
 
     @property
     def percent(self) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from sa_zoo.folders.check import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig, data_of
+from sa_zoo.training.corruptions import STRENGTHS, CorruptedSplit
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import input_format_of
 from sa_zoo.training.sources import Source, digest_of, open_source
@@ -99,13 +101,25 @@ def _detail(
     }
 
 
-def evaluate_opened(opened: Opened, data: DataConfig, detail: bool = False) -> Metrics:
+def evaluate_opened(
+    opened: Opened, data: DataConfig, detail: bool = False, corruptions: bool = False
+) -> Metrics:
     """Evaluate a model in full precision; raises as `open_test_split` does. `detail` prints a table of the classes."""
     accelerator = open_accelerator()
     source, split = open_test_split(opened, data, accelerator)
-    test = score(opened.network.to(accelerator.device), split, accelerator, detail=detail)
-    opened.network.cpu()  # as `open_model` returns it
+    network = opened.network.to(accelerator.device)
+    test = score(network, split, accelerator, detail=detail)
     text = f"top-1 {test}, balanced {test.balanced:.4f}"
+    if corruptions:
+        found: dict[str, list[float]] = {}
+        for name, strengths in STRENGTHS.items():
+            splits = [CorruptedSplit(split, name, number) for number in range(len(strengths))]
+            found[name] = [score(network, each, accelerator).top1 for each in splits]
+            shares = " ".join(f"{top1:.4f}" for top1 in found[name])
+            accelerator.print(f"{name:18}{fmean(found[name]):.4f}: {shares}", file=sys.stderr)
+        test = test.model_copy(update={"corrupted": found})
+        text += f", corrupted {test.mean_corrupted:.4f}"
+    opened.network.cpu()  # as `open_model` returns it
     if detail:
         text += f"\n{class_table(test, source.classes)}"
     accelerator.print(text, file=sys.stderr)

@@ -11,7 +11,11 @@ from sa_zoo.training.evaluate import evaluate_opened
 
 
 def evaluate(
-    model: str | Path | Opened, data: str = "", changes: Iterable[str] = (), detail: bool = False
+    model: str | Path | Opened,
+    data: str = "",
+    changes: Iterable[str] = (),
+    detail: bool = False,
+    corruptions: bool = False,
 ) -> Metrics:
     """Evaluate a model on the test split of a data set, by default that of its run, as `sa-zoo evaluate` does.
 
@@ -25,12 +29,13 @@ def evaluate(
         data: Hub data set, folder or "digits".
         changes: values of a recipe to replace, "data.key=value".
         detail: add accuracy by class, calibration and the confusion matrix.
+        corruptions: add the accuracy on the images with each corruption of CIFAR-10-C.
 
     Raises:
         ValueError: for data that do not fit the model; and the errors of `sa_zoo.open`.
     """
     config = data_for(model, data, changes)
-    return evaluate_opened(open_model(model), config, detail)
+    return evaluate_opened(open_model(model), config, detail, corruptions)
 
 
 def data_for(model: str | Path | Opened, data: str = "", changes: Iterable[str] = ()) -> DataConfig:
