@@ -7,7 +7,7 @@ files. All files are written here.
 import json
 import os
 import shutil
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
-from torch import nn
+from torch import Tensor, nn
 
 SUMS = "sha256.json"
 
@@ -47,6 +47,12 @@ def write_file(path: Path, content: bytes | str) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     return write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Write a safetensors file, with the metadata of PyTorch."""
+    stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    return write_file(path, save(stored, {"format": "pt"}))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -161,8 +167,7 @@ def write_timm_files(
 
     Without `model_config`, classes keep the names in the pretrained_cfg if their number is that of the classes.
     """
-    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-    write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    write_tensors(folder / "model.safetensors", model.state_dict())
     if model_config is None:
         cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
         model_config = {}

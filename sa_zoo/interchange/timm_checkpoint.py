@@ -6,13 +6,12 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save
 from timm.data import resolve_data_config
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_name
-from sa_zoo.folders.write import write_file
+from sa_zoo.folders.write import write_file, write_tensors
 from sa_zoo.interchange.paper_checkpoint import state_from_paper
 
 PICKLED = "pytorch_model.bin"  # weights in a timm folder without safetensors
@@ -76,6 +75,6 @@ def with_safetensors(source: Path, folder: Path) -> Path:
     if not (source / PICKLED).is_file() or (source / "model.safetensors").is_file():
         return source
     weights = clean_state_dict(read_checkpoint(source / PICKLED))
-    write_file(folder / "model.safetensors", save(weights, {"format": "pt"}))
+    write_tensors(folder / "model.safetensors", weights)
     write_file(folder / "config.json", (source / "config.json").read_bytes())
     return folder

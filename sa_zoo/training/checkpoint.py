@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
@@ -29,6 +29,7 @@ from sa_zoo.folders.write import (
     write_file,
     write_json,
     write_sums,
+    write_tensors,
 )
 
 STATE_FILES = TENSORS, COUNTERS = "state.safetensors", "state.json"
@@ -69,20 +70,15 @@ def save_checkpoint(
     values = {f"model.{key}": value for key, value in model.state_dict().items()}
     for number, state in saved["state"].items():
         values |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
-    tensors = {}
-    scalars = {}
-    for key, value in values.items():
-        if isinstance(value, Tensor):
-            tensors[key] = value.detach().cpu().contiguous()
-        else:
-            scalars[key] = value
+    tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    scalars = {key: value for key, value in values.items() if key not in tensors}
     groups = tree_map_only(Tensor, Tensor.item, saved["param_groups"])
     rest = {"counters": counters.model_dump(), "scalars": scalars, "groups": groups}
     final = folder / f"epoch-{counters.epoch:05d}-step-{counters.step:07d}"
     if final in checkpoints(folder):  # damaged: this run did not resume from it
         shutil.rmtree(final)
     with new_folder(final) as new:
-        write_file(new / TENSORS, save(tensors, {"format": "pt"}))
+        write_tensors(new / TENSORS, tensors)
         try:
             write_json(new / COUNTERS, rest)
         except TypeError as error:

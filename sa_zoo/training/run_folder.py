@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file
+from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file, write_tensors
 from sa_zoo.models.network import SANet, attention_in, block_of, terms_in
 from sa_zoo.models.terms import declared
 from sa_zoo.training.checkpoint import remove_all_but
@@ -101,7 +101,7 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
         name: torch.stack([*earlier.get(name, ())[:epoch], row.detach().cpu()])
         for name, row in parameters.items()
     }
-    write_file(out / HEADS, save(rows, {"format": "pt"}))
+    write_tensors(out / HEADS, rows)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
             rows = middle.cpu().expand(len(some), -1, -1).unflatten(-1, [height, width])
             sums[f"blocks.{path}"] += rows.sum(dim=0)
     named = {name: total / len(images) for name, total in sums.items()}
-    write_file(out / "attention.safetensors", save(named, {"format": "pt"}))
+    write_tensors(out / "attention.safetensors", named)
 
 
 def remove_checkpoints(out: Path) -> None:
