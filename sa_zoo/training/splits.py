@@ -51,6 +51,11 @@ class Split(Dataset[Any]):
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
+    def first(self, count: int) -> Tensor:
+        """The first images, normalized: float32 (count, C, H, W)"""
+        images, *_ = next(iter(self.loader(count)))
+        return self.input_format.normalize(images)
+
     def loader_in_order(self, batches: np.ndarray) -> Iterable[Any]:
         """The images of these indices (batches, B), batch by batch."""
         return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)

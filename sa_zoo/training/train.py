@@ -69,8 +69,7 @@ def _initialize(model: nn.Module, config: ModelConfig, split: Split) -> None:
     if config.whiten:
         whiten_first_convolution(model, split)
     if config.start:
-        images, *_ = next(iter(split.loader(START_IMAGES)))
-        start_as_convolution(model, images=split.input_format.normalize(images))
+        start_as_convolution(model, images=split.first(START_IMAGES))
 
 
 def _publish(run: Run, macs: int) -> Opened:
@@ -111,9 +110,8 @@ def _publish(run: Run, macs: int) -> Opened:
         | {"processes": accelerator.num_processes, "precision": config.train.precision},
     )
     if accelerator.is_main_process:
-        images, *_ = next(iter(run.splits["test"].loader(MAPPED_IMAGES)))
-        normalized = run.split.input_format.normalize(images)
-        record_maps(out, network, normalized.to(accelerator.device))
+        images = run.splits["test"].first(MAPPED_IMAGES)
+        record_maps(out, network, images.to(accelerator.device))
         write_metrics(out, metrics)
         remove_checkpoints(out)
     accelerator.end_training()

@@ -47,8 +47,7 @@ class TestImages:
 
     def first(self, count: int) -> Tensor:
         """(count, C, H, W), normalized, on the CPU."""
-        images, *_ = next(iter(self.split.loader(count)))
-        return self.split.input_format.normalize(images).cpu()
+        return self.split.first(count).cpu()
 
     def scores(self, network: nn.Module) -> Scores:
         network = network.to(self.accelerator.device)
