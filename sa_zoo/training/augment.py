@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from torch import Tensor
+from torchvision.transforms.functional import pad
 
 from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
@@ -90,8 +91,8 @@ class Augment:
     def _crop_and_flip(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:
         padding = self.config.crop_padding
         height, width = images.shape[-2:]
-        reflects = self.config.crop_fill == "reflect"
-        if reflects and padding >= min(height, width):
+        mode = "reflect" if self.config.crop_fill == "reflect" else "constant"
+        if mode == "reflect" and padding >= min(height, width):
             raise ValueError(
                 f"augment.crop_padding: got {padding}, expected less than the {min(height, width)} pixels that "
                 "crop_fill = reflect repeats"
@@ -110,18 +111,8 @@ class Augment:
         rows = to_device(torch.from_numpy(y.astype(np.int64)), images.device)
         columns = to_device(torch.from_numpy(x.astype(np.int64)), images.device)
         batch = torch.arange(len(images), device=images.device)[:, None, None]
-        if reflects:
-            rows = reflected(rows - padding, height)
-            columns = reflected(columns - padding, width)
-            padded = images
-        else:
-            padded = F.pad(images, (padding,) * 4)  # black: the images are not normalized yet
+        # a constant of 0 is black: the images are not normalized yet
+        padded = pad(images, [padding], padding_mode=mode)
         # the three indices broadcast to (B, H, W); the channel axis between them moves to the end
         cropped = padded[batch, :, rows[:, :, None], columns[:, None, :]]
         return cropped.permute(0, 3, 1, 2)
-
-
-def reflected(places: Tensor, size: int) -> Tensor:
-    """Places up to `size - 1` outside of an axis of `size` pixels, reflected into it."""
-    last = size - 1
-    return last - (last - places.abs()).abs()
