@@ -12,7 +12,7 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,12 +30,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
 class Scores(Section):
     """Result on a split: top1 and top5 as fractions, loss (mean cross-entropy) in nats, n images."""
 
-    top1: float = Field(ge=0, le=1)
-    top5: float | None = Field(None, ge=0, le=1)  # None for five classes or fewer
-    balanced: float | None = Field(None, ge=0, le=1)  # mean accuracy of the classes with images
+    top1: Fraction
+    top5: Fraction | None = None  # None for five classes or fewer
+    balanced: Fraction | None = None  # mean accuracy of the classes with images
     loss: float
     n: int = Field(ge=1)
     # on the test split of a run, and by `sa-zoo evaluate --detail`
