@@ -36,7 +36,7 @@ def learning_curves(history: History) -> Figure:
     return figure
 
 
-def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None = None) -> Figure:
+def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None) -> Figure:
     """Share of each true class (row) predicted as each class (column), in percent."""
     matrix = np.array(counts)
     percent = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)

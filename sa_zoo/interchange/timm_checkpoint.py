@@ -33,10 +33,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def network_from_checkpoint(path: Path, model: str = "") -> tuple[nn.Module, dict[str, Any]]:
+def network_from_checkpoint(path: Path, model: str) -> tuple[nn.Module, dict[str, Any]]:
     """The network in a checkpoint of timm's trainer or of the paper's code, and its preprocessing.
 
-    Takes the averaged weights if there are any. `model` is the timm name, if missing in the checkpoint.
+    Takes the averaged weights if there are any. `model` is the timm name, or empty if the checkpoint has it.
     Raises ValueError for a checkpoint of another network, and the errors of `read_checkpoint`.
     """
     content = read_checkpoint(path)

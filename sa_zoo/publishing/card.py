@@ -43,12 +43,9 @@ def write_card(opened: Opened) -> Path:
     return opened.local_folder / "README.md"
 
 
-def render_card(opened: Opened, repo_id: str = "", space_url: str = "") -> str:
-    """README.md of a model folder, for the repository `repo_id`; default: you/NAME.
-
-    `space_url` is the address of the explorer's Space, if there is one.
-    """
-    return _render(_facts(opened), repo_id, space_url)
+def render_card(opened: Opened, repo_id: str = "") -> str:
+    """README.md of a model folder, for the repository `repo_id`; default: you/NAME."""
+    return _render(_facts(opened), repo_id)
 
 
 def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:

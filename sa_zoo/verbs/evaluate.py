@@ -38,8 +38,8 @@ def evaluate(
     return evaluate_opened(open_model(model), config, detail, corruptions)
 
 
-def data_for(model: str | Path | Opened, data: str = "", changes: Iterable[str] = ()) -> DataConfig:
-    """The data set `data`, configured as in the model's run if the names agree; default: the data of the run.
+def data_for(model: str | Path | Opened, data: str, changes: Iterable[str] = ()) -> DataConfig:
+    """The data set `data`, configured as in the model's run if the names agree; if empty, the data of the run.
 
     Raises ValueError if there is neither.
     """

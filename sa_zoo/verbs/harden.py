@@ -13,7 +13,7 @@ SMALL_EPOCHS = 4  # with small images, at most as many as in the run
 RATE = 1 / 3  # of the run's learning rate
 
 
-def harden_run(run: Path, out: Path, changes: Iterable[str] = (), resume: bool = False) -> Opened:
+def harden_run(run: Path, out: Path, changes: Iterable[str], resume: bool) -> Opened:
     """Turn the heads of a trained run into taps, train on, and leave a complete run folder.
 
     Raises the errors of `train`, and ValueError for a folder without train.toml or heads that cannot be taps.

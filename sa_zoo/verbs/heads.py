@@ -56,14 +56,14 @@ class TestImages:
 
 def study_heads(
     model: str,
-    data: str = "",
-    window: int = 3,
-    convolve: str = "",
-    out: Path | None = None,
-    most: str = "",
-    below: float | None = None,
+    data: str,
+    window: int,
+    convolve: str,
+    out: Path | None,
+    most: str,
+    below: float | None,
 ) -> str:
-    """The output of the command, as Markdown. Arguments as on the command line; default data: those of the run.
+    """The output of the command, as Markdown. Arguments as on the command line; without data, those of the run.
 
     Raises ValueError for inconsistent or unfit arguments, and the errors of `open_model`.
     """
