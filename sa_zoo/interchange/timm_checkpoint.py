@@ -53,7 +53,6 @@ def network_from_checkpoint(path: Path, model: str) -> tuple[nn.Module, dict[str
                 "global_pool": settings.get("gp"),
                 **(settings.get("model_kwargs") or {}),
             }
-            arguments = {key: value for key, value in arguments.items() if value is not None}
             Arguments.model_validate(arguments)
             network = timm.create_model(name, **arguments)
             network.load_state_dict(state)
