@@ -158,7 +158,7 @@ def config_path(config: str | Path) -> Path:
     )
 
 
-def data_of(model: str, overrides: Iterable[str] = ()) -> DataConfig:
+def data_of(model: str | Path, overrides: Iterable[str] = ()) -> DataConfig:
     """The training data of the run in a folder, with overrides as in `load_config`.
 
     Raises ValueError if `model` is not a run folder.

@@ -169,7 +169,7 @@ def _hold_out_of_its_run(opened: Opened, data: DataConfig, source: Source) -> st
     """The `hold_out` of the run if the model was trained on these data, otherwise "everything"."""
     same = opened.metrics.data_digest == digest_of(source)["hash"]
     if opened.folder and (opened.folder / "train.toml").is_file():
-        trained_on = data_of(str(opened.folder))
+        trained_on = data_of(opened.folder)
         same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
         data = trained_on
     return data.hold_out if same else "everything"

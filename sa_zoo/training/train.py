@@ -40,7 +40,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     """
     config, accelerator = open_launched(config, out)
     if is_finished(out, config, resume):
-        finished = open_model(str(out))
+        finished = open_model(out)
         if accelerator.is_main_process:
             remove_checkpoints(out)  # the run may have been killed before this
         return finished
@@ -84,7 +84,7 @@ def _publish(run: Run, macs: int) -> Opened:
         size = {"input_size": run.split.input_format.input_size}
         write_timm_files(out, run.model, model_config=labels, data_config=size)
     accelerator.wait_for_everyone()
-    published = open_model(str(out))
+    published = open_model(out)
     network = published.network.to(accelerator.device)
     scores = {}
     for name in ("test", "validation"):

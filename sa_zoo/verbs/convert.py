@@ -12,7 +12,7 @@ from torch import nn
 from sa_zoo.convolution.network_conversion import NetworkReport, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
-from sa_zoo.folders.opened import Opened, open_folder, open_model
+from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import SANet
 from sa_zoo.publishing.card import write_card
@@ -55,7 +55,7 @@ def convert_model(
         measured = Conversion(**conversion, logits=report.logits)
         base_model = (cfg.get("hf_hub_id") or "").partition("@")[0]
         write_metrics(new, metrics_of(backbone, base_model=base_model, conversion=measured))
-        converted = finish(open_folder(new))
+        converted = finish(open_model(new))
     converted = converted.moved(out)
     if data:
         converted = _compared(cnn, converted, data)

@@ -44,7 +44,7 @@ def data_for(model: str | Path | Opened, data: str, changes: Iterable[str] = ())
     Raises ValueError if there is neither.
     """
     name = model.source if isinstance(model, Opened) else model
-    run = str(folder_of(model) or name)
+    run = folder_of(model) or name
     if not data:
         return data_of(run, changes)
     with suppress(ValueError):  # not a run folder

@@ -61,7 +61,7 @@ def _test_pictures(opened: Opened, count: int) -> dict[str, Image.Image]:
         raise ValueError(
             f"--images: got {count} for {opened.source}, which is no run with a data set; expected --image FILE"
         )
-    source = open_source(data_of(str(opened.folder)))
+    source = open_source(data_of(opened.folder))
     split = "test" if "test" in source.images else "train"
     pictures = {}
     for row, label in enumerate(source.labels[split][:count].tolist()):
