@@ -38,7 +38,7 @@ def numbers(x: Tensor) -> Json:
 
 def described(layer: LayerMaps, recorded: Tensors) -> Json:
     """A layer for the page. `recorded`: positional parameters by name, at the epochs on the page."""
-    page: Json = {name: getattr(layer, name) for name in GEOMETRY}
+    page = {name: getattr(layer, name) for name in GEOMETRY}
     page["distance"] = numbers(mean_distance(layer))
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))

@@ -90,7 +90,7 @@ def explore(
     recorded = recorded or {}
     epochs = spaced(min(map(len, recorded.values()), default=0), PATH_EPOCHS + 1)
     path = {name: rows[epochs] for name, rows in recorded.items()}
-    data: Json = {
+    data = {
         "title": title or architecture or type(model).__name__,
         "source": source,
         "size": list(batch.shape[1:]),
@@ -116,7 +116,7 @@ def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
             return {f"image {number}": image for number, image in enumerate(images, start=1)}
         got = f"a tensor {tuple(images.shape)}"
     elif isinstance(images, Mapping) and images and channels in PILLOW_MODES:
-        transform: Any = create_transform(**expected)
+        transform = create_transform(**expected)
         if all(isinstance(picture, Image.Image) for picture in images.values()):
             mode = PILLOW_MODES[channels]
             return {name: transform(picture.convert(mode)) for name, picture in images.items()}

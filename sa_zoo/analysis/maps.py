@@ -89,7 +89,7 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         if isinstance(module, Attention)
         or (isinstance(module, ConvolutionalAttention) and len(module.stride) == 2)
     }
-    layers: list[LayerMaps] = []
+    layers = []
 
     def record(module: nn.Module, x: Tensor) -> None:
         maps_of: Any = _of_attention if isinstance(module, Attention) else _of_convolution

@@ -127,7 +127,7 @@ class Metrics(Section):
 
 def metrics_of(network: nn.Module, **more: Any) -> Metrics:
     """Name and parameters of a timm network, and the given measurements."""
-    cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
+    cfg: Any = network.pretrained_cfg
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Metrics(model=cfg["architecture"], parameters=parameters, **more)
 
@@ -149,7 +149,7 @@ def read_results(folder: Path) -> dict[str, list[Metrics]]:
 
     Further runs are in results/RECIPE-SEED.json; RECIPE is "seed" for the recipe of metrics.json.
     """
-    results: dict[str, list[Metrics]] = {}
+    results = {}
     metrics = read_metrics(folder)
     if metrics.test:
         results[""] = [metrics]
@@ -187,7 +187,7 @@ def write_result(path: Path, measured: Metrics) -> None:
 def environment(device: torch.device) -> dict[str, str | int]:
     """Hardware, versions and settings of a measurement."""
     name = device.type
-    settings: dict[str, str] = {}
+    settings = {}
     if name == "cuda":
         name = torch.cuda.get_device_name(device)
         settings["tf32_products"] = str(cuda.matmul.allow_tf32)

@@ -169,7 +169,7 @@ def write_timm_files(
     """
     write_tensors(folder / "model.safetensors", model.state_dict())
     if model_config is None:
-        cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+        cfg: Any = model.pretrained_cfg
         model_config = {}
         if len(cfg.get("label_names") or ()) == model.num_classes:
             model_config = {key: cfg.get(key) for key in ("label_names", "label_descriptions")}

@@ -25,7 +25,7 @@ def transformers_files(opened: Opened) -> dict[str, bytes]:
     Other models need none: transformers loads them through its timm wrapper. Raises ValueError for a network without
     average pooling, a crop outside the center, or a wrong number of labels.
     """
-    network: Any = opened.network
+    network = opened.network
     kind = _kind(network) if isinstance(network, SANet) else ""
     if not kind:
         return {}

@@ -119,10 +119,9 @@ def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> st
 def _facts(opened: Opened) -> dict[str, Any]:
     """All variables of the template except for the repository."""
     folder = opened.local_folder
-    network: Any = opened.network
     name = opened.config["architecture"]
     entry = timm.models.model_entrypoint(name)
-    cfg: dict[str, Any] = network.pretrained_cfg
+    cfg: Any = opened.network.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
     recipe = without_paths(_text(folder / "train.toml"), opened.metrics.data)
     settings = tomllib.loads(recipe)
@@ -137,7 +136,7 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "cfg": cfg,
         "config": opened.config,
         "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
-        "cost": cost_of(network, tuple(cfg["input_size"])),
+        "cost": cost_of(opened.network, tuple(cfg["input_size"])),
         "files": parts_of(folder),
         "recipe": recipe.strip(),
         "settings": settings,

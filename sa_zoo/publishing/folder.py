@@ -123,7 +123,7 @@ def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any)
     input_size = network.pretrained_cfg["input_size"]  # type: ignore[index]
     images = torch.randn(2, *input_size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        logits: torch.Tensor = network(images)
+        logits = network(images)
         others = by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):
         got = f"got different logits from timm and transformers for {transformers_name}"

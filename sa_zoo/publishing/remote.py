@@ -29,7 +29,7 @@ class Refused(OSError):
 # Finished steps are recognized, so running the command again is safe.
 LOG_IN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
 CHANGED = "somebody else changed {repo_id} meanwhile: look at it, then run this again"
-ADVICE: dict[int, tuple[type[Exception], str]] = {
+ADVICE = {
     401: (PermissionError, f"the token is missing or not accepted: {LOG_IN}"),
     403: (
         PermissionError,
@@ -147,7 +147,7 @@ class Remote:
         the Hub created it.
         """
         tree = self._tree(commit)
-        in_the_way: set[str] = set()
+        in_the_way = set()
         if others is None:
             listed = self._listed(commit) if PUBLISHED in tree else {}
             mine = {name for name in listed if tree.get(name) in listed[name].values()}

@@ -43,7 +43,7 @@ def tables_in(folder: Path) -> Found:
     parquet = [path for path in wanted if path.suffix == ".parquet"]
     pictures = [path for path in wanted if path.suffix.lower() in EXTENSIONS]
     described = [path for path in wanted if path.name in METADATA]
-    read: set[Path] = set()
+    read = set()
     if parquet:
         used = _by_split(parquet)
         tables = _load(folder, "parquet", used)

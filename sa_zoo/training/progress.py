@@ -73,7 +73,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
 @contextmanager
 def interruption() -> Iterator[list[int]]:
     """Yield a list and collect the first SIGINT and SIGTERM in it; a second SIGINT raises KeyboardInterrupt."""
-    received: list[int] = []
+    received = []
     before: dict[int, Any] = {}
 
     def handle(number: int, _: object) -> None:

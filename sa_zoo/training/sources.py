@@ -221,7 +221,7 @@ def _from_hub(config: DataConfig) -> Found:
     name = config.name
     none_here = f"data.name: got {name}, and there is no such folder here{_near(Path(name))}"
     is_there = True
-    offline: Exception | None = None
+    offline = None
     try:
         is_there = repo_exists(name, repo_type="dataset")
     except Exception as error:  # of many types

@@ -46,7 +46,7 @@ def convert_model(
             raise ValueError(
                 f"source: got {cnn.source}, which is a network of attention, expected a CNN"
             )
-        cfg: dict[str, Any] = cnn.network.pretrained_cfg  # type: ignore[assignment]
+        cfg: Any = cnn.network.pretrained_cfg
         network, report = convert(cnn.network, **conversion)
         backbone = _registered(cnn.network, conversion)
         backbone.load_state_dict(network.state_dict())
@@ -74,7 +74,7 @@ def conversion_report(converted: Opened, report: NetworkReport) -> str:
 
 def _registered(network: nn.Module, conversion: dict[str, Any]) -> Any:
     """The registered network with the structure of the converted one, for config.json to name."""
-    cfg: dict[str, Any] = network.pretrained_cfg  # type: ignore[assignment]
+    cfg: Any = network.pretrained_cfg
     arguments = getattr(network, "_model_args", {}) | conversion
     name = f"mhsa_{cfg['architecture']}"
     if not timm.is_model(name):

@@ -1,7 +1,6 @@
 """From a trained network to a folder to publish: adds files for transformers and for people."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from sa_zoo.verbs.explore import explorer_files
 _logger = logging.getLogger(__name__)
 
 # Files made from a folder of training or conversion. The card is last, as it shows the others.
-MADE: tuple[Callable[[Opened], dict[str, bytes]], ...] = (
+MADE = (
     transformers_files,  # preprocessor_config.json, *.py, config.json
     figure_files,  # figures/*.png
     explorer_files,  # explorer.html

@@ -117,7 +117,7 @@ def _convolutions(
         raise ValueError(
             f"--convolve: got {type(network).__name__}, expected one of this package's attention networks"
         )
-    nearest: dict[int, dict[str, Any]] = {
+    nearest = {
         K: {
             layer.name: NearestConvolution(layer.module, layer.maps, layer.grid, K)  # type: ignore[arg-type]
             for layer in layers
@@ -166,7 +166,7 @@ def _convolved_vit(
             changed = replace_heads(copy.deepcopy(network), local, chosen)
             scores = test.scores(changed)
             curves[K].append((count, scores.top1))
-            distances: list[float] = [0.0]
+            distances = [0.0]
             bounds = []
             for layer, heads in zip(local, chosen, strict=True):
                 distances += layer.distance[heads].tolist()
