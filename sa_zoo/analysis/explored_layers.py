@@ -32,8 +32,8 @@ PROBES = 7  # queries per axis in the mean distance
 
 def numbers(x: Tensor) -> Json:
     """float32 numbers for the page."""
-    content = x.detach().cpu().float().contiguous().numpy().tobytes()
-    return {"shape": list(x.shape), "f4": base64.b64encode(content).decode()}
+    content = x.detach().cpu().float().numpy().tobytes()
+    return {"shape": x.shape, "f4": base64.b64encode(content).decode()}
 
 
 def described(layer: LayerMaps, recorded: Tensors) -> Json:
@@ -55,9 +55,9 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
         if path:
             page["path"] = _parameters(layer.kind, path)
     if isinstance(module, ConvolutionalAttention):
-        kernel = module.W_val().detach()
+        kernel = module.W_val()
         page["values"] = _values(kernel.double().flatten(2).transpose(1, 2))
-        page["kernel"] = list(module.kernel_size)
+        page["kernel"] = module.kernel_size
         page["filters"] = _filters(kernel.float())
     elif isinstance(module, Attention):
         page["values"] = _values(value_matrices(module))
@@ -83,7 +83,7 @@ def stored(layer: LayerMaps, image: int) -> Json:
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
     packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
-    return {"shape": list(P.shape), "zlib": packed, "largest": numbers(largest)}
+    return {"shape": P.shape, "zlib": packed, "largest": numbers(largest)}
 
 
 def mean_distance(layer: LayerMaps) -> Tensor:
@@ -95,7 +95,7 @@ def mean_distance(layer: LayerMaps) -> Tensor:
     means = []
     for query in product(*(spaced(size, PROBES) for size in layer.grid)):
         down, across = layer.standing(query)
-        distance = torch.hypot((rows - down)[:, None], (columns - across)[None, :])
+        distance = torch.hypot((rows - down)[:, None], columns - across)
         reached = (layer.at(query).cpu() * distance).sum(dim=(-2, -1))
         means.append(reached.reshape(-1, layer.heads).mean(dim=0))
     return torch.stack(means).mean(dim=0)

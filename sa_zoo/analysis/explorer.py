@@ -93,7 +93,7 @@ def explore(
     data = {
         "title": title or architecture or type(model).__name__,
         "source": source,
-        "size": list(batch.shape[1:]),
+        "size": batch.shape[1:],
         "images": [],
         "epochs": epochs,
         "layers": [described(layer, path) for layer in layers],

@@ -55,7 +55,7 @@ def head_positions(layers: Layers) -> Figure:
     for (axes, color, center), contours in zip(heads, outlines, strict=True):
         row, column = center
         axes.plot(column, row, ".", color=color, markersize=5)
-        if float((contours - center[:, None]).abs().max()) < POINT:
+        if (contours - center[:, None]).abs().max() < POINT:
             corner = (column - 0.5, row - 0.5)
             axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor=color, alpha=0.4))
         for curve, style in zip(contours, SHARES.values(), strict=True):

@@ -77,8 +77,8 @@ def _check_runtime(
     session = InferenceSession(content, providers=["CPUExecutionProvider"])
     for batch, right in zip(images, expected, strict=True):
         (logits,) = session.run(["logits"], {"images": batch.numpy()})
-        difference = float((torch.from_numpy(logits) - right).abs().max())
-        if not difference <= TOLERANCE * float(right.abs().max()):
+        difference = (torch.from_numpy(logits) - right).abs().max()
+        if not difference <= TOLERANCE * right.abs().max():
             raise ValueError(
                 f"export: got logits that differ by {difference:.1e} from onnxruntime, expected the network's"
             )

@@ -108,7 +108,7 @@ def _image_processor(network: nn.Module) -> CLIPImageProcessor:
         size={"shortest_edge": math.floor(height / data["crop_pct"])} if height == width else size,
         crop_size=size,
         resample=getattr(PILImageResampling, data["interpolation"].upper()),
-        image_mean=list(data["mean"]),
-        image_std=list(data["std"]),
+        image_mean=data["mean"],
+        image_std=data["std"],
         do_convert_rgb=channels == 3,
     )

@@ -131,7 +131,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Cou
         raise ValueError(
             f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}"
         ) from error
-    for name in read_json(checkpoint / SUMS).keys() - set(STATE_FILES):
+    for name in read_json(checkpoint / SUMS).keys() - STATE_FILES:
         if name == Path(name).name:
             write_file(folder.parent / name, (checkpoint / name).read_bytes())
     return counters

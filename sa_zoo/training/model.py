@@ -41,7 +41,7 @@ class InputFormat:
 def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
     """The input format of a model. `image_size`, if not 0, applies unless the model fixes the size."""
     given = image_size or getattr(model, "_traits", {}).get("img_size")
-    data = resolve_input_data_config(model, {"img_size": given or None})
+    data = resolve_input_data_config(model, {"img_size": given})
     channels = data["input_size"][0]
     mean, std = (tuple(data[key]) * (channels // len(data[key])) for key in ("mean", "std"))
     return InputFormat(data["input_size"], mean, std, data["interpolation"], data["crop_pct"])

@@ -64,8 +64,9 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def report_of(source: Source, rows: Rows, decode: bool, input_text: str = "") -> Report:
     """Check every image: `decode` it, or read its header only."""
-    report = Report(name=source.name, classes=list(source.classes), input=input_text)
-    report.skipped = dict(source.skipped)
+    report = Report(
+        name=source.name, classes=source.classes, input=input_text, skipped=source.skipped
+    )
     looks: Counter[tuple[str, str]] = Counter()
     trained = np.empty(0, np.uint64)
     few = sum(len(own) for _, own in rows.values()) <= MANY

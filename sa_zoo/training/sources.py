@@ -159,7 +159,7 @@ def digest_of(source: Source) -> dict[str, Any]:
         images.update(f"{split} images of {source.classes[label]}" for label in labels.tolist())
         everything += [split, labels.tolist(), source.images[split].names_and_sizes()]
     text = repr(everything).encode(errors="surrogatepass")
-    return {"images": dict(images), "hash": sha256(text).hexdigest()}
+    return {"images": images, "hash": sha256(text).hexdigest()}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -298,7 +298,7 @@ def _class_names(tables: Mapping[str, Any], label: str) -> list[str]:
     """The class names of the data, or the texts in all splits, or numbers."""
     feature = tables["train"].features[label]
     if isinstance(feature, datasets.ClassLabel):
-        return list(feature.names)
+        return feature.names
     # class_encode_column would sort 1, 10, 2, and look at one split only
     values = {value for table in tables.values() for value in table.unique(label)} - {None, ""}
     if feature.dtype.endswith("string"):
