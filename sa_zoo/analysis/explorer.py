@@ -135,8 +135,10 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
         maps = [stored(layer, number) for layer in varying]
         taken = len(json.dumps([name, png, maps]))
         if number == 0 and taken > room:
-            got = f"{len(layers)} layers whose maps of one image take {taken:,} bytes"
-            raise ValueError(f"model: got {got}, expected less than {PAGE_BYTES:,}")
+            raise ValueError(
+                f"model: got {len(layers)} layers whose maps of one image take {taken:,} bytes, "
+                f"expected less than {PAGE_BYTES:,}"
+            )
         if taken > room:
             _logger.warning("the page has room for %d of the %d images", number, len(pictures))
             break

@@ -151,17 +151,17 @@ def check_config(path: Path) -> None:
     except ValidationError as error:
         raise ValueError(f"{path}: {mistakes(error)}") from error
     except (ValueError, RecursionError) as error:
-        message = f"{path}: got a file that is not the configuration of a model: {error}"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"{path}: got a file that is not the configuration of a model: {error}"
+        ) from error
 
 
 def mistakes(error: ValidationError) -> str:
     """All mistakes found by pydantic, as "key: got value: reason"."""
-    lines = [
+    return "; ".join(
         f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}"
         for each in error.errors()
-    ]
-    return "; ".join(lines)
+    )
 
 
 def count_elements(path: Path) -> int:

@@ -140,8 +140,9 @@ def read_metrics(folder: Path) -> Metrics:
     try:
         return Metrics.model_validate(read_json(path))
     except ValidationError as error:
-        message = f"{path}: expected version 1 of its schema, but {mistakes(error)}"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"{path}: expected version 1 of its schema, but {mistakes(error)}"
+        ) from error
 
 
 def read_results(folder: Path) -> dict[str, list[Metrics]]:

@@ -39,8 +39,9 @@ class Opened:
         try:
             return load_file(self.folder / name)
         except SafetensorError as error:
-            message = f"{self.folder / name}: got a truncated or damaged file: {error}"
-            raise ValueError(message) from error
+            raise ValueError(
+                f"{self.folder / name}: got a truncated or damaged file: {error}"
+            ) from error
 
     def with_files(self, files: Mapping[str, bytes]) -> "Opened":
         """The same model after writing these files, by name, into its folder."""
@@ -114,13 +115,14 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
         message = " ".join(str(error).split())
         of_another = "state_dict" in message or "inconsistent" in message
         if isinstance(error, RuntimeError) and of_another:
-            message = f"weights: got those of another model in {source}: {message}"
-            raise ValueError(message) from error
+            raise ValueError(
+                f"weights: got those of another model in {source}: {message}"
+            ) from error
         raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
     except Exception as error:  # models raise anything for bad arguments
-        message = f"{type(error).__name__}: {error}"
-        message = f"model.args: got arguments that {source} cannot be built with: {message}"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"model.args: got arguments that {source} cannot be built with: {type(error).__name__}: {error}"
+        ) from error
     for name, tensor in network.state_dict().items():
         if pretrained and not tensor.isfinite().all():
             raise ValueError(f"weights: got NaN or infinity in {name} of {source}")

@@ -45,8 +45,9 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
         try:
             expected = [network(some) for some in images]
         except (AssertionError, RuntimeError) as error:
-            got = f"export: got a network of one image size ({error})"
-            raise ValueError(f"{got}, expected one that takes any") from error
+            raise ValueError(
+                f"export: got a network of one image size ({error}), expected one that takes any"
+            ) from error
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.onnx"
         onnx_export(

@@ -26,8 +26,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises any type of error for other files
-        expected = "a complete file that torch.save wrote, with tensors only"
-        raise ValueError(f"checkpoint: got {path}, expected {expected}") from error
+        raise ValueError(
+            f"checkpoint: got {path}, expected a complete file that torch.save wrote, with tensors only"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"checkpoint: got a {type(content).__name__} in {path}, expected a dict")
     return content
@@ -57,8 +58,9 @@ def network_from_checkpoint(path: Path, model: str) -> tuple[nn.Module, dict[str
             network = timm.create_model(name, **arguments)
             network.load_state_dict(state)
     except Exception as error:  # foreign checkpoints raise any type of error
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"checkpoint: got {path}, expected one of {name}: {reason}") from error
+        raise ValueError(
+            f"checkpoint: got {path}, expected one of {name}: {type(error).__name__}: {error}"
+        ) from error
     return network.eval(), resolve_data_config(settings, model=network)
 
 

@@ -126,6 +126,8 @@ def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any)
         logits = network(images)
         others = by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):
-        got = f"got different logits from timm and transformers for {transformers_name}"
-        raise ValueError(f"{got}: {logits[0]} and {others[0]}")
+        raise ValueError(
+            f"got different logits from timm and transformers for {transformers_name}: "
+            f"{logits[0]} and {others[0]}"
+        )
     return logits

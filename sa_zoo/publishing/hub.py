@@ -137,5 +137,10 @@ def _check_download(remote: Remote, commit: str) -> None:
         if remote.kind == "model":
             source = f"hf-hub:{remote.repo_id}@{commit}"
             network = timm.create_model(source, pretrained=True, cache_dir=cache)
-            where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
-            check_loads(network.eval(), remote.repo_id, **where)
+            check_loads(
+                network.eval(),
+                remote.repo_id,
+                revision=commit,
+                cache_dir=cache,
+                local_files_only=True,
+            )

@@ -42,8 +42,11 @@ def open_launched(config: Config, out: Path) -> tuple[Config, Accelerator]:
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     chosen = config.train.precision or launched
     if launched not in ("no", chosen):  # "no" is also the default of the launcher
-        message = "train.precision: got %s from the launcher, but the config says %s, which counts"
-        _logger.warning(message, launched, chosen)
+        _logger.warning(
+            "train.precision: got %s from the launcher, but the config says %s, which counts",
+            launched,
+            chosen,
+        )
     train = config.train.model_dump() | {"precision": chosen}
     config = parse_config(config.model_dump() | {"train": train})
     tracker = config.train.tracker

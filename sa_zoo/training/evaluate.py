@@ -132,12 +132,11 @@ def class_table(scores: Scores, classes: Sequence[str]) -> str:
     assert scores.images_per_class and scores.per_class
     width = max(map(len, classes))
     rows = zip(classes, scores.images_per_class, scores.per_class, strict=True)
-    lines = [
+    return "\n".join(
         f"{name:{width}} {n:6} {right:.4f} ± {margin(right, n):.4f}"
         for name, n, right in rows
         if right is not None
-    ]
-    return "\n".join(lines)
+    )
 
 
 def open_test_split(
@@ -195,6 +194,9 @@ def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
         )
     if given != (names or numbers):
         pairs = [f"{mine} is {other}" for mine, other in zip(names or numbers, given, strict=True)]
-        message = "data: classes are matched by number, the model's with those of %s: %s"
-        _logger.warning(message, source.name, listed(pairs))
+        _logger.warning(
+            "data: classes are matched by number, the model's with those of %s: %s",
+            source.name,
+            listed(pairs),
+        )
     return source, "by number"

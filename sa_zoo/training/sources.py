@@ -271,9 +271,9 @@ def _chosen(found: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
     if "test" not in chosen and "validation" in chosen and not asked["validation"]:
         chosen["test"] = chosen.pop("validation")
     if not chosen.keys() & {"train", "test"} or not set(found).issuperset(chosen.values()):
-        expected = "train or test, or data.train_split and data.test_split among them"
         raise ValueError(
-            f"data: got {config.name} with splits {', '.join(found)}, expected {expected}"
+            f"data: got {config.name} with splits {', '.join(found)}, expected train or test, or data.train_split and "
+            "data.test_split among them"
         )
     return chosen
 
@@ -288,9 +288,10 @@ def _columns(features: Mapping[str, Any], config: DataConfig) -> tuple[str, str]
         labels = [name for name in ("label", "labels", "fine_label") if name in features]
     label = config.label_column or [*labels, ""][0]
     if len(images) != 1 or not isinstance(features.get(label), LABELS):
-        expected = f"one of {', '.join(features)} with one class per image, and one of images"
-        got = label or "nothing"
-        raise ValueError(f"data.label_column: got {got}, expected {expected}, in {config.name}")
+        raise ValueError(
+            f"data.label_column: got {label or 'nothing'}, expected one of {', '.join(features)} with one class per "
+            f"image, and one of images, in {config.name}"
+        )
     return images[0], label
 
 

@@ -144,8 +144,10 @@ def splits_of(
     every = rows_of(source, validation, hold_out)
     rows = {name: every[name] for name in names}
     if "test" in rows and not len(rows["test"][1]):
-        expected = "a test split, or more images, of which a fifth become one"
-        raise ValueError(f"data.name: got {source.name} without test images, expected {expected}")
+        raise ValueError(
+            f"data.name: got {source.name} without test images, expected a test split, or more images, of which a "
+            "fifth become one"
+        )
     streamed = {name: StreamedSplit(source, *own, input_format) for name, own in rows.items()}
     images = sum(map(len, streamed.values()))
     small = images * math.prod(input_format.input_size) <= KEPT_BYTES
