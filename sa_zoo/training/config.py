@@ -180,7 +180,8 @@ def data_config(name: str, overrides: Iterable[str]) -> DataConfig:
 def run_name(config: str | Path, overrides: Iterable[str]) -> str:
     """Name of the run folder: CONFIG, or CONFIG-MODEL if the overrides name a model."""
     model = _overridden({"model": {}}, overrides)["model"].get("name")
-    return "-".join(filter(None, [config_path(config).stem, model]))
+    name = config_path(config).stem
+    return f"{name}-{model}" if model else name
 
 
 def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:

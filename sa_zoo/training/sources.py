@@ -68,7 +68,9 @@ class Images:
 
     def name(self, row: int) -> str:
         """The name of an image in messages."""
-        return ", ".join(filter(None, [self.path(row), f"image {row} of the {self.split} split"]))
+        path = self.path(row)
+        image = f"image {row} of the {self.split} split"
+        return f"{path}, {image}" if path else image
 
     @contextmanager
     def naming(self, row: int) -> Iterator[None]:
