@@ -57,7 +57,7 @@ def head_positions(layers: Layers) -> Figure:
         axes.plot(column, row, ".", color=color, markersize=5)
         if (contours - center[:, None]).abs().max() < POINT:
             corner = (column - 0.5, row - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor=color, alpha=0.4))
+            axes.add_patch(Rectangle(corner, 1, 1, color=color, alpha=0.4))
         for curve, style in zip(contours, SHARES.values(), strict=True):
             axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure
@@ -102,8 +102,14 @@ def _heads_by_layer(
         for head, color in enumerate(head_colors(centers.shape[-2])):
             path = centers[..., head, :]
             row, column = path.reshape(-1, 2)[-1]
-            look: Any = {"textcoords": "offset points", "fontsize": 7, "color": color}
-            axes.annotate(str(head + 1), (column, row), (2, 2), **look)
+            axes.annotate(
+                str(head + 1),
+                (column, row),
+                (2, 2),
+                textcoords="offset points",
+                fontsize=7,
+                color=color,
+            )
             heads.append((axes, color, path))
     figure.supxlabel("columns from the query, in pixels of the layer", fontsize="medium")
     figure.supylabel("rows from the query, in pixels of the layer", fontsize="medium")
@@ -154,9 +160,8 @@ def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
     figure = figure_of((5, 3))
     (axes,) = figure.axes
     for (K, points), color in zip(curves.items(), head_colors(len(curves)), strict=True):
-        counts, accuracies = zip(*points, strict=True)
-        percent = [100 * accuracy for accuracy in accuracies]
-        axes.plot(counts, percent, "-o", color=color, markersize=4, label=f"{K} x {K}")
+        counts, accuracy = np.transpose(points)
+        axes.plot(counts, 100 * accuracy, "-o", color=color, markersize=4, label=f"{K} x {K}")
     over_whole_numbers(axes, "heads as convolutions, the most local first", "accuracy, %")
     axes.legend(frameon=False)
     return figure
