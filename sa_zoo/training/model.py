@@ -139,11 +139,11 @@ def _macs(model: nn.Module, config: Config, input_size: Size) -> int:
     if epochs:
         passes.append(("augment.small_size", epochs, (input_size[0], side, side)))
     macs = 0
-    for key, times, (channels, height, width) in passes:
+    for key, times, size in passes:
         try:
-            macs += times * training_macs(model, (channels, height, width))
+            macs += times * training_macs(model, size)
         except AssertionError as error:
-            raise ValueError(f"{key}: got {height}x{width}: {error}") from error
+            raise ValueError(f"{key}: got {size[1]}x{size[2]}: {error}") from error
     return macs
 
 
