@@ -38,7 +38,9 @@ def tables_in(folder: Path) -> Found:
     Raises FileNotFoundError if there are no images, ValueError if they cannot be read or have no classes.
     """
     everything = _files_in(folder)
-    junk = {path for path in everything if any(map(_is_junk, path.parts))}
+    junk = {
+        path for path in everything if any(name.lower().startswith(JUNK) for name in path.parts)
+    }
     wanted = [path for path in everything if path not in junk]
     parquet = [path for path in wanted if path.suffix == ".parquet"]
     pictures = [path for path in wanted if path.suffix.lower() in EXTENSIONS]
@@ -68,10 +70,6 @@ def tables_in(folder: Path) -> Found:
     for split, paths in used.items():
         origins[split] = Path(folder.name, os.path.commonpath(paths)).as_posix()
     return tables, origins, skipped
-
-
-def _is_junk(name: str) -> bool:
-    return name.lower().startswith(JUNK)
 
 
 def _files_in(folder: Path) -> list[Path]:
