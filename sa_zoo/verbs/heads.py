@@ -104,9 +104,10 @@ def study_heads(
 
 def _numbers(option: str, text: str) -> list[int]:
     """The whole numbers of an option; none if it is empty."""
-    if not all(number.strip().isdecimal() for number in text.split(",") if text):
+    numbers = text.split(",") if text else []
+    if not all(number.strip().isdecimal() for number in numbers):
         raise ValueError(f"{option}: got {text}, expected whole numbers, such as 3,5,7")
-    return [int(number) for number in text.split(",") if text]
+    return list(map(int, numbers))
 
 
 def _convolutions(
@@ -125,7 +126,7 @@ def _convolutions(
         for K in windows
     }
     header = ["layer"]
-    rows = [[name] for name in (*nearest[windows[0]], "all")]
+    rows = [[layer.name] for layer in layers] + [["all"]]
     for K, convolutions in nearest.items():
         header += [f"{K} x {K}: accuracy", "bound"]
         for row in rows:
@@ -152,8 +153,14 @@ def _convolved_vit(
     curves: dict[int, list[tuple[int, float]]] = {}
     parts = []
     for K in windows:
-        names = [f"heads as {K} x {K} convolutions", "largest distance", "accuracy"]
-        names += ["images/s", "before", "bound of each layer"]
+        names = [
+            f"heads as {K} x {K} convolutions",
+            "largest distance",
+            "accuracy",
+            "images/s",
+            "before",
+            "bound of each layer",
+        ]
         local = local_heads(network, images, K)
         total = sum(len(heads.distance) for heads in local)
         counts = most or [round(total * step / STEPS) for step in range(STEPS + 1)]
