@@ -152,8 +152,7 @@ def splits_of(
     images = sum(map(len, streamed.values()))
     small = images * math.prod(input_format.input_size) <= KEPT_BYTES
     report = report_of(source, rows, images <= MANY and not small, _input(input_format, augment))
-    if PartialState().is_main_process:
-        print(report.text(), file=sys.stderr, flush=True)
+    PartialState().print(report.text(), file=sys.stderr, flush=True)
     splits: Mapping[str, Split] = streamed
     unreadable = report.unreadable
     if small:
