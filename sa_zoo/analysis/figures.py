@@ -61,8 +61,9 @@ def figures_of(opened: Opened) -> Figures:
         figures |= _figures_of_maps(opened)
     test = opened.metrics.test
     if test and test.confusion_matrix:
-        names = opened.config.get("label_names")
-        figures["confusion_matrix"] = confusion(test.confusion_matrix, names)
+        figures["confusion_matrix"] = confusion(
+            test.confusion_matrix, opened.config.get("label_names")
+        )
     if test and test.calibration_curve and "images" in test.calibration_curve:
         error = test.calibration_error or 0.0
         figures["reliability"] = reliability(test.calibration_curve, error)

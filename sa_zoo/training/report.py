@@ -77,8 +77,7 @@ def report_of(source: Source, rows: Rows, decode: bool, input_text: str = "") ->
         images, labels = source.images[table], source.labels[table]
         held_out = ", held out" if split != table and len(own) < len(labels) else ""
         report.origins[split] = f"{source.origins.get(table, table)}{held_out}"
-        counts = np.bincount(labels[own], minlength=len(source.classes))
-        report.images[split] = counts.tolist()
+        report.images[split] = np.bincount(labels[own], minlength=len(source.classes)).tolist()
         with ThreadPool() as pool, shown(own.tolist(), f"checking {split}") as progress:
             found = pool.imap(partial(_look, images, decode), own.tolist())
             looks.update(next(found) for _ in progress)

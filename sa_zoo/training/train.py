@@ -79,10 +79,13 @@ def _publish(run: Run, macs: int) -> Opened:
     """
     config, accelerator, out = run.config, run.accelerator, run.out
     if accelerator.is_main_process:
-        # a tag would name weights of timm; these are new
-        labels = {"label_names": list(run.source.classes), "pretrained_cfg": {"tag": ""}}
-        size = {"input_size": run.split.input_format.input_size}
-        write_timm_files(out, run.model, model_config=labels, data_config=size)
+        write_timm_files(
+            out,
+            run.model,
+            # a tag would name weights of timm; these are new
+            model_config={"label_names": list(run.source.classes), "pretrained_cfg": {"tag": ""}},
+            data_config={"input_size": run.split.input_format.input_size},
+        )
     accelerator.wait_for_everyone()
     published = open_model(out)
     network = published.network.to(accelerator.device)

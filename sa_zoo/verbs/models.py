@@ -12,11 +12,10 @@ def models_table() -> str:
         if metrics.test:
             row = f"{folder.name:32}{metrics.parameters or 0:12,}{metrics.test.percent:>17}"
             rows.append((metrics.test.top1, f"{row}  {_location(folder.name)}"))
-    lines = [row for _, row in sorted(rows, reverse=True)]
     return "\n".join(
         [
             f"{'model':32}{'parameters':>12}{'top-1':>9}          weights",
-            *lines,
+            *(row for _, row in sorted(rows, reverse=True)),
             "load one: timm.create_model(NAME, pretrained=True) after import sa_zoo",
         ]
     )
