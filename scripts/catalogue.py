@@ -66,7 +66,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         opened.with_files(transformers_files(opened))
         if (new / "model.safetensors").stat().st_size > FLOAT32_BYTES:
             _store_in_bfloat16(new)
-        test = evaluate_opened(open_folder(new), data, detail=True).test
+        test = evaluate_opened(open_folder(new), data, detail=True, corruptions=True).test
         write_metrics(new, read_metrics(new).model_copy(update={"test": test}))
         opened = finish(open_folder(new))
         sha256 = hashlib.sha256((new / "model.safetensors").read_bytes()).hexdigest()
@@ -156,7 +156,7 @@ def add(
         typer.echo(add_result(run, row.folder, row.recipe or "seed", int(seed)))
         return
     trained = (run / "train.toml").is_file()  # and not converted
-    source = data_of(str(run)) if trained else DataConfig()
+    source = data_of(run) if trained else DataConfig()
     typer.echo(add_run(run, row.folder, source.model_copy(update={"name": data or source.name})))
 
 

@@ -223,6 +223,15 @@ def starts() -> str:
     return markdown_table(head, found.values(), text=1)
 
 
+def rivals() -> str:
+    """Vision transformers by their positions, best first."""
+    compared = ("timm_all", "positions_all")
+    rows = [row for row in finished("starts") if row.recipe in compared] + finished("positions")
+    rows.sort(key=lambda row: -mean(accuracies(row)))
+    lines = [[row.says, cells(row, "")[1], top1(row)] for row in rows]
+    return markdown_table(["positions", "parameters", "top-1, test"], lines, text=1)
+
+
 # Models and conversions
 
 
@@ -389,6 +398,7 @@ RENDERED = {
         all_results,
         scores,
         starts,
+        rivals,
         models,
         conversions,
         clients,

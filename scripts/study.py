@@ -39,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 def images_of(folder: Path, data: str) -> TestImages:
     """The test images of a run."""
-    config = data_of(str(folder))
+    config = data_of(folder)
     return TestImages(open_folder(folder), config.model_copy(update={"name": data or config.name}))
 
 
@@ -80,7 +80,7 @@ def sizes(runs: list[Path], data: Data = "") -> None:
     """Write docs/sizes.json."""
     accuracy = {}
     for run in runs:
-        opened, config = open_folder(run), data_of(str(run))
+        opened, config = open_folder(run), data_of(run)
         network = opened.network.eval()
         if not isinstance(network, SANet):
             network, _ = sa_zoo.convert(network, alpha=SHARP)

@@ -170,7 +170,7 @@ def test_corrupted_images_are_evaluated_by_kind_and_strength(run, tmp_path):
     result = sa_zoo("evaluate", run, "--corruptions", "--json", tmp_path / "result.json")
     assert result.exit_code == 0, result.output
     found = read(tmp_path / "result.json")["test"]["corrupted"]
-    opened, config = open_model(run), data_of(str(run))
+    opened, config = open_model(run), data_of(run)
     _, split = open_test_split(opened, config, open_accelerator())
     for name, number in (("contrast", 4), ("fog", 0)):
         everything = list(range(len(split)))
