@@ -1,5 +1,7 @@
 """sa_zoo.train, evaluate, open and publish: from Python what the commands do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_runs import tiny_config
@@ -53,6 +55,12 @@ def test_a_finished_run_is_left_alone(run, recipe):
     sa_zoo.publish(run, "you/tiny", dry_run=True)
     assert CliRunner().invoke(app, ["card", str(run.folder)]).exit_code == 0
     assert sizes(run.folder) == before
+
+
+def test_a_scaled_network_is_evaluated_on_larger_images(run):
+    larger = replace(run, network=sa_zoo.scale(run.network, 2))
+    found = sa_zoo.evaluate(larger, changes=["data.image_size=32"]).test
+    assert abs(found.top1 - run.metrics.test.top1) < 0.1
 
 
 def test_evaluation_gives_the_reported_result(run):
