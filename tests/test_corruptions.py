@@ -15,6 +15,7 @@ from sa_zoo.training.model import InputFormat
 from sa_zoo.training.splits import Split
 
 H, W = 29, 37
+FORMAT = InputFormat((3, H, W), (), (), "", 1.0)
 BACKGROUND = np.array([0.2, 0.5, 0.7])
 
 
@@ -110,6 +111,8 @@ def test_weather_lies_above_the_image():
     assert neighbors[0] > 2 * neighbors[1]
     assert (corrupted("frost", x, 0.9, 0.4) >= 0.9 * x - 1e-12).all()
     assert (corrupted("snow", x, 0.1, 0.2, 1, 0.6, 8, 3, 0.95) >= x - 1e-12).all()
+    flakes = corrupted("snow", 0 * x, 0.1, 0.2, 1, 0.6, 8, 3, 1)
+    assert np.allclose(flakes, flakes[::-1, ::-1]) and flakes.max() > 0  # fall both ways
 
 
 def test_elastic_transforms_move_pixels_little():
@@ -129,10 +132,16 @@ def test_pixels_and_jpeg_are_those_of_pillow():
     assert len(np.unique(coarse.reshape(-1, 3), axis=0)) == (H // 2) * (W // 2)
 
 
+def test_equal_images_have_their_own_noise():
+    equal = Split(torch.full((2, 3, H, W), 99).byte(), np.arange(2), FORMAT)
+    (images, _, _), *_ = CorruptedSplit(equal, "gaussian_noise", 4).loader(2)
+    assert not torch.equal(*images)
+
+
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_images_are_the_same_in_every_batch(name):
     pixels = np.uint8(255 * np.random.default_rng(2).random((7, 3, H, W)))
-    whole = Split(torch.from_numpy(pixels), np.arange(7), InputFormat((3, H, W), (), (), "", 1.0))
+    whole = Split(torch.from_numpy(pixels), np.arange(7), FORMAT)
     split = CorruptedSplit(whole, name, 2)
     read = []
     for size in (7, 3, 2):
