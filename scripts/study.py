@@ -5,8 +5,8 @@ Measurements without training: docs/taps.json and docs/sizes.json of heads.md, d
 taps: what becomes of a run if each head reads one pixel. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and
 CONTROL the same without model.harden: at the same rates, and for as much work.
 
-sizes: runs with small images, tested with the larger ones of DATA, unchanged and scaled. A CNN is
-converted for that: its heads are the pixels of its kernels.
+sizes: runs with small images, tested with the larger ones of DATA, unchanged and scaled, in the folder of the runs. A
+CNN is converted for that: its heads are the pixels of its kernels.
 
 vits: the vision transformers of timm that heads can be given to, and why others are refused.
 """

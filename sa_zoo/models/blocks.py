@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, max_pool2d
 
@@ -33,19 +32,12 @@ class Merge(nn.Module):
     def __init__(self, dim_in: int, dim: int, **dd: Any) -> None:
         super().__init__()
         self.linear = nn.Linear(4 * dim_in, dim, **dd)
-        self.dilation = 1  # larger in scaled networks
 
     def forward(self, x: Tensor) -> Tensor:
-        d = self.dilation
-        if d == 1:
-            # Not `unflatten`: with it, torch's older ONNX exporter fixes the number of images.
-            B, height, width, D_in = x.shape
-            squares = x.reshape(B, height // 2, 2, width // 2, 2, D_in)
-            return self.linear(squares.transpose(2, 3).flatten(3))
-        upper = x[:, :-d:2]
-        lower = x[:, d::2]
-        corners = [upper[:, :, :-d:2], upper[:, :, d::2], lower[:, :, :-d:2], lower[:, :, d::2]]
-        return self.linear(torch.cat(corners, dim=-1))
+        # Not `unflatten`: with it, torch's older ONNX exporter fixes the number of images.
+        B, height, width, D_in = x.shape
+        squares = x.reshape(B, height // 2, 2, width // 2, 2, D_in)
+        return self.linear(squares.transpose(2, 3).flatten(3))
 
 
 class MaxPool(nn.Module):
