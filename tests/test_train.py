@@ -26,13 +26,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, get_worker_info
 
-import sa_zoo  # noqa: F401  registers its names with timm
+import sa_zoo
 from sa_zoo.cost import training_macs
 from sa_zoo.folders.metrics import read_metrics
+from sa_zoo.folders.opened import open_model
 from sa_zoo.kernels import portions, recomputed
 from sa_zoo.kernels.choose import only
 from sa_zoo.training.augment import ORDER, permutation
-from sa_zoo.training.config import Config, OptimConfig, dump_config, load_config
+from sa_zoo.training.config import Config, ModelConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.device import report_lost_process
 from sa_zoo.training.model import create_model, input_format_of
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
@@ -503,6 +504,17 @@ def test_fine_tuning_can_change_the_image_size(plain):
     model = create_model(config, 10)
     assert model(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
     assert torch.equal(model.blocks[1].mlp.fc1.weight, weights(plain[0])["blocks.1.mlp.fc1.weight"])
+
+
+def test_the_weights_of_a_cnn_start_its_twin_of_attention():
+    """Gates are shut at first, so what W_qry and W_key are does not matter yet."""
+    cnn = f"local-dir:{ROOT}/model_cards/resnet_tiny_cifar"
+    args = {"layers": "layer4.*", "alpha": 2.0, "content": True}
+    twin = create_model(ModelConfig(name="mhsa_resnet_tiny_cifar", init=cnn, args=args), 10)
+    converted, _ = sa_zoo.convert(open_model(cnn).network, **args)
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(twin.eval()(images), converted(images), rtol=1e-5, atol=1e-5)
+    assert twin.pretrained_cfg["architecture"] == "mhsa_resnet_tiny_cifar"
 
 
 def test_decay_spares_biases_norms_shifts_and_spreads():

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 from timm.data import resolve_input_data_config
-from timm.models import is_model, is_model_pretrained, resolve_model_input_args
+from timm.models import PretrainedCfg, is_model, is_model_pretrained, resolve_model_input_args
 from torch import Tensor, nn
 
 from sa_zoo.convolution.harden import harden
+from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.cost import training_macs
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.opened import build_model
@@ -61,7 +62,11 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     with checked(_source(config)) as source:
         sizes = {"img_size": image_size or None}
         args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
-        if args["model_name"] != config.name.partition(".")[0]:
+        name = config.name.partition(".")[0]
+        if name == f"mhsa_{args['model_name']}":  # its convolutions become attention when loaded
+            cfg = backbone_cfg(PretrainedCfg(**args["pretrained_cfg"]))
+            args |= {"model_name": name, "pretrained_cfg": cfg}
+        if args["model_name"] != name:
             raise ValueError(
                 f"model.init: got weights of {args['model_name']} in {source}, expected {config.name}"
             )
