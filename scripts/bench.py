@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import timm
 import torch
 import typer
-from runs import ALLOCATOR
+from runs import ALLOCATOR, PLAIN, rivals
 from timing import Case, Subject, run_cases, step
 from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
@@ -28,6 +28,7 @@ import sa_zoo
 from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.norm import BatchNorm
 from sa_zoo.models.terms import Quadratic
+from sa_zoo.training.config import load_config
 
 CPU = torch.device("cpu")
 PHASES = (
@@ -239,32 +240,23 @@ def _convolution(channels: int, side: int, alpha: float, batch: int) -> dict[str
 
 
 def positions(sizes: Iterable[int], device: torch.device) -> Iterator[Case]:
-    """Two blocks of vit_tiny_patch16_224 with ways to know positions, on images of these sizes; the plain one is the
-    yardstick."""
+    """Two blocks of the vision transformers with positions in results/runs.toml, with three heads of 64 channels."""
     for size, phase in product(sizes, ("inference, float32", "training, float32")):
         images = max(1, 4 * 224**2 // size**2)
         build = partial(_with_positions, size, images, phase, device)
-        yield Case(f"ViT, {size // 16}x{size // 16} tokens", phase, images, "plain", build)
+        yield Case(f"ViT, {size // 16}x{size // 16} tokens", phase, images, PLAIN, build)
 
 
 def _with_positions(size: int, images: int, phase: str, device: torch.device) -> dict[str, Subject]:
     sizes = {"embed_dim": 192, "num_heads": 3, "depth": 2, "patch_size": 16, "img_size": size}
-    mean = {"class_token": False, "global_pool": "avg"}
-    relative = {"fc_norm": True, "init_values": None, "qkv_bias": True}
-    plain = partial(timm.create_model, "vit_tiny_patch16_224", **sizes, **mean)
-    built = {
-        "plain": plain(),
-        "add_positions": sa_zoo.add_positions(plain()),
-        "relative position bias of timm": timm.create_model(
-            "vit_relpos_small_patch16_224", **sizes, **mean, **relative
-        ),
-        "rotary embedding of timm": timm.create_model("vit_small_patch16_rope_224", **sizes),
-    }
     x = torch.randn(images, 3, size, size, device=device)
     found = {}
-    for name, network in built.items():
-        network.to(device).train(phase.startswith("training"))
-        found[name] = Subject(step(network, x))
+    for row in rivals():
+        if not row.recipe.endswith("_all"):
+            continue
+        args = load_config("tiny", row.set.split()).model.args
+        network = timm.create_model(row.model, **args | sizes).to(device)
+        found[row.name] = Subject(step(network.train(phase.startswith("training")), x))
     return found
 
 

@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import timm
-from runs import MODEL_CARDS, ROOT, Row, read_runs
+from runs import MODEL_CARDS, ROOT, Row, read_runs, rivals
 from safetensors.torch import load_file
 from timing import cell, table
 from timm.data import resolve_data_config
@@ -59,6 +59,7 @@ AGAINST = (
     ("inference, float32", 1),
     ("inference, float32", 50),
 )
+TWINS = 3  # runs of it that attention was trained on from
 # Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
 PYRAMIDS = {"nine heads": "sa_pyramid_tiny_cifar", "five heads": "sa_pyramid_h5_tiny_cifar"}
 
@@ -86,19 +87,14 @@ def from_csv(name: str) -> str:
 # Trained runs
 
 
-def accuracies(row: Row) -> list[float]:
-    """Top-1 of all runs on the test images, in percent."""
-    return list(row.top1) or [100 * run.test.top1 for run in row.results() if run.test]
-
-
 def finished(*tables: str) -> list[Row]:
     """Rows of these tables that have results, best first."""
-    rows = [row for row in read_runs() if row.table in tables and accuracies(row)]
-    return sorted(rows, key=lambda row: (-mean(accuracies(row)), row.name))
+    rows = [row for row in read_runs() if row.table in tables and row.accuracies()]
+    return sorted(rows, key=lambda row: (-mean(row.accuracies()), row.name))
 
 
 def top1(row: Row) -> str:
-    return over_runs(accuracies(row))
+    return over_runs(row.accuracies())
 
 
 def over_runs(found: list[float]) -> str:
@@ -211,10 +207,10 @@ def starts() -> str:
     found: dict[str, list[str]] = {}
     timms = {}
     for row in read_runs():
-        if row.table == "starts" and accuracies(row):
+        if row.table == "starts" and row.accuracies():
             start, _, share = row.recipe.rpartition("_")
             timms.setdefault(share, row)
-            more = mean(accuracies(row)) - mean(accuracies(timms[share]))
+            more = mean(row.accuracies()) - mean(timms[share].accuracies())
             gain = "" if start == "timm" else f"{more:+.2f}"
             found.setdefault(row.says, [row.says]).extend([top1(row), gain])
     head = ["start"]
@@ -223,13 +219,40 @@ def starts() -> str:
     return markdown_table(head, found.values(), text=1)
 
 
-def rivals() -> str:
-    """Vision transformers by their positions, best first."""
-    compared = ("timm_all", "positions_all")
-    rows = [row for row in finished("starts") if row.recipe in compared] + finished("positions")
-    rows.sort(key=lambda row: -mean(accuracies(row)))
-    lines = [[row.says, cells(row, "")[1], top1(row)] for row in rows]
-    return markdown_table(["positions", "parameters", "top-1, test"], lines, text=1)
+def positions() -> str:
+    """Vision transformers by their positions, best first; speed and memory of a training step with many tokens."""
+    lengths = {"all": "3 epochs", "20": "20 epochs", "tenth": "10 epochs of a tenth"}
+    found: dict[str, dict[str, Row]] = {}
+    for row in rivals():
+        found.setdefault(row.says, {})[row.recipe.rpartition("_")[2]] = row
+    many = [each for each in measured() if each["model"] == "ViT, 32x32 tokens"]
+    costs = {each["subject"]: each for each in many if each["phase"].startswith("training")}
+    lines = []
+    for says, rows in sorted(found.items(), key=lambda item: -mean(item[1]["all"].accuracies())):
+        line = [says, cells(rows["all"], "")[1]]
+        line += [top1(rows[key]) if key in rows else "" for key in lengths]
+        cost = costs.get(rows["all"].name)
+        lines.append(line + [cell(cost, key) if cost else "" for key in ("speed", "memory")])
+    head = ["positions", "parameters", *lengths.values(), "speed", "memory"]
+    return markdown_table(head, lines, text=1)
+
+
+def twins() -> str:
+    """A trained CNN and its twins of attention after more epochs, on test images and on corrupted ones."""
+    cnn = next(row for row in read_runs() if row.name == CNN)
+    lines = []
+    for row in [cnn, *(row for row in read_runs() if row.table == "twins" and row.accuracies())]:
+        runs = row.results()[:TWINS]
+        clean = [100 * run.test.top1 for run in runs if run.test]
+        corrupted = [
+            100 * run.test.mean_corrupted for run in runs if run.test and run.test.corrupted
+        ]
+        train = runs[0].train or Training()
+        more = [str(train.epochs), work(train)] if row.table == "twins" else ["", ""]
+        says = "the CNN, as trained" if row is cnn else row.says
+        lines.append([says, *more, over_runs(clean), over_runs(corrupted) if corrupted else ""])
+    head = ["network", "more epochs", "PFLOP", "top-1, test", "top-1, corrupted"]
+    return markdown_table(head, lines, text=1)
 
 
 # Models and conversions
@@ -398,7 +421,8 @@ RENDERED = {
         all_results,
         scores,
         starts,
-        rivals,
+        positions,
+        twins,
         models,
         conversions,
         clients,

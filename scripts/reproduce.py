@@ -46,7 +46,9 @@ def jobs_left(runs: Path, only: str, gpu: bool, data: str, title: str) -> dict[s
             continue
         for seed in range(row.seeds):
             if not finished(runs / f"{row.name}-{seed}"):
-                jobs[f"{row.name}-{seed}"] = Job(row.arguments(seed, data, title), row.after)
+                jobs[f"{row.name}-{seed}"] = Job(
+                    row.arguments(seed, data, title), row.after.replace("SEED", str(seed))
+                )
     return jobs
 
 

@@ -10,6 +10,7 @@ from sa_zoo.folders.metrics import Metrics, read_results
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results" / "runs.toml"
 MODEL_CARDS = ROOT / "model_cards"
+PLAIN = "vit_tiny_patch16_224.timm_all"  # that all rivals are compared with
 # glibc keeps the memory of a step for the next one instead of returning it to the system.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
@@ -50,7 +51,7 @@ class Row:
         if words[0] == "convert":
             return [*words, "--data", data]
         values = [f"model.name={self.model}", f"data.name={data}", f"data.title={title}"]
-        values += self.set.split()
+        values += self.set.replace("SEED", str(seed)).split()
         for value in (*values, f"train.seed={seed}", "train.checkpoint_steps=200"):
             words += ["--set", value]
         return words
@@ -58,6 +59,10 @@ class Row:
     def results(self) -> list[Metrics]:
         """Metrics of the runs that are finished."""
         return read_results(self.folder).get(self.recipe, [])
+
+    def accuracies(self) -> list[float]:
+        """Top-1 of all runs on the test images, in percent."""
+        return list(self.top1) or [100 * run.test.top1 for run in self.results() if run.test]
 
 
 def read_runs() -> list[Row]:
@@ -67,3 +72,9 @@ def read_runs() -> list[Row]:
         settings = row.get("set", "").format(**content["short"])
         rows.append(Row(**row | {"set": settings, "top1": tuple(row.get("top1", ()))}))
     return rows
+
+
+def rivals() -> list[Row]:
+    """Vision transformers that differ in how they know positions."""
+    both = ("timm_", "positions_")
+    return [row for row in read_runs() if row.table == "positions" or row.recipe.startswith(both)]

@@ -1,4 +1,4 @@
-"""python scripts/study.py taps RUN HARDENED CONTROL --data DATA | sizes RUN... --data DATA | vits
+"""python scripts/study.py taps RUN HARDENED CONTROL --data DATA | sizes RUN... --data DATA | vits | figures
 
 Measurements without training: docs/taps.json and docs/sizes.json of heads.md, docs/tables/vits.csv of vit.md.
 
@@ -9,20 +9,24 @@ sizes: runs with small images, tested with the larger ones of DATA, unchanged an
 CNN is converted for that: its heads are the pixels of its kernels.
 
 vits: the vision transformers of timm that heads can be given to, and why others are refused.
+
+figures: accuracies in results/ and docs/, drawn for vit.md, heads.md and conversions.md.
 """
 
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Annotated
 
 import timm
 import torch
 import typer
-from runs import ROOT
+from matplotlib.figure import Figure
+from runs import ROOT, read_runs, rivals
 
 import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers, save_figure
-from sa_zoo.analysis.head_figures import head_positions
+from sa_zoo.analysis.head_figures import figure_of, head_colors, head_positions
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import read_json, write_file, write_json
 from sa_zoo.models.network import SANet, attention_in
@@ -33,6 +37,14 @@ from sa_zoo.vit.layers import attentions, grid_of
 DOCS = ROOT / "docs"
 RATIO = 2.0  # of the size of test images to that of training
 SHARP = 20.0  # alpha of a converted CNN: its heads pay the other pixels nothing that counts
+# Top-1 at 16x16 and at 32x32 in percent, as published by Romero et al. (2022, arXiv:2110.08059).
+PUBLISHED = {
+    "FlexNet-7": (86.5, 82.7),
+    "N-Jet": (86.4, 80.9),
+    "3x3 convolutions": (85.3, 64.1),
+    "ResNet-44": (85.8, 54.3),
+}
+Groups = dict[str, dict[str, list[float]]]  # group -> label -> numbers
 Data = Annotated[str, typer.Option(help="Where the data are, if not where they were.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -94,6 +106,56 @@ def sizes(runs: list[Path], data: Data = "") -> None:
         accuracy[run.name] = found
         print(run.name, found, flush=True)
     write_json(DOCS / "sizes.json", accuracy)
+
+
+@app.command()
+def figures() -> None:
+    """Draw docs/figures/{positions,sizes,corruptions}.png from the results."""
+    lengths = {"all": "3 epochs", "20": "20 epochs"}
+    found: Groups = {length: {} for length in lengths.values()}
+    for row in rivals():
+        _, _, length = row.recipe.rpartition("_")
+        if length in lengths and row.accuracies():
+            found[lengths[length]][row.says.replace("`", "")] = row.accuracies()
+    save_figure(dots(found), DOCS / "figures" / "positions.png")
+
+    found = {"trained at 16x16": {}, "at 32x32": {}}
+    measured = read_json(DOCS / "sizes.json").values()
+    for name, key in zip(found, ("as trained", "32x32, scaled"), strict=True):
+        found[name] = {"ours, scaled": [100 * run[key] for run in measured]}
+    for name, both in PUBLISHED.items():
+        for group, top1 in zip(found.values(), both, strict=True):
+            group[name] = [top1]
+    save_figure(dots(found), DOCS / "figures" / "sizes.png")
+
+    found = {}
+    for row in read_runs():
+        if row.table == "twins" and row.recipe.endswith("_third"):
+            tests = [run.test.corrupted for run in row.results() if run.test and run.test.corrupted]
+            found[row.says] = {
+                name.replace("_", " "): [100 * fmean(test[name]) for test in tests]
+                for name in tests[0]
+            }
+    save_figure(dots(found), DOCS / "figures" / "corruptions.png")
+
+
+def dots(found: Groups) -> Figure:
+    """Mean and standard deviation of each label's numbers, in percent, one color per group."""
+    labels = list(dict.fromkeys(label for group in found.values() for label in group))
+    figure = figure_of((9, 0.3 * len(labels) + 1))
+    (axes,) = figure.axes
+    for number, (name, group) in enumerate(found.items()):
+        places = [labels.index(label) + 0.15 * number for label in group]
+        means = [fmean(values) for values in group.values()]
+        spreads = [stdev(values) if len(values) > 1 else 0.0 for values in group.values()]
+        axes.errorbar(
+            means, places, xerr=spreads, fmt="o", label=name, color=head_colors(10)[number]
+        )
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("top-1, test, %")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    return figure
 
 
 def why_not(name: str) -> str:
