@@ -112,11 +112,12 @@ def sizes(runs: list[Path], data: Data = "") -> None:
 def figures() -> None:
     """Draw docs/figures/{positions,sizes,corruptions}.png from the results."""
     lengths = {"all": "3 epochs", "20": "20 epochs"}
-    found: Groups = {length: {} for length in lengths.values()}
+    found: Groups = {}
     for row in rivals():
         _, _, length = row.recipe.rpartition("_")
         if length in lengths and row.accuracies():
-            found[lengths[length]][row.says.replace("`", "")] = row.accuracies()
+            group = found.setdefault(lengths[length], {})
+            group[row.says.replace("`", "")] = row.accuracies()
     save_figure(dots(found), DOCS / "figures" / "positions.png")
 
     found = {"trained at 16x16": {}, "at 32x32": {}}
@@ -131,11 +132,11 @@ def figures() -> None:
     found = {}
     for row in read_runs():
         if row.table == "twins" and row.recipe.endswith("_third"):
-            tests = [run.test.corrupted for run in row.results() if run.test and run.test.corrupted]
-            found[row.says] = {
-                name.replace("_", " "): [100 * fmean(test[name]) for test in tests]
-                for name in tests[0]
-            }
+            for run in row.results():
+                assert run.test
+                for name, shares in (run.test.corrupted or {}).items():
+                    group = found.setdefault(row.says, {})
+                    group.setdefault(name.replace("_", " "), []).append(100 * fmean(shares))
     save_figure(dots(found), DOCS / "figures" / "corruptions.png")
 
 
