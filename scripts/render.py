@@ -59,7 +59,7 @@ AGAINST = (
     ("inference, float32", 1),
     ("inference, float32", 50),
 )
-TWINS = 3  # runs of it that attention was trained on from
+TWINS = 3  # runs of the CNN that were trained on, as they were and as attention
 # Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
 PYRAMIDS = {"nine heads": "sa_pyramid_tiny_cifar", "five heads": "sa_pyramid_h5_tiny_cifar"}
 
@@ -241,6 +241,7 @@ def twins() -> str:
     """A trained CNN and its twins of attention after more epochs, on test images and on corrupted ones."""
     cnn = next(row for row in read_runs() if row.name == CNN)
     lines = []
+    shares: dict[str, list[float]] = {}  # accuracies of the CNN after as much work
     for row in [cnn, *(row for row in read_runs() if row.table == "twins" and row.accuracies())]:
         runs = row.results()[:TWINS]
         clean = [100 * run.test.top1 for run in runs if run.test]
@@ -250,8 +251,11 @@ def twins() -> str:
         train = runs[0].train or Training()
         more = [str(train.epochs), work(train)] if row.table == "twins" else ["", ""]
         says = "the CNN, as trained" if row is cnn else row.says
-        lines.append([says, *more, over_runs(clean), over_runs(corrupted) if corrupted else ""])
-    head = ["network", "more epochs", "PFLOP", "top-1, test", "top-1, corrupted"]
+        pairs = zip(clean, shares.setdefault(row.recipe.rpartition("_")[2], clean), strict=True)
+        lead = over_runs([own - other for own, other in pairs]) if row.model != CNN else ""
+        found = [over_runs(clean), lead, over_runs(corrupted) if corrupted else ""]
+        lines.append([says, *more, *found])
+    head = ["network", "more epochs", "PFLOP", "top-1, test", "over the CNN", "top-1, corrupted"]
     return markdown_table(head, lines, text=1)
 
 

@@ -48,7 +48,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class ModelConfig(Section):
     name: Text  # any timm name
     args: dict[str, Any] = {}  # passed to timm.create_model
-    # initial weights, those of the CNN for an mhsa_*: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
+    # initial weights, for an mhsa_* also its CNN's: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     init: str = ""
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
     # start each head of a timm vision transformer on one pixel of a kernel
