@@ -180,8 +180,8 @@ def layers(
 ) -> Iterator[Case]:
     """A layer on SIDE x SIDE tokens by its route, by axes and by its definition, the yardstick.
 
-    The batch has as many tokens as `batch` images of 8x8, and one image at least. The definition is left out where its
-    maps would fill LARGEST_MAPS bytes.
+    The batch has as many tokens as `batch` images of 8x8, and one image at least. The definition is left out where the
+    maps of all heads would fill LARGEST_MAPS bytes.
     """
     whole = timm.create_model(model)
     if not isinstance(whole, SANet):
@@ -193,7 +193,7 @@ def layers(
         dim = layer.W_val.out_features
         heads = layer.num_heads
         routes = {"as built": "", "by axes": "by axes"}
-        if 4 * images * heads * side**4 <= LARGEST_MAPS:
+        if 4 * heads * side**4 <= LARGEST_MAPS:
             routes["definition"] = "definition"
         shape = (images, side, side, dim)
         build = partial(_by_route, layer, routes, shape, phase, device)

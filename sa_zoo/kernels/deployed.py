@@ -2,7 +2,7 @@
 
 `timm.utils.reparameterize_model` replaces each layer by it. The constants are computed when a layer is deployed, loaded
 or given another image size: the pixels of one-hot heads, or the probabilities P of all heads, or their factors by axis.
-W_out and batch normalization are folded into W_val.
+W_out and batch normalization are folded into W_val. P or its factors: as is faster on the device where it is deployed.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import one_head_pays
+from sa_zoo.kernels.portions import axes_from, one_head_pays
 from sa_zoo.kernels.product import projected
 from sa_zoo.kernels.recomputed import of_factors
 from sa_zoo.kernels.situation import Situation
@@ -80,7 +80,7 @@ def constants_of(layer: Attention) -> nn.Module | None:
     if taps:
         return ReadPixels(taps, layer.grid).to(weight.device)
     X = weight.new_empty(1, *layer.grid, 1)  # positional terms look at its height and width
-    if layer.axes_pay(layer.grid):
+    if layer.axes_pay(layer.grid, axes_from(weight)):
         return Mixed(*layer.axis_probabilities(X)).to(weight.dtype)
     if layer.num_heads * X.numel() ** 2 > KEPT:
         return None
@@ -109,10 +109,23 @@ class Mixed(nn.Module):
 
     def __init__(self, *factors: Tensor) -> None:
         super().__init__()
+        self.keep(*factors)
+
+    def keep(self, *factors: Tensor) -> None:
+        self._buffers.clear()
         for number, P in enumerate(factors):
             # in memory as `attend` reads it: (Q, N_h, N)
             rows = P.transpose(0, 1).contiguous().transpose(0, 1)
             self.register_buffer(f"P_{number}", rows, persistent=False)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Mixed":
+        """After a move to another device. On a GPU, the factors of few pixels become one."""
+        super()._apply(*args, **kwargs)
+        factors: list[Any] = list(self._buffers.values())
+        if len(factors) == 2 and factors[0].shape[1] * factors[1].shape[1] <= axes_from(factors[0]):
+            P = torch.einsum("hqk,hrl->hqrkl", *factors)
+            self.keep(P.flatten(3).flatten(1, 2))
+        return self
 
     @torch.jit.unused
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:

@@ -1,7 +1,7 @@
 """How many images and heads a layer evaluates at a time, and from which sizes on.
 
-A few images at a time fit a CPU's caches, with all intermediate results. The sizes were measured on CPUs; on GPUs
-they are estimates.
+A few images at a time fit a CPU's caches, with all intermediate results. A GPU has no use for that: there, few large
+products are fastest. The sizes were measured.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +26,8 @@ CONVOLVED_FROM = 2**16
 # Above this many pixels (16x16), where training keeps all heads, the factors of P by axis take less time and memory
 # than P itself.
 KEPT_AXES_FROM = 256
+# The same on GPUs, in training and inference: a large product makes up for more work.
+AXES_FROM_ON_GPU = 576
 
 
 def portion_of(X: Tensor) -> int:
@@ -49,21 +51,28 @@ def is_large(X: Tensor) -> bool:
 
 
 def one_head_pays(X: Tensor, now: Situation) -> bool:
-    """Whether one head at a time is faster than all: in training on any device, in inference on CPUs."""
+    """Whether one head at a time is faster than all: on CPUs, where the heads of many images do not fit caches."""
+    if not X.is_cpu:
+        return False
     if now.trains:
         return is_large(X)
-    if makes_graph() or not X.is_cpu:
+    if makes_graph():
         return False
     return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 
 
 def all_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether the factors of P by axis are faster than P for all heads at once."""
-    least = AXES_FROM
-    if now.trains:
+    least = axes_from(X)
+    if now.trains and X.is_cpu:
         # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
         least = max(least, min(X.shape[3], KEPT_AXES_FROM))
     return layer.axes_pay((X.shape[1], X.shape[2]), least)
+
+
+def axes_from(x: Tensor) -> int:
+    """The number of pixels above which the factors of P by axis are faster than P, on the device of x."""
+    return AXES_FROM if x.is_cpu else AXES_FROM_ON_GPU
 
 
 def convolution_pays(heads: Tensor) -> bool:

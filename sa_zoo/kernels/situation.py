@@ -53,7 +53,12 @@ class Situation:
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided and memory reused: compilers and accelerators schedule by themselves."""
-        return self.tensors[0].is_cpu and not makes_graph() and not self.watched and self.ordinary
+        return self.tensors[0].is_cpu and self.as_written
+
+    @property
+    def as_written(self) -> bool:
+        """Whether the call does what the code says, on numbers in memory, without a graph or a hook."""
+        return not makes_graph() and not self.watched and self.ordinary
 
 
 def is_ordinary(*tensors: Tensor) -> bool:

@@ -25,13 +25,16 @@ Lattice = tuple[range, range]  # of displacements, down and across
 def can_read_taps(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether each head reads one pixel, the same in the next call, and this is cheap to find out.
 
-    Values of parameters are read on a CPU only, and not for a graph. Parameters in training may move away.
+    Values of parameters are not read for a graph, and on a GPU, which the CPU then has to wait for, only if they are
+    frozen. Parameters in training may move away.
     """
     term = layer.terms[0]
-    if len(layer.terms) > 1 or layer.drops() or not X.is_cpu:
+    if len(layer.terms) > 1 or layer.drops() or now.compiling:
         return False
-    moves = now.trains and any(parameter.requires_grad for parameter in term.parameters())
-    return not moves and not now.compiling and len(term.taps()) > 0 and now.by_hand
+    learns = any(parameter.requires_grad for parameter in term.parameters())
+    if learns and (now.trains or not X.is_cpu):
+        return False
+    return len(term.taps()) > 0 and now.as_written
 
 
 def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
@@ -93,7 +96,7 @@ def padded(image: Tensor, kernel: Lattice) -> Tensor:
     """What a kernel reads of images whose border is repeated outside: (B, D, H, W) -> (B, D, H', W')"""
     (top, bottom), (left, right) = ((max(0, -axis[0]), max(0, axis[-1])) for axis in kernel)
     # autocast would pad in float32; graphs would keep the context
-    with nullcontext() if makes_graph() else torch.autocast("cpu", enabled=False):
+    with nullcontext() if makes_graph() else torch.autocast(image.device.type, enabled=False):
         image = pad(image, (left, right, top, bottom), mode="replicate")
     down, across = ((max(0, axis[0]), min(0, axis[-1])) for axis in kernel)
     if any((*down, *across)):  # the kernel lies to one side of its query
