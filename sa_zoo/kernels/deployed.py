@@ -5,6 +5,7 @@ or given another image size: the pixels of one-hot heads, or the probabilities P
 W_out and batch normalization are folded into W_val. P or its factors: as is faster on the device where it is deployed.
 """
 
+from math import prod
 from typing import Any
 
 import torch
@@ -80,11 +81,17 @@ def constants_of(layer: Attention) -> nn.Module | None:
     if taps:
         return ReadPixels(taps, layer.grid).to(weight.device)
     X = weight.new_empty(1, *layer.grid, 1)  # positional terms look at its height and width
-    if layer.axes_pay(layer.grid, axes_from(weight)):
+    whole = is_kept_whole(layer.num_heads, X.numel(), weight)
+    if layer.factorizes() and not whole:
         return Mixed(*layer.axis_probabilities(X)).to(weight.dtype)
     if layer.num_heads * X.numel() ** 2 > KEPT:
         return None
     return Mixed(layer.probabilities(X)).to(weight.dtype)
+
+
+def is_kept_whole(heads: int, pixels: int, x: Tensor) -> bool:
+    """Whether P is kept rather than its factors, on the device of x."""
+    return pixels <= axes_from(x) and heads * pixels**2 <= KEPT
 
 
 class ReadPixels(nn.Module):
@@ -122,7 +129,8 @@ class Mixed(nn.Module):
         """After a move to another device. On a GPU, the factors of few pixels become one."""
         super()._apply(*args, **kwargs)
         factors: list[Any] = list(self._buffers.values())
-        if len(factors) == 2 and factors[0].shape[1] * factors[1].shape[1] <= axes_from(factors[0]):
+        heads, *sides = len(factors[0]), *(P.shape[1] for P in factors)
+        if len(factors) == 2 and is_kept_whole(heads, prod(sides), factors[0]):
             P = torch.einsum("hqk,hrl->hqrkl", *factors)
             self.keep(P.flatten(3).flatten(1, 2))
         return self

@@ -26,8 +26,9 @@ CONVOLVED_FROM = 2**16
 # Above this many pixels (16x16), where training keeps all heads, the factors of P by axis take less time and memory
 # than P itself.
 KEPT_AXES_FROM = 256
-# The same on GPUs, in training and inference: a large product makes up for more work.
-AXES_FROM_ON_GPU = 576
+# The same two numbers for an H100, where a large product makes up for more work: 40x40 and 24x24 pixels.
+AXES_FROM_ON_GPU = 1600
+KEPT_AXES_FROM_ON_GPU = 576
 
 
 def portion_of(X: Tensor) -> int:
@@ -67,11 +68,13 @@ def all_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
     if now.trains and X.is_cpu:
         # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
         least = max(least, min(X.shape[3], KEPT_AXES_FROM))
+    elif now.trains:
+        least = KEPT_AXES_FROM_ON_GPU
     return layer.axes_pay((X.shape[1], X.shape[2]), least)
 
 
 def axes_from(x: Tensor) -> int:
-    """The number of pixels above which the factors of P by axis are faster than P, on the device of x."""
+    """The number of pixels above which inference takes the factors of P by axis, on the device of x."""
     return AXES_FROM if x.is_cpu else AXES_FROM_ON_GPU
 
 
