@@ -221,9 +221,9 @@ def starts() -> str:
 
 def positions() -> str:
     """Vision transformers by their positions, best first; speed and memory of a training step with many tokens."""
-    lengths = {"all": "3 epochs", "20": "20 epochs", "tenth": "10 epochs of a tenth"}
+    lengths = {"all": "3 epochs", "tenth": "10 epochs of a tenth"}
     found: dict[str, dict[str, Row]] = {}
-    for row in rivals():
+    for row in filter(Row.accuracies, rivals()):
         found.setdefault(row.says, {})[row.recipe.rpartition("_")[2]] = row
     many = [each for each in measured() if each["model"] == "ViT, 32x32 tokens"]
     costs = {each["subject"]: each for each in many if each["phase"].startswith("training")}
