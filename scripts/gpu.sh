@@ -29,11 +29,11 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     device=cuda
     step check python -m pytest -n 0 tests/proofs/test_gpu.py
     bench speed sa_quadratic_cifar resnet18_cifar sa_content_cifar --batch 512 --compile reduce-overhead
-    sides=$(printf -- '--side %s ' 8 11 12 16 23 32 64 128)
-    # the smallest number of tokens at which "by axes" is faster is AXES_FROM, see docs/gpu_day.md
+    sides=$(printf -- '--side %s ' 8 16 20 24 28 32 40 64)
+    # the smallest number of tokens at which "by axes" is faster is AXES_FROM_ON_GPU, see docs/gpu_day.md
     for phase in inference training; do
         # shellcheck disable=SC2086
-        bench "axes-$phase" sa_quadratic_cifar --phase "$phase, bfloat16" --batch 2048 $sides
+        bench "axes-$phase" sa_quadratic_cifar --phase "$phase, bfloat16" --batch 512 $sides
     done
     step train python scripts/reproduce.py "$out/runs" --data "$data" --title "$title" --gpu --jobs 1
     for run in "$out"/runs/*-0; do

@@ -28,7 +28,7 @@ def test_timm_lists_the_models_that_have_weights():
 
 
 WITHOUT = {
-    "sa_quadratic_cifar": "not trained yet, but sa_quadratic_tiny_cifar.long is",
+    "sa_content_cifar": "not trained yet, but sa_content_tiny_cifar is",
     "sa_eq8_cifar": "not trained yet, but sa_quadratic_tiny_cifar.long is",
     "resnet18_cifar": r"in a checkout, .*'local-dir:model_cards/resnet18_cifar', pretrained=True",
 }
