@@ -50,7 +50,8 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
     """Make the folder of a trained model from a finished run; the results that the folder had remain.
 
     Weights of more than FLOAT32_BYTES become bfloat16. The test split is evaluated again, in detail and with the
-    weights as they are stored; corrupted images take hours with such a network, and are left out. check.json gets their sha256 and the logits of two fixed images. Returns the folder.
+    weights as they are stored; corrupted images take hours with such a network, and are left out. check.json gets the
+    sha256 of the weights and the logits of two fixed images. Returns the folder.
     Raises ValueError for a run that is not finished, does not load or is of another model.
     """
     _check(run, entry)

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 # Keys of a row that are numbers: head of the column, and format.
 COLUMNS = {
     "images": ("images", "{}"),
-    "milliseconds": ("ms per image", "{:.2f}"),  # median over the rounds
+    "milliseconds": ("ms per image", "{:.3g}"),  # median over the rounds
     "mib": ("MiB per image", "{:.1f}"),  # peak beyond the weights
     "gmacs": ("GMACs", "{:.2f}"),  # multiply-adds (1e9) per image
     "speed": ("speed", "{:.3g}x"),  # relative to the yardstick

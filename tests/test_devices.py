@@ -88,16 +88,35 @@ def test_a_deployed_layer_has_fewer_and_larger_products_on_the_device():
         assert torch.allclose(layer(X.to("cuda")).cpu(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("images", "grid", "training", "inference"),
+    [
+        (659, (17, 11), "definition", "definition"),  # a CPU would take one head at a time
+        (5, (29, 23), "by axes", "definition"),
+        (5, (43, 41), "by axes", "by axes"),
+    ],
+)
+def test_many_pixels_are_mixed_by_axes(images, grid, training, inference):
+    layer = Attention(7, 3, (Quadratic,), grid).to("cuda")
+    X = torch.zeros(images, *grid, 7).to("cuda")
+    assert choose(layer, X)[0].name == training
+    with torch.no_grad():
+        assert choose(layer, X)[0].name == inference
+
+
 def test_only_frozen_taps_are_read_from_the_device():
     layer = Attention(7, 9, (Quadratic,), (17, 11))
     harden(layer)
-    X = torch.randn(5, 17, 11, 7).to("cuda")
-    layer.to("cuda")
-    assert choose(layer, X)[0].name == "taps"
-    for parameter in layer.terms.parameters():
-        parameter.requires_grad_(True)
-    with never_waiting():
-        assert choose(layer, X)[0].name == "definition"
+    X = torch.randn(5, 17, 11, 7)
+    on_gpu, on_cpu = copy.deepcopy(layer).to("cuda"), layer
+    assert choose(on_gpu, X.to("cuda"))[0].name == "taps"
+    on_gpu.requires_grad_(True)
+    on_cpu.requires_grad_(True)
+    with torch.no_grad():
+        assert choose(on_cpu, X)[0].name == "taps"
+    for grad in (True, False):
+        with never_waiting(), torch.set_grad_enabled(grad):
+            assert choose(on_gpu, X.to("cuda", non_blocking=True))[0].name == "definition"
 
 
 @pytest.mark.parametrize(
