@@ -2,10 +2,9 @@
 
 `timm.utils.reparameterize_model` replaces each layer by it. The constants are computed when a layer is deployed, loaded
 or given another image size: the pixels of one-hot heads, or the probabilities P of all heads, or their factors by axis.
-W_out and batch normalization are folded into W_val. P or its factors: as is faster on the device where it is deployed.
+W_out and batch normalization are folded into W_val. P is kept in the form that is faster on its device.
 """
 
-from math import prod
 from typing import Any
 
 import torch
@@ -129,10 +128,11 @@ class Mixed(nn.Module):
         """After a move to another device. On a GPU, the factors of few pixels become one."""
         super()._apply(*args, **kwargs)
         factors: list[Any] = list(self._buffers.values())
-        heads, *sides = len(factors[0]), *(P.shape[1] for P in factors)
-        if len(factors) == 2 and is_kept_whole(heads, prod(sides), factors[0]):
-            P = torch.einsum("hqk,hrl->hqrkl", *factors)
-            self.keep(P.flatten(3).flatten(1, 2))
+        if len(factors) == 2:
+            down, across = factors
+            if is_kept_whole(len(down), down.shape[1] * across.shape[1], down):
+                P = torch.einsum("hqk,hrl->hqrkl", down, across)
+                self.keep(P.flatten(3).flatten(1, 2))
         return self
 
     @torch.jit.unused

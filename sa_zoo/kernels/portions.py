@@ -1,7 +1,7 @@
 """How many images and heads a layer evaluates at a time, and from which sizes on.
 
-A few images at a time fit a CPU's caches, with all intermediate results. A GPU has no use for that: there, few large
-products are fastest. The sizes were measured.
+A few images at a time fit a CPU's caches, with all intermediate results. On a GPU, few large products are
+fastest instead. All sizes were measured.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -53,22 +53,21 @@ def is_large(X: Tensor) -> bool:
 
 def one_head_pays(X: Tensor, now: Situation) -> bool:
     """Whether one head at a time is faster than all: on CPUs, where the heads of many images do not fit caches."""
-    if not X.is_cpu:
+    if makes_graph() or not X.is_cpu:
         return False
     if now.trains:
         return is_large(X)
-    if makes_graph():
-        return False
     return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 
 
 def all_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether the factors of P by axis are faster than P for all heads at once."""
-    least = axes_from(X)
-    if now.trains and X.is_cpu:
+    if not now.trains:
+        least = axes_from(X)
+    elif X.is_cpu:
         # With fewer channels than pixels, mixing by P costs more than W_val, and the factors pay earlier.
-        least = max(least, min(X.shape[3], KEPT_AXES_FROM))
-    elif now.trains:
+        least = max(AXES_FROM, min(X.shape[3], KEPT_AXES_FROM))
+    else:
         least = KEPT_AXES_FROM_ON_GPU
     return layer.axes_pay((X.shape[1], X.shape[2]), least)
 
