@@ -29,6 +29,7 @@ from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.verbs.finish import finish
 
 FLOAT32_BYTES = 7_500_000  # larger files of weights are stored in bfloat16
+RECORD_BYTES = 2_000_000  # larger records of heads, those of learned tables, are left out
 
 
 def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
@@ -63,6 +64,9 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
             write_file(new / name, content)
         if (entry / "results").is_dir():
             shutil.copytree(entry / "results", new / "results")
+        record = new / "heads.safetensors"
+        if record.is_file() and record.stat().st_size > RECORD_BYTES:
+            record.unlink()
         opened = open_folder(new)
         opened.with_files(transformers_files(opened))
         large = (new / "model.safetensors").stat().st_size > FLOAT32_BYTES

@@ -5,8 +5,7 @@ Measurements without training: docs/taps.json and docs/sizes.json of heads.md, d
 taps: what becomes of a run if each head reads one pixel. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and
 CONTROL the same without model.harden: at the same rates, and for as much work.
 
-sizes: runs with small images, tested with the larger ones of DATA, unchanged and scaled, in the folder of the runs. A
-CNN is converted for that: its heads are the pixels of its kernels.
+sizes: runs with small images, tested with the larger ones of DATA, unchanged and scaled, in the folder of the runs.
 
 vits: the vision transformers of timm that heads can be given to, and why others are refused.
 
@@ -29,14 +28,13 @@ from sa_zoo.analysis.figures import gaussian_layers, save_figure
 from sa_zoo.analysis.head_figures import figure_of, head_colors, head_positions
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import read_json, write_file, write_json
-from sa_zoo.models.network import SANet, attention_in
+from sa_zoo.models.network import attention_in
 from sa_zoo.training.config import data_of, load_config
 from sa_zoo.verbs.heads import TestImages
 from sa_zoo.vit.layers import attentions, grid_of
 
 DOCS = ROOT / "docs"
 RATIO = 2.0  # of the size of test images to that of training
-SHARP = 20.0  # alpha of a converted CNN: its heads pay the other pixels nothing that counts
 # Top-1 at 16x16 and at 32x32 in percent, as published by Romero et al. (2022, arXiv:2110.08059).
 PUBLISHED = {
     "FlexNet-7": (86.5, 82.7),
@@ -94,8 +92,6 @@ def sizes(runs: list[Path], data: Data = "") -> None:
     for run in runs:
         opened, config = open_folder(run), data_of(run)
         network = opened.network.eval()
-        if not isinstance(network, SANet):
-            network, _ = sa_zoo.convert(network, alpha=SHARP)
         side = round(RATIO * config.image_size)
         larger = TestImages(opened, config.model_copy(update={"name": data, "image_size": side}))
         found = {
