@@ -48,9 +48,11 @@ def test_a_deployed_layer_is_the_definition(terms, grid, images, monkeypatch):
     monkeypatch.setattr(portions, "CONVOLVED_FROM", 0)
     with torch.no_grad(), only("definition"):
         expected = layer(X)
-        # all heads at once, one at a time, and with P built for each batch
+        # all heads of all images, of one image or one head at a time, and with P built for each batch
         for numbers, kept in ((10**9, 10**9), (0, 10**9), (0, 0)):
-            monkeypatch.setattr(portions, "BY_HEAD_FROM", numbers)
+            monkeypatch.setattr(portions, "DIVIDED_FROM", numbers)
+            monkeypatch.setattr(portions, "PORTION", 1)
+            monkeypatch.setattr(portions, "LEAST", 1)
             monkeypatch.setattr("sa_zoo.kernels.deployed.KEPT", kept)
             deployed = copy.deepcopy(layer).fuse()
             assert torch.allclose(deployed(X), expected, rtol=0, atol=1e-12)
@@ -187,7 +189,7 @@ def test_batch_norms_that_train_see_all_images_at_once(name, monkeypatch):
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_an_adapter_on_a_deployed_layer_counts(hard, monkeypatch):
-    monkeypatch.setattr(portions, "BY_HEAD_FROM", 0)
+    monkeypatch.setattr(portions, "DIVIDED_FROM", 0)
     network = small("sa_quadratic_kernel_cifar", num_heads=9)
     if hard:
         sa_zoo.harden(network)

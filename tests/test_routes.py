@@ -42,7 +42,8 @@ class Definition(Attention):
 @pytest.fixture(autouse=True)
 def several_portions(monkeypatch):
     monkeypatch.setattr(portions, "PORTION", 2 * H * W * D)
-    monkeypatch.setattr(portions, "BY_HEAD_FROM", 0)
+    monkeypatch.setattr(portions, "DIVIDED_FROM", 0)
+    monkeypatch.setattr(portions, "LEAST", 1)
 
 
 every_term = pytest.mark.parametrize(
@@ -153,7 +154,7 @@ ROUTE_OF = {  # terms, images, training (None: of one portion) -> route
 @pytest.mark.parametrize("case", ROUTE_OF)
 def test_each_kind_of_input_has_its_route(case, monkeypatch):
     terms, grid, channels, trains, expected = ROUTE_OF[case]
-    monkeypatch.setattr(portions, "BY_HEAD_FROM", 2**17)
+    monkeypatch.setattr(portions, "DIVIDED_FROM", 2**17)
     if trains is None:
         monkeypatch.setattr(portions, "PORTION", 10**9)
         trains = True

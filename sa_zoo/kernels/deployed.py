@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import axes_from, one_head_pays
-from sa_zoo.kernels.product import projected
+from sa_zoo.kernels.portions import axes_from, heads_fill_caches
+from sa_zoo.kernels.product import attended, projected
 from sa_zoo.kernels.recomputed import of_factors
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.kernels.taps import convolved, gather, lattice_of, read_places
-from sa_zoo.models.attention import Attention, attend, attend_by_axes
+from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid
 
@@ -111,7 +111,7 @@ class ReadPixels(nn.Module):
 
 
 class Mixed(nn.Module):
-    """P as one factor, for few pixels, or by axis: all heads at once, or one at a time where there are many images."""
+    """P as one factor, for few pixels, or by axis."""
 
     def __init__(self, *factors: Tensor) -> None:
         super().__init__()
@@ -139,9 +139,6 @@ class Mixed(nn.Module):
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
         factors: list[Any] = list(self._buffers.values())
         now = Situation([], X)
-        if one_head_pays(X, now) and is_plain(W_val) and now.by_hand:
-            return of_factors(W_val, factors, X)
-        if len(factors) == 1:
-            heads = attend(factors[0], X.flatten(1, 2)).unflatten(1, X.shape[1:3])
-            return projected(W_val, heads)
-        return projected(W_val, attend_by_axes(factors, X))
+        if heads_fill_caches(X, now) and is_plain(W_val) and now.by_hand:
+            return of_factors(W_val, factors, X, now)
+        return attended(W_val, factors, X)

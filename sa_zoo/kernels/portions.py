@@ -18,9 +18,11 @@ from sa_zoo.models.attention import AXES_FROM, Attention
 
 # Numbers in the images of one portion: eight of 16x16 pixels and 400 channels.
 PORTION = 8 * 16 * 16 * 400
-# Numbers in X above which inference takes one head at a time. All heads at once are faster for six images of 16x16
-# pixels and 80 channels, or one of 400 channels, in float32 and bfloat16.
-BY_HEAD_FROM = 2**17
+# Numbers in X above which inference divides its heads. All heads at once are faster for six images of 16x16 pixels and
+# 80 channels, or one of 400 channels, in float32 and bfloat16.
+DIVIDED_FROM = 2**17
+# The fewest images in a portion of all heads: with fewer, reading W_val takes too long.
+LEAST = 4
 # Numbers in the heads from which on, in float32, a 1x1 convolution is faster than nn.Linear.
 CONVOLVED_FROM = 2**16
 # Above this many pixels (16x16), where training keeps all heads, the factors of P by axis take less time and memory
@@ -31,10 +33,10 @@ AXES_FROM_ON_GPU = 1600
 KEPT_AXES_FROM_ON_GPU = 576
 
 
-def portion_of(X: Tensor) -> int:
+def portion_of(X: Tensor, heads: int = 1) -> int:
     """How many images have as many bytes as PORTION in float32; all of them on GPUs, which need large products."""
-    parts = ceil(X.nbytes / (4 * PORTION)) if X.is_cpu else 1
-    return max(1, ceil(len(X) / max(1, parts)))
+    parts = ceil(heads * X.nbytes / (4 * PORTION)) if X.is_cpu else 1
+    return max(LEAST if heads > 1 else 1, ceil(len(X) / max(1, parts)))
 
 
 def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
@@ -43,21 +45,21 @@ def portions(X: Tensor, *more: Tensor) -> Iterator[list[Tensor]]:
     return ([x[i : i + images] for x in (X, *more)] for i in range(0, len(X), images))
 
 
-def is_large(X: Tensor) -> bool:
+def is_large(X: Tensor, heads: int = 1) -> bool:
     """Whether portions pay; the backward pass then recomputes intermediate results instead of keeping them.
 
     Not in a graph: portions fix its number of images.
     """
-    return not makes_graph() and X.numel() > PORTION
+    return not makes_graph() and heads * X.numel() > PORTION
 
 
-def one_head_pays(X: Tensor, now: Situation) -> bool:
-    """Whether one head at a time is faster than all: on CPUs, where the heads of many images do not fit caches."""
+def heads_fill_caches(X: Tensor, now: Situation) -> bool:
+    """Whether the heads of all images are slow together: on CPUs, where many do not fit caches."""
     if makes_graph() or not X.is_cpu:
         return False
     if now.trains:
         return is_large(X)
-    return X.numel() > BY_HEAD_FROM and X.shape[1] * X.shape[2] > AXES_FROM
+    return X.numel() > DIVIDED_FROM and X.shape[1] * X.shape[2] > AXES_FROM
 
 
 def all_axes_pay(layer: Attention, X: Tensor, now: Situation) -> bool:
@@ -89,18 +91,19 @@ def divided(
     parameters: Iterable[Tensor],
     X: Tensor,
     *more: Tensor,
+    heads: int = 1,
 ) -> Tensor:
-    """function(X, *more), one portion at a time if X is large and it is possible.
+    """function(X, *more), one portion at a time if X, in so many heads, is large and it is possible.
 
     In training, each portion is evaluated once more in the backward pass, so only its inputs are kept.
     parameters: of the function. If they are changed in between, the backward pass raises torch's error.
     """
-    if not is_large(X) or not now.by_hand:
+    if not is_large(X, heads) or not now.by_hand:
         return function(X, *more)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)
     # not slices: in the backward pass, each would fill a tensor of the size of X
-    images = portion_of(X)
+    images = portion_of(X, heads)
     parts = zip(*(x.split(images) for x in (X, *more)), strict=True)
     Y = torch.cat([function(*part) for part in parts])
     return Unchanged.apply(Y, X, *more, *parameters) if now.trains else Y

@@ -1,11 +1,20 @@
-"""The product of a layer's heads with W_val in inference."""
+"""Heads, all at once, and their product with W_val in inference."""
 
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from sa_zoo.kernels.portions import convolution_pays
 from sa_zoo.kernels.situation import makes_graph
+from sa_zoo.models.attention import attend, attend_by_axes
 from sa_zoo.models.norm import is_plain
+
+
+def attended(W_val: nn.Linear, factors: list[Tensor], X: Tensor) -> Tensor:
+    """sum_h P_h X W_h + b for the factors of P: (B, H, W, D) -> (B, H, W, D)"""
+    if len(factors) > 1:
+        return projected(W_val, attend_by_axes(factors, X))
+    heads = attend(factors[0], X.flatten(1, 2))
+    return projected(W_val, heads.unflatten(1, X.shape[1:3]))
 
 
 def projected(W_val: nn.Linear, heads: Tensor) -> Tensor:

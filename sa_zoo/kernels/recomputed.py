@@ -1,19 +1,22 @@
-"""Positional heads, one at a time, with a backward pass that recomputes them.
+"""Positional heads of many images: one at a time, with a backward pass that recomputes them.
 
     Y = b + sum_h P_h X W_h^T (Eq. 10);  with G_h = dY W_h:  dW_h = dY^T P_h X,  dX = sum_h P_h^T G_h,  dP_h = G_h X^T
 
 P_h X of all heads is N_h times as large as X, but cheap compared with the products with W. So it is recomputed for dW
 instead of kept. Three large products remain, as many as in a convolution. One head of a few images at a time stays in a
-CPU's caches from one product to the next, and each product reads it in the order of writing.
+CPU's caches from one product to the next, and each product reads it in the order of writing. In float32, inference
+takes all heads of a few images instead, whose product with W is faster.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import one_head_pays, portions
+from sa_zoo.kernels.portions import divided, heads_fill_caches, portions
+from sa_zoo.kernels.product import attended
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
@@ -21,9 +24,9 @@ from sa_zoo.models.positions import at_least_float32
 
 
 def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
-    """Whether all terms are positional, W_val is plain, and recomputing pays."""
+    """Whether all terms are positional, W_val is plain, and their heads do not fit caches."""
     return (
-        one_head_pays(X, now)
+        heads_fill_caches(X, now)
         and is_plain(layer.W_val)
         and layer.W_val.bias is not None
         and all(term.positional for term in layer.terms)
@@ -38,13 +41,16 @@ def recomputed(layer: Attention, X: Tensor, now: Situation) -> Tensor:
         if layer.axes_pay((X.shape[1], X.shape[2]))
         else [layer.attn_drop(layer.probabilities(X))]
     )
-    return of_factors(layer.W_val, factors, X)
+    return of_factors(layer.W_val, factors, X, now)
 
 
-def of_factors(W_val: nn.Linear, factors: list[Tensor], X: Tensor) -> Tensor:
+def of_factors(W_val: nn.Linear, factors: list[Tensor], X: Tensor, now: Situation) -> Tensor:
     """sum_h P_h X W_h + b for the factors of P: (B, H, W, D) -> (B, H, W, D)"""
     nothing = X.new_empty(0, 0)
     dtype = (nothing @ nothing).dtype  # autocast's, or that of X
+    if dtype.itemsize > 2 and not now.trains:
+        some = partial(attended, W_val, factors)
+        return divided(some, now, W_val.parameters(), X, heads=len(factors[0]))
     others = (x.to(dtype) for x in (W_val.weight, W_val.bias, *factors))
     return ProjectedHeads.apply(X, *others)
 

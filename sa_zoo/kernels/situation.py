@@ -48,7 +48,7 @@ class Situation:
     @property
     def trains(self) -> bool:
         """Whether gradients may be needed."""
-        return torch.is_grad_enabled()
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
 
     @property
     def by_hand(self) -> bool:
