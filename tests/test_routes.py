@@ -171,6 +171,14 @@ def test_each_kind_of_input_has_its_route(case, monkeypatch):
             assert choose(layer, X)[0].name == expected
 
 
+def test_a_frozen_layer_is_evaluated_as_in_inference(monkeypatch):
+    monkeypatch.setattr(portions, "PORTION", 10**9)
+    layer = Attention(241, HEADS, (Quadratic,), (16, 15)).requires_grad_(False)
+    X = torch.randn(B, 16, 15, 241)
+    assert choose(layer, X)[0].name == "recomputed"
+    assert choose(layer, X.requires_grad_())[0].name == "definition"
+
+
 @every_term
 def test_bfloat16_is_within_its_rounding(terms):
     layer, explicit = layers(terms, torch.float32)
