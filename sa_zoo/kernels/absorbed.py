@@ -45,7 +45,7 @@ def can_absorb(layer: Attention, X: Tensor, now: Situation) -> bool:
     """Whether all content terms are known here and their projections are plain linear layers: no adapters."""
     content = [term for term in layer.terms if not term.positional]
     known = all(type(term) in ABSORBED and all(map(is_plain, term.children())) for term in content)
-    return now.ordinary and len(content) > 0 and known
+    return len(content) > 0 and known and now.ordinary
 
 
 def absorbed_content(term: Content) -> Scores:

@@ -69,13 +69,9 @@ ROUTES = (
 )
 
 
-def situation_of(layer: Attention, X: Tensor) -> Situation:
-    return Situation(layer.children(), X, *layer.parameters())
-
-
 def choose(layer: Attention, X: Tensor) -> tuple[Route, Situation]:
     """The route for X (B, H, W, D), and the situation of the choice."""
-    now = situation_of(layer, X)
+    now = Situation(layer.children(), X)
     if now.watched:
         return ROUTES[-1], now
     return next(route for route in ROUTES if route.condition(layer, X, now)), now
@@ -100,7 +96,7 @@ def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
 
 def _in_portions(block: Block, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled() and not block.training:
-        now = Situation(block.children(), x, *block.parameters())
+        now = Situation(block.children(), x)
         return divided(block.at_once, now, [], x)
     # in training, attention divides its images itself, and batch norms need all of them
     attended = block.attended(x)
@@ -117,7 +113,7 @@ def only(name: str) -> Iterator[None]:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
     evaluation = routes[name].evaluation
     installed = (Attention.evaluator, Block.evaluate_block)
-    Attention.evaluator = lambda self, X: evaluation(self, X, situation_of(self, X))
+    Attention.evaluator = lambda self, X: evaluation(self, X, Situation(self.children(), X))
     Block.evaluate_block = Block.at_once
     try:
         yield

@@ -1,6 +1,7 @@
 """The runtime state that decides how a layer is evaluated."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,27 @@ def makes_graph() -> bool:
 
 
 class Situation:
-    """The state of a call of `modules` with the first of `tensors`; the others are read as well.
+    """The state of a call of `modules` with `inputs`, the first of which decides about the device.
 
     Each property is evaluated on demand: all of them take more time than a small layer.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], *tensors: Tensor) -> None:
+    def __init__(self, modules: Iterable[nn.Module], *inputs: Tensor) -> None:
         self.modules = list(modules)
-        self.tensors = tensors
+        self.inputs = inputs
+        self._taps: list[list[int]] | None = None
+
+    def taps_of(self, term: Any) -> list[list[int]]:
+        """`term.taps()` of the layer's only term, read once per call: on a GPU, the CPU waits for it."""
+        if self._taps is None:
+            self._taps = term.taps()
+        return self._taps
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What the call reads: inputs and parameters."""
+        parameters = [parameter for module in self.modules for parameter in module.parameters()]
+        return [*self.inputs, *parameters]
 
     @property
     def fixed_graph(self) -> bool:
@@ -53,7 +67,7 @@ class Situation:
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided and memory reused: compilers and accelerators schedule by themselves."""
-        return self.tensors[0].is_cpu and self.as_written
+        return self.inputs[0].is_cpu and self.as_written
 
     @property
     def as_written(self) -> bool:

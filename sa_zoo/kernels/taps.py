@@ -34,12 +34,12 @@ def can_read_taps(layer: Attention, X: Tensor, now: Situation) -> bool:
     learns = any(parameter.requires_grad for parameter in term.parameters())
     if learns and (now.trains or not X.is_cpu):
         return False
-    return len(term.taps()) > 0 and now.as_written
+    return len(now.taps_of(term)) > 0 and now.as_written
 
 
 def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     """Eq. 10 for heads of one pixel each: (B, H, W, D) -> (B, H, W, D)"""
-    offsets = layer.terms[0].taps()
+    offsets = now.taps_of(layer.terms[0])
     grid = (X.shape[1], X.shape[2])
     kernel = lattice_of(offsets)
     if kernel and is_plain(layer.W_val):
