@@ -221,7 +221,7 @@ def starts() -> str:
 
 def positions() -> str:
     """Vision transformers by their positions, best first; speed and memory of a training step with many tokens."""
-    lengths = {"all": "3 epochs", "tenth": "10 epochs of a tenth"}
+    lengths = {"all": "3 epochs", "20": "20 epochs", "tenth": "10 epochs of a tenth"}
     found: dict[str, dict[str, Row]] = {}
     for row in filter(Row.accuracies, rivals()):
         found.setdefault(row.says, {})[row.recipe.rpartition("_")[2]] = row
