@@ -26,6 +26,7 @@ from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
+from sa_zoo.training.run_folder import HEADS
 from sa_zoo.verbs.finish import finish
 
 FLOAT32_BYTES = 7_500_000  # larger files of weights are stored in bfloat16
@@ -51,9 +52,9 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
     """Make the folder of a trained model from a finished run; the results that the folder had remain.
 
     Weights of more than FLOAT32_BYTES become bfloat16. The test split is evaluated again, in detail and with the
-    weights as they are stored; corrupted images take hours with such a network, and are left out. check.json gets the
-    sha256 of the weights and the logits of two fixed images. Returns the folder.
-    Raises ValueError for a run that is not finished, does not load or is of another model.
+    weights as they are stored; corrupted images take hours with such a network, and are left out, as are records of
+    heads of more than RECORD_BYTES. check.json gets the sha256 of the weights and the logits of two fixed images.
+    Returns the folder. Raises ValueError for a run that is not finished, does not load or is of another model.
     """
     _check(run, entry)
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
             write_file(new / name, content)
         if (entry / "results").is_dir():
             shutil.copytree(entry / "results", new / "results")
-        record = new / "heads.safetensors"
+        record = new / HEADS
         if record.is_file() and record.stat().st_size > RECORD_BYTES:
             record.unlink()
         opened = open_folder(new)

@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from sa_zoo.convolution.layer_conversion import conv_from_attention
-from sa_zoo.kernels import portions
+from sa_zoo.kernels import portions, recomputed
 from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import PostNormBlock
@@ -169,6 +169,26 @@ def test_each_kind_of_input_has_its_route(case, monkeypatch):
         )
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert choose(layer, X)[0].name == expected
+
+
+def test_inference_in_float32_takes_all_heads_of_a_few_images(monkeypatch):
+    layer, _ = layers((Quadratic,), torch.float32)
+    seen = []
+    attended = recomputed.attended
+    monkeypatch.setattr(
+        recomputed, "attended", lambda *given: seen.append(len(given[2])) or attended(*given)
+    )
+    with torch.no_grad():
+        layer(torch.randn(B, H, W, D))
+    assert seen == [1] * B  # HEADS times as many numbers as two images
+
+
+def test_a_layer_of_taps_reads_its_centers_once_per_call(monkeypatch):
+    layer = Attention(D, HEADS, (Quadratic,), (H, W)).requires_grad_(False)
+    seen = []
+    monkeypatch.setattr(Quadratic, "taps", lambda term: seen.append(term) or [[0, 1]] * HEADS)
+    layer(torch.randn(B, H, W, D))
+    assert len(seen) == 1
 
 
 def test_a_frozen_layer_is_evaluated_as_in_inference(monkeypatch):
