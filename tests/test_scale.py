@@ -7,8 +7,10 @@ import torch
 from timm.utils import reparameterize_model
 
 import sa_zoo
+from sa_zoo.kernels.choose import only
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
+from sa_zoo.models.network import terms_in
 
 H, W = 24, 40
 SIZES = {"img_size": (H, W), "num_classes": 3}
@@ -34,15 +36,51 @@ def images(r=1):
 
 @every_network
 @pytest.mark.parametrize("r", [2, 3])
+@pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize("deployed", [False, True])
-def test_taps_of_a_large_image_are_those_of_small_ones(name, r, deployed):
+def test_a_large_image_is_its_small_ones(name, r, hardened, deployed):
     small = network(name)
-    sa_zoo.harden(small)
+    if hardened:
+        sa_zoo.harden(small)
     large = sa_zoo.scale(reparameterize_model(small) if deployed else small, r)
     with torch.no_grad():
         expected, found = small.forward_features(images()), large.forward_features(images(r))
     assert torch.allclose(found[:, ::r, ::r], expected, rtol=0, atol=1e-12)
     assert found.shape[1] > expected.shape[1]
+
+
+def hardened(model):
+    sa_zoo.harden(model)
+    return model
+
+
+def sharpened(model):
+    """Heads on whole pixels, also on those between the pixels that a query of a scaled network sees."""
+    for term in terms_in(model).values():
+        term.Delta.data.round_()
+        term.spread.data.mul_(100.0)
+    return model
+
+
+def doubled(model):
+    return sa_zoo.scale(model, 2.0)
+
+
+@pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "sa_quadratic_gen_tiny_cifar"])
+@pytest.mark.parametrize(("first", "second"), [(hardened, doubled), (doubled, sharpened)])
+def test_scaled_taps_are_those_of_their_definition(name, first, second):
+    large = second(first(network(name)))
+    x = torch.randn(2, 3, 2 * H, 2 * W, dtype=torch.float64)  # squares of different pixels
+    with torch.no_grad():
+        found = large(x)
+        with only("definition"):
+            assert torch.allclose(large(x), found, rtol=0, atol=1e-12)
+
+
+def test_a_scaled_network_is_hardened():
+    large = doubled(network("sa_quadratic_tiny_cifar"))
+    pixels = sa_zoo.harden(large)
+    assert [term.taps() for term in terms_in(large).values()] == list(pixels.values())
 
 
 def test_constants_of_deployed_layers_are_renewed():

@@ -1,8 +1,9 @@
 """A network for images of another size, without training: every layer covers the same part of an image.
 
 For images r times as large, the Gaussian of a head moves and widens, and pooling reads pixels that are r times as far
-apart, while strides stay. Grids are then r times as large, too, and for a whole r the network evaluates its r^2 shifted
-small grids at once (the algorithme a trous; Chen et al. 2017, arXiv:1606.00915, Section 3.1).
+apart, while strides stay. Grids are then r times as large, too. For a whole r, a query sees every r-th pixel, because
+a head sharper than the trained grid has learned what its pixels make of a Gaussian. So the network evaluates its r^2
+shifted small grids at once (the algorithme a trous; Chen et al. 2017, arXiv:1606.00915, Section 3.1).
 
 A pixel of the small image is the mean of r x r pixels of the large one. So the first linear map takes means of squares;
 heads in its place look at their middle, and widen by their variance. Symbols: theorem.py.
@@ -74,6 +75,9 @@ def _is_scaled(layer: Any, first: bool, r: float) -> bool:
         for term in layer.terms:
             if not isinstance(term, Quadratic | GeneralizedQuadratic):
                 return False
+            reach = _reach(term, r)
+            # taps read such a pixel anyway, and at borders the nearest one
+            term.dilation = round(reach) if reach.is_integer() and not term.taps() else 1
             term.Delta.mul_(r)
             term.spread.div_(r)
         layer.set_grid(layer.grid)  # a deployed layer renews its constants
@@ -83,8 +87,7 @@ def _is_scaled(layer: Any, first: bool, r: float) -> bool:
         layer.alpha.copy_(1 / variance)
     elif isinstance(layer, MaxPool | DilatedMerge | nn.MaxPool2d):
         at: Any = layer
-        at.reach = getattr(at, "reach", 1.0) * r
-        at.dilation = max(1, round(at.reach))
+        at.dilation = max(1, round(_reach(at, r)))
     elif first:
         sizes = [max(1, round(size * r)) for size in layer.kernel_size]
         layer.weight = nn.Parameter(resized(layer.weight, sizes), layer.weight.requires_grad)
@@ -93,6 +96,12 @@ def _is_scaled(layer: Any, first: bool, r: float) -> bool:
     elif isinstance(layer, nn.Conv2d | ConvolutionalAttention | nn.AvgPool2d):
         return layer.kernel_size in (1, (1, 1))
     return True
+
+
+def _reach(layer: Any, r: float) -> float:
+    """How many times as far apart as in the trained network the layer reads pixels once it is scaled by r."""
+    layer.reach = getattr(layer, "reach", 1.0) * r
+    return layer.reach
 
 
 def resized(kernel: Tensor, sizes: list[int]) -> Tensor:
