@@ -59,6 +59,14 @@ AGAINST = (
     ("inference, float32", 1),
     ("inference, float32", 50),
 )
+# Test accuracy in the paper's Table 1, in percent, and its epochs of all 50,000 images.
+PAPER = {
+    "resnet18_cifar": 93.8,
+    "sa_quadratic_cifar": 93.8,
+    "sa_learned_cifar": 91.8,
+    "sa_content_cifar": 87.1,
+}
+PAPER_EPOCHS = 300
 TWINS = 3  # runs of the CNN that were trained on, as they were and as attention
 # Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
 PYRAMIDS = {"nine heads": "sa_pyramid_tiny_cifar", "five heads": "sa_pyramid_h5_tiny_cifar"}
@@ -103,6 +111,12 @@ def over_runs(found: list[float]) -> str:
     return f"{mean(found):.2f} %{spread} ({len(found)})"
 
 
+def on_corrupted(runs: list[Metrics]) -> str:
+    """Top-1 on corrupted test images; empty if it was not measured."""
+    tests = [run.test for run in runs if run.test and run.test.corrupted]
+    return over_runs([100 * test.mean_corrupted for test in tests]) if tests else ""
+
+
 def cells(row: Row, model_cards: str) -> list[str]:
     """Name, parameters, epochs and work; the name links to the card, or else to the metrics of the first run."""
     name = f"`{row.name if row.weights else row.model}`"
@@ -120,8 +134,23 @@ def work(train: Training) -> str:
     return f"{train.pflop:.3f}" if train.pflop else ""
 
 
+def paper() -> str:
+    """The networks that the paper compared, and ours of their size, with what the paper says of its runs."""
+    lines = []
+    rows = [row for row in read_runs() if row.table == "paper"]
+    for row in sorted(rows, key=lambda row: [*PAPER, row.name].index(row.name)):
+        theirs = [""] * 3
+        if row.name in PAPER:
+            macs = training_macs(timm.create_model(row.name), (3, 32, 32))
+            pflop = 6 * macs * 50_000 * PAPER_EPOCHS / 1e15
+            theirs = [str(PAPER_EPOCHS), f"{pflop:.0f}", f"{PAPER[row.name]} %"]
+        lines.append([*cells(row, "model_cards"), top1(row) if row.accuracies() else "", *theirs])
+    head = ["model", "parameters", "epochs", "PFLOP", "top-1, test"]
+    return markdown_table([*head, "their epochs", "PFLOP", "top-1, original images"], lines, text=1)
+
+
 def results() -> str:
-    """The networks that README compares, with their speed relative to that of the CNN."""
+    """The small networks that README compares, with their speed relative to that of the CNN."""
     head = ["model", "parameters", "epochs", "PFLOP", "CPU minutes", "top-1, test"]
     head += [f"{phase}, batch {images}" for phase, images in AGAINST]
     rows = []
@@ -155,15 +184,15 @@ def speed_against_cnn(row: Row, phase: str, images: int) -> str:
 def all_results() -> str:
     """All finished runs, best first."""
     rows = []
-    for row in finished("readme", "all"):
+    for row in finished("paper", "readme", "all"):
         name, parameters, *others = cells(row, "../model_cards")
         runs = row.results()
         held_out = [100 * run.validation.top1 for run in runs if run.validation]
-        accuracy = [f"{mean(held_out):.1f} %" if held_out else "", top1(row)]
+        accuracy = [f"{mean(held_out):.1f} %" if held_out else "", top1(row), on_corrupted(runs)]
         macs = macs_of(row, runs)
         rows.append([name, parameters, macs, *others, *accuracy, *minutes_and_machine(runs)])
     head = ["model", "parameters", "multiply-adds", "epochs", "PFLOP", "held out", "top-1, test"]
-    return markdown_table([*head, "minutes", "machine"], rows, text=1)
+    return markdown_table([*head, "top-1, corrupted", "minutes", "machine"], rows, text=1)
 
 
 def macs_of(row: Row, runs: list[Metrics]) -> str:
@@ -245,15 +274,12 @@ def twins() -> str:
     for row in [cnn, *(row for row in read_runs() if row.table == "twins" and row.accuracies())]:
         runs = row.results()[:TWINS]
         clean = [100 * run.test.top1 for run in runs if run.test]
-        corrupted = [
-            100 * run.test.mean_corrupted for run in runs if run.test and run.test.corrupted
-        ]
         train = runs[0].train or Training()
         more = [str(train.epochs), work(train)] if row.table == "twins" else ["", ""]
         says = "the CNN, as trained" if row is cnn else row.says
         pairs = zip(clean, shares.setdefault(row.recipe.rpartition("_")[2], clean), strict=True)
         lead = over_runs([own - other for own, other in pairs]) if row.model != CNN else ""
-        found = [over_runs(clean), lead, over_runs(corrupted) if corrupted else ""]
+        found = [over_runs(clean), lead, on_corrupted(runs)]
         lines.append([says, *more, *found])
     head = ["network", "more epochs", "PFLOP", "top-1, test", "over the CNN", "top-1, corrupted"]
     return markdown_table(head, lines, text=1)
@@ -421,6 +447,7 @@ def offsets() -> str:
 RENDERED = {
     function.__name__: function
     for function in (
+        paper,
         results,
         all_results,
         scores,
@@ -458,7 +485,7 @@ def render(text: str) -> str:
 def result_files() -> dict[Path, str]:
     """Accuracy of the trained models by their own recipes, and speed on every machine."""
     folder = ROOT / "results"
-    models = [row for row in finished("readme", "all") if not row.recipe and row.results()]
+    models = [row for row in finished("paper", "readme", "all") if not row.recipe and row.results()]
     files = {folder / "results-cifar10-jpeg75.csv": as_csv(map(result, models))}
     for path in sorted((DOCS / "benchmarks").glob("*.json")):
         rows = [row for run in read(f"benchmarks/{path.name}")["runs"] for row in run["rows"]]
