@@ -117,9 +117,11 @@ def figures() -> None:
     save_figure(dots(found), DOCS / "figures" / "positions.png")
 
     found = {"trained at 16x16": {}, "at 32x32": {}}
-    measured = read_json(DOCS / "sizes.json").values()
-    for name, key in zip(found, ("as trained", "32x32, scaled"), strict=True):
-        found[name] = {"ours, scaled": [100 * run[key] for run in measured]}
+    says = {row.name: row.says for row in read_runs()}
+    for run, top1 in read_json(DOCS / "sizes.json").items():
+        kind = says[run.rpartition("-")[0]].partition(":")[0]
+        for group, key in zip(found.values(), ("as trained", "32x32, scaled"), strict=True):
+            group.setdefault(f"{kind}, scaled", []).append(100 * top1[key])
     for name, both in PUBLISHED.items():
         for group, top1 in zip(found.values(), both, strict=True):
             group[name] = [top1]
