@@ -138,7 +138,7 @@ def paper() -> str:
     """The networks that the paper compared, and ours of their size, with what the paper says of its runs."""
     lines = []
     rows = [row for row in read_runs() if row.table == "paper"]
-    for row in sorted(rows, key=lambda row: [*PAPER, row.name].index(row.name)):
+    for row in sorted(rows, key=lambda row: [*PAPER, row.name].index(row.name)):  # ours last
         theirs = [""] * 3
         if row.name in PAPER:
             macs = training_macs(timm.create_model(row.name), (3, 32, 32))
