@@ -43,9 +43,9 @@ class DilatedMerge(nn.Module):
 def scale(model: nn.Module, r: float) -> nn.Module:
     """A copy of a network for images r times as large as those that it was trained with.
 
-    The network has quadratic heads, trained or as taps, or it is a CNN that `convert` made attention of, at a finite
-    alpha below 39. It is not meant to be saved: scale again after loading. Scaling by r >= 1 and then by 1 / r gives
-    the network back. Where it pools or merges, r is rounded to a whole number.
+    The network has quadratic heads, trained or as taps, or it is a CNN that `convert` made attention of, at an alpha
+    near 30 (finite, so below 39; these heads see all pixels). It is not meant to be saved: scale again after loading.
+    Scaling by r >= 1 and then by 1 / r gives the network back. Where it pools or merges, r is rounded.
 
     Raises ValueError for an r that is not positive, and for layers that do not scale: learned encodings, content,
     convolutions other than the first layer, and mean pooling.
