@@ -36,11 +36,11 @@ def images(r=1):
 
 @every_network
 @pytest.mark.parametrize("r", [2, 3])
-@pytest.mark.parametrize("hardened", [False, True])
+@pytest.mark.parametrize("as_taps", [False, True])
 @pytest.mark.parametrize("deployed", [False, True])
-def test_a_large_image_is_its_small_ones(name, r, hardened, deployed):
+def test_a_large_image_is_its_small_ones(name, r, as_taps, deployed):
     small = network(name)
-    if hardened:
+    if as_taps:
         sa_zoo.harden(small)
     large = sa_zoo.scale(reparameterize_model(small) if deployed else small, r)
     with torch.no_grad():
