@@ -230,6 +230,15 @@ def scores() -> str:
     return markdown_table(["model", "scores", "PFLOP", "top-1, test"], rows, text=2)
 
 
+def fine_tuned() -> str:
+    """Networks trained on a small folder of photographs, by what they start from."""
+    rows = []
+    for row in finished("clothes"):
+        runs = row.results()
+        rows.append([row.says, f"{runs[0].parameters:,}", top1(row), minutes_and_machine(runs)[0]])
+    return markdown_table(["start", "parameters", "top-1, test", "CPU minutes"], rows, text=1)
+
+
 def starts() -> str:
     """Vision transformers by start, on all images and on a tenth of them, with the difference to timm's."""
     shares = {"all": "all images", "tenth": "a tenth of them"}
@@ -451,6 +460,7 @@ RENDERED = {
         results,
         all_results,
         scores,
+        fine_tuned,
         starts,
         positions,
         twins,

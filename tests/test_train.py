@@ -506,6 +506,14 @@ def test_fine_tuning_can_change_the_image_size(plain):
     assert torch.equal(model.blocks[1].mlp.fc1.weight, weights(plain[0])["blocks.1.mlp.fc1.weight"])
 
 
+@pytest.mark.parametrize("init", ["", "sa_plain_tiny_cifar"])
+def test_heads_on_one_pixel_stay_there(init):
+    model = create_model(ModelConfig(name="sa_plain_tiny_cifar", init=init), 3)
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    positions = {name for name, _ in model.named_parameters() if re.search("Delta|spread", name)}
+    assert fixed == (positions if init else set())
+
+
 def test_the_weights_of_a_cnn_start_its_twin_of_attention():
     """Gates are shut at first, so what W_qry and W_key are does not matter yet."""
     cnn = f"local-dir:{ROOT}/model_cards/resnet_tiny_cifar"

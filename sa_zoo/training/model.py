@@ -14,6 +14,7 @@ from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.cost import training_macs
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.opened import build_model
+from sa_zoo.models.terms import Term
 from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import to_device
 
@@ -57,6 +58,7 @@ def check_start(config: ModelConfig) -> None:
 def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.Module:
     """The model of a config, with its initial weights and its frozen parameters.
 
+    Heads on one pixel stay there: their gradient is zero, and layers run as taps if positions are fixed.
     Raises ValueError for an unfit name, argument or regular expression, and the errors of `build_model`.
     """
     with checked(_source(config)) as source:
@@ -76,6 +78,9 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
         model = build_model(source, pretrained=bool(config.init), **args)
     if config.harden:
         harden(model)
+    for module in model.modules():
+        if isinstance(module, Term) and module.taps():
+            module.requires_grad_(False)
     if config.freeze:
         _freeze(model, config.freeze)
     return model
