@@ -21,7 +21,7 @@ import timm
 import torch
 import typer
 from matplotlib.figure import Figure
-from runs import ROOT, read_runs, rivals
+from runs import ROOT, Row, read_runs, rivals
 
 import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers, save_figure
@@ -109,9 +109,9 @@ def figures() -> None:
     """Draw docs/figures/{positions,sizes,corruptions}.png from the results."""
     lengths = {"all": "3 epochs", "20": "20 epochs"}
     found: Groups = {}
-    for row in rivals():
+    for row in sorted(filter(Row.accuracies, rivals()), key=lambda row: -fmean(row.accuracies())):
         _, _, length = row.recipe.rpartition("_")
-        if length in lengths and row.accuracies():
+        if length in lengths:
             group = found.setdefault(lengths[length], {})
             group[row.says.replace("`", "")] = row.accuracies()
     save_figure(dots(found), DOCS / "figures" / "positions.png")
