@@ -236,7 +236,7 @@ def fine_tuned() -> str:
     for row in finished("clothes"):
         runs = row.results()
         rows.append([row.says, f"{runs[0].parameters:,}", top1(row), minutes_and_machine(runs)[0]])
-    return markdown_table(["start", "parameters", "top-1, test", "CPU minutes"], rows, text=1)
+    return markdown_table(["network", "parameters", "top-1, test", "CPU minutes"], rows, text=1)
 
 
 def starts() -> str:

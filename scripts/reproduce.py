@@ -2,8 +2,9 @@
 
 Trains the rows of results/runs.toml, in order: one run folder per row and seed, NAME-SEED, in RUNS. With --gpu, the
 rows that need a GPU instead of those for a CPU. Stop it at any time (Ctrl-C, SIGTERM or power failure) and run it
-again: finished runs stay as they are, others resume. DATA is a folder or a Hub data set. Each run has one thread unless
-OMP_NUM_THREADS is set, and its log in RUNS/logs.
+again: finished runs stay as they are, others resume. DATA is a folder or a Hub data set; RUNS/data/clothes has to be a
+clone of https://github.com/alexeygrigorev/clothing-dataset-small for the rows that name it. Each run has one thread
+unless OMP_NUM_THREADS is set, and its log in RUNS/logs.
 """
 
 import fcntl
