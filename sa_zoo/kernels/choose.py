@@ -86,23 +86,12 @@ def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     return self.cheaper(X)
 
 
-def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """`Block.at_once`, large batches in portions that fit caches: (B, H, W, D) -> (B, H, W, D)"""
+def evaluate_block(self, x):  # type: ignore[no-untyped-def]
+    """`Block.at_once`; in inference, large batches in portions that fit caches: (B, H, W, D) -> (B, H, W, D)"""
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
-        if is_large(x):
-            return _in_portions(self, x)
+        if is_large(x) and not torch.is_grad_enabled() and not self.training:
+            return divided(self.at_once, Situation(self.children(), x), [], x)
     return self.at_once(x)
-
-
-def _in_portions(block: Block, x: Tensor) -> Tensor:
-    if not torch.is_grad_enabled() and not block.training:
-        now = Situation(block.children(), x)
-        return divided(block.at_once, now, [], x)
-    # in training, attention divides its images itself, and batch norms need all of them
-    attended = block.attended(x)
-    others = [module for module in block.children() if module is not block.attn]
-    parameters = [parameter for module in others for parameter in module.parameters()]
-    return divided(block.rest, Situation(others, x, attended), parameters, x, attended)
 
 
 @contextmanager
