@@ -14,8 +14,8 @@ def two_images_per_portion(monkeypatch):
     monkeypatch.setattr(portions, "PORTION", 2 * 3 * K)
 
 
-def divided(function, *tensors: torch.Tensor) -> torch.Tensor:
-    return portions.divided(function, Situation([], *tensors), [], *tensors)
+def divided(function, X: torch.Tensor) -> torch.Tensor:
+    return portions.divided(function, Situation([], X), [], X)
 
 
 def test_portions_give_the_gradients_and_keep_nothing_between():

@@ -86,7 +86,7 @@ def evaluator(self, X: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     return self.cheaper(X)
 
 
-def evaluate_block(self, x):  # type: ignore[no-untyped-def]
+def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`Block.at_once`; in inference, large batches in portions that fit caches: (B, H, W, D) -> (B, H, W, D)"""
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
         if is_large(x) and not torch.is_grad_enabled() and not self.training:

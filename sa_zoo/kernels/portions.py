@@ -90,23 +90,20 @@ def divided(
     now: Situation,
     parameters: Iterable[Tensor],
     X: Tensor,
-    *more: Tensor,
     heads: int = 1,
 ) -> Tensor:
-    """function(X, *more), one portion at a time if X, in so many heads, is large and it is possible.
+    """function(X), one portion at a time if X, in so many heads, is large and it is possible.
 
     In training, each portion is evaluated once more in the backward pass, so only its inputs are kept.
     parameters: of the function. If they are changed in between, the backward pass raises torch's error.
     """
     if not is_large(X, heads) or not now.by_hand:
-        return function(X, *more)
+        return function(X)
     if now.trains:
         function = partial(checkpoint, function, use_reentrant=False)
     # not slices: in the backward pass, each would fill a tensor of the size of X
-    images = portion_of(X, heads)
-    parts = zip(*(x.split(images) for x in (X, *more)), strict=True)
-    Y = torch.cat([function(*part) for part in parts])
-    return Unchanged.apply(Y, X, *more, *parameters) if now.trains else Y
+    Y = torch.cat([function(part) for part in X.split(portion_of(X, heads))])
+    return Unchanged.apply(Y, X, *parameters) if now.trains else Y
 
 
 class Unchanged(torch.autograd.Function):

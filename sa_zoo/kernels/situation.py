@@ -16,14 +16,14 @@ def makes_graph() -> bool:
 
 
 class Situation:
-    """The state of a call of `modules` with `inputs`, the first of which decides about the device.
+    """The state of a call of `modules` with X.
 
     Each property is evaluated on demand: all of them take more time than a small layer.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], *inputs: Tensor) -> None:
+    def __init__(self, modules: Iterable[nn.Module], X: Tensor) -> None:
         self.modules = list(modules)
-        self.inputs = inputs
+        self.X = X
         self._taps: list[list[int]] | None = None
 
     def taps_of(self, term: Any) -> list[list[int]]:
@@ -34,9 +34,9 @@ class Situation:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What the call reads: inputs and parameters."""
+        """What the call reads: X and parameters."""
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
-        return [*self.inputs, *parameters]
+        return [self.X, *parameters]
 
     @property
     def fixed_graph(self) -> bool:
@@ -67,7 +67,7 @@ class Situation:
     @property
     def by_hand(self) -> bool:
         """Whether batches may be divided and memory reused: compilers and accelerators schedule by themselves."""
-        return self.inputs[0].is_cpu and self.as_written
+        return self.X.is_cpu and self.as_written
 
     @property
     def as_written(self) -> bool:

@@ -100,7 +100,7 @@ class Block(nn.Module):
         return self.merge(x)
 
     def attended(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D), with all batch norms of the block"""
+        """(B, H, W, D) -> (B, H, W, D)"""
         return self.attn(x)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class PlainBlock(Block):
         slices[:same, num_heads // 2].fill_diagonal_(1.0)
 
     def attended(self, x: Tensor) -> Tensor:
-        return self.merge(self.attn(x))  # with its norm, which needs all images
+        return self.merge(self.attn(x))
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
         return self.act(self.drop(attended))
