@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import nn
+from tqdm import tqdm
 
 from sa_zoo.folders.check import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
@@ -44,12 +45,14 @@ def score(
     """The scores of a model on a split. Each image counts exactly once, with any number of processes.
 
     `detail` adds accuracy per class, calibration error and curve (one point per non-empty bin of confidence), and the
-    confusion matrix (rows: true class). The model keeps its mode.
+    confusion matrix (rows: true class). The model keeps its mode. A terminal shows progress.
     """
     training = model.training
     model.eval()
     parts = []
-    for images, labels, _ in accelerator.prepare(split.loader(batch_size)):
+    batches = accelerator.prepare(split.loader(batch_size))
+    hidden = not accelerator.is_main_process or None  # None: except on a terminal
+    for images, labels, _ in tqdm(batches, "evaluating", delay=1, leave=False, disable=hidden):
         logits = model(split.input_format.normalize(images)).float()
         confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
