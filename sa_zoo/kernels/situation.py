@@ -16,7 +16,7 @@ def makes_graph() -> bool:
 
 
 class Situation:
-    """The state of a call of `modules` with X.
+    """The state of a call of `modules` with the images X.
 
     Each property is evaluated on demand: all of them take more time than a small layer.
     """

@@ -115,7 +115,7 @@ class Block(nn.Module):
         """The probabilities of each layer of attention, for the block's input."""
         return [self.attn.probabilities(self.attention_input(x))]
 
-    # The method that evaluates a block after merging. kernels/choose.py sets one that divides large batches.
+    # Evaluates a block after merging. kernels/choose.py sets a method that divides large batches in inference.
     evaluate_block = at_once
 
 
