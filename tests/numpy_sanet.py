@@ -148,12 +148,30 @@ def merged(p: dict, X: np.ndarray) -> np.ndarray:
     return linear(p, "linear", squares)
 
 
-def max_pooled(X: np.ndarray) -> np.ndarray:
+def max_pooled(X: np.ndarray, side: int = 2) -> np.ndarray:
     batch, height, width, dim = X.shape
-    maxima = np.full((batch, height // 2, width // 2, dim), -np.inf)
-    for y, x in pixels(height // 2 * 2, width // 2 * 2):
-        maxima[:, y // 2, x // 2] = np.maximum(maxima[:, y // 2, x // 2], X[:, y, x])
+    maxima = np.zeros((batch, height // 2, width // 2, dim))
+    for y, x in pixels(height // 2, width // 2):
+        square = X[:, 2 * y : 2 * y + side, 2 * x : 2 * x + side]
+        maxima[:, y, x] = square.max(axis=(1, 2))
     return maxima
+
+
+def in_views(layer, X: np.ndarray) -> np.ndarray:
+    """A layer on images and on their mirror images, which are one half of the channels each."""
+    ahead, back = np.split(X, 2, axis=-1)
+    ahead_own, ahead_other = np.split(layer(ahead), 2, axis=-1)
+    back_own, back_other = np.split(layer(back[:, :, ::-1]), 2, axis=-1)
+    first = ahead_own + back_other[:, :, ::-1]
+    second = back_own[:, :, ::-1] + ahead_other
+    return np.concatenate([first, second], axis=-1)
+
+
+def mirrored_block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
+    X = in_views(lambda x: attention(below(p, "attn."), x, term), X)
+    norm = below(p, "merge.1.bn." if pools else "merge.bn.")
+    both = {name: np.tile(value, 2) for name, value in norm.items()}
+    return gelu(batch_norm(both, max_pooled(X, 3) if pools else X))
 
 
 def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
@@ -169,10 +187,12 @@ def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
-def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None) -> np.ndarray:
+def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None, mirrored=False):
     """Logits. Plain networks pool in the blocks `pooled_in`, and their stem has GELU and no padding."""
     plain = pooled_in is not None
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
+    if mirrored:
+        kernel, bias = np.concatenate([kernel, kernel[..., ::-1]]), np.tile(bias, 2)
     side = kernel.shape[-1]
     overlap = 0 if plain else (side - patch) // 2
     images = np.pad(images, [(0, 0), (0, 0), (overlap, overlap), (overlap, overlap)])
@@ -185,5 +205,7 @@ def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None) -> np
     X = gelu(X) if plain else X
     depth = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
     for index in range(depth):
-        X = block(below(p, f"blocks.{index}."), X, term, plain and index in pooled_in)
-    return linear(p, "head", X.mean(axis=(1, 2)))
+        evaluated = mirrored_block if mirrored else block
+        X = evaluated(below(p, f"blocks.{index}."), X, term, plain and index in pooled_in)
+    X = X.mean(axis=(1, 2))
+    return linear(p, "head", sum(np.split(X, 2, axis=-1)) / 2 if mirrored else X)

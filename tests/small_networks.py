@@ -12,12 +12,14 @@ ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patc
 STAGES = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": (13, 3, 17)}
 RESIDUAL = STAGES | {"hidden_dim": 0}
 PLAIN = RESIDUAL | {"plain": True, "patch_size": 1}
+MIRRORED = PLAIN | {"mirrored": True, "embed_dim": (14, 10, 22)}
 IN_STAGES = ("learned", "content", "absolute")
 NETWORKS = {
     **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "pyramid"},
     **{f"{kind}, stages": STAGES | {"img_size": (24, 40)} for kind in IN_STAGES},
     "pyramid": RESIDUAL | {"img_size": (24, 40)},
     "plain": PLAIN | {"img_size": (24, 40)},
+    "mirrored_tiny": MIRRORED | {"img_size": (24, 40)},
 }
 # 7 x 5 tokens, five heads
 SMALL = {"img_size": (28, 20), "patch_size": 4, "embed_dim": 11, "depth": 3}

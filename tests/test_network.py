@@ -1,14 +1,19 @@
 """The network as users meet it: sizes, stages, maps, starts, checks of its input."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import numpy_sanet as oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import NETWORKS, ONE_STAGE, PLAIN, RESIDUAL, STAGES, images, small
+from small_networks import MIRRORED, NETWORKS, ONE_STAGE, PLAIN, RESIDUAL, STAGES, images, small
 from timm.utils import reparameterize_model
 from torchvision.ops import StochasticDepth
 
+import sa_zoo
+from sa_zoo.cost import training_macs
+from sa_zoo.kernels.choose import only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
@@ -31,6 +36,8 @@ NUMPY = {  # term, its reference, sizes of the network
     "content, stages": (Content, oracle.content, STAGES),
     "pyramid": (QuadraticKernel, oracle.quadratic, RESIDUAL | {"patch_overlap": 1}),
     "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
+    "mirrored": (QuadraticKernel, oracle.quadratic, MIRRORED),
+    "mirrored, content": (Content, oracle.content, MIRRORED),
 }
 
 
@@ -38,7 +45,9 @@ NUMPY = {  # term, its reference, sizes of the network
 def test_a_network_is_that_of_the_numpy_loop(case):
     term, reference, sizes = NUMPY[case]
     torch.manual_seed(3)
-    width = 16 if case == "plain" else 8
+    plain = sizes.get("plain", False)
+    mirrored = sizes.get("mirrored", False)
+    width = 16 if plain else 8
     arguments = sizes | {"img_size": (24, width), "in_chans": 2, "dtype": torch.float64}
     model = SANet(((term,),), **arguments).eval()
     for name, value in model.state_dict().items():  # away from ones and zeros
@@ -46,13 +55,17 @@ def test_a_network_is_that_of_the_numpy_loop(case):
             torch.nn.init.uniform_(value, 0.5, 2.0)
     x = torch.randn(2, 2, 24, width, dtype=torch.float64)
     arrays = {name: value.numpy() for name, value in model.state_dict().items()}
-    pooled_in = (0, 2, 3) if case == "plain" else None
-    expected = oracle.network(arrays, x.numpy(), reference, model.patch_size, pooled_in)
+    pooled_in = (0, 2, 3) if plain else ()
+    numbers = (arrays, x.numpy(), reference, model.patch_size, pooled_in if plain else None)
+    expected = oracle.network(*numbers, mirrored)
     assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
     simpler = reparameterize_model(reparameterize_model(model))
     modules = simpler.named_modules()
     norms = [path for path, module in modules if isinstance(module, torch.nn.BatchNorm2d)]
-    assert norms == [f"blocks.{at}.merge.1.bn" for at in pooled_in or ()]  # the others are folded
+    kept = [f"blocks.{at}.merge.1.bn" for at in pooled_in]
+    if mirrored:
+        kept = sorted(kept + [f"blocks.{at}.merge.bn" for at in (1, 4, 5)])
+    assert norms == kept  # the others are folded
     assert not any(layer.W_out.state_dict() for layer in attention_in(simpler.blocks).values())
     assert np.abs(simpler(x).detach().numpy() - expected).max() < 1e-10
 
@@ -155,6 +168,49 @@ def test_layers_of_plain_networks_start_as_the_identity():
             assert slices[:same].sum() == same
 
 
+@pytest.mark.parametrize("name", ["mirrored_tiny", "content"])
+def test_mirrored_images_give_mirrored_tokens_and_the_same_logits(name):
+    network = small(name, **MIRRORED | {"img_size": (16, 24)}).double()
+    x = torch.randn(2, 3, 16, 24, dtype=torch.float64)
+    tokens = network.forward_features(x)
+    ahead, back = network.forward_features(x.flip(3)).flip(2).chunk(2, dim=3)
+    assert torch.allclose(tokens, torch.cat([back, ahead], dim=3), rtol=0, atol=1e-12)
+    assert torch.allclose(network(x), network(x.flip(3)), rtol=0, atol=1e-12)
+    assert not torch.allclose(network(x), network(x.flip(2)), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("half", [7, 67])
+def test_wide_mirrored_taps_take_half_the_work(half):
+    sizes = MIRRORED | {"embed_dim": 2 * half, "img_size": (16, 24)}
+    network = small("mirrored_tiny", **sizes).train()
+    for layer in attention_in(network.blocks).values():  # identities pool equal pixels
+        torch.nn.init.normal_(layer.W_val.weight)
+    sa_zoo.harden(network)
+    x = torch.randn(5, 3, 16, 24, dtype=torch.float64)
+    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    values = []
+    for evaluated in (nullcontext(), only("taps")):
+        with evaluated:
+            macs = training_macs(network.float(), (3, 16, 24))
+            network.double()
+            logits = network(x)
+            gradients = torch.autograd.grad(logits.square().sum(), learned)
+            values.append([logits, *gradients, macs])
+    *mine, macs = values[0]
+    *expected, most = values[1]
+    for here, there in zip(mine, expected, strict=True):
+        assert torch.allclose(here, there, rtol=1e-9, atol=1e-10)
+    assert (macs < 0.6 * most) == (half > 64)
+    deployed = [reparameterize_model(network.eval())]
+    torch.nn.init.normal_(network.blocks[4].attn.W_val.weight)
+    deployed.append(reparameterize_model(network))
+    assert torch.allclose(deployed[1](x), network(x), rtol=0, atol=1e-12)
+    assert not torch.allclose(deployed[0](x), network(x), rtol=0, atol=1e-3)
+    deployed[0].load_state_dict(deployed[1].state_dict())
+    assert torch.equal(deployed[0](x), deployed[1](x))
+    assert torch.allclose(deployed[1].float()(x.float()).double(), network(x), rtol=1e-4, atol=1e-2)
+
+
 def test_groups_of_terms_divide_the_blocks_equally():
     groups = ((Quadratic,), (Learned, Content), (Relative,))
     blocks = SANet(groups, **ONE_STAGE | {"depth": 7, "img_size": 12}).blocks
@@ -201,6 +257,8 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"patch_overlap": -1},
         {"patch_overlap": 1.0},
         {"plain": True},  # with feed-forward layers
+        {"mirrored": True},  # not plain
+        PLAIN | {"mirrored": True},  # with odd numbers of channels
         PLAIN | {"patch_overlap": 1},
         PLAIN | {"drop_path_rate": 0.1},
         PLAIN | {"img_size": (8, 40)},

@@ -30,10 +30,11 @@ PYRAMIDS = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
 def in_transformers(name: str, cls=SAForImageClassification, **changes):
     """The network of the table, with its weights."""
     sizes = NETWORKS[name]
-    plain = name == "plain"
+    plain = "plain" in sizes
     config = SAConfig(
         attention_type="pyramid" if plain else name.partition(",")[0],
         plain=plain,
+        mirrored="mirrored" in sizes,
         patch_size=1 if plain else 2,
         hidden_size=list(sizes["embed_dim"]),
         num_hidden_layers=list(sizes["depth"]),
@@ -58,9 +59,11 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
         outputs = model(x, output_hidden_states=True, output_attentions=True)
         assert torch.equal(model(x).logits, network(x))
         maps = network.attention_maps(x)
-    grids = PLAIN_GRIDS if name == "plain" else GRIDS
-    shapes = [(2, h * w, dim) for (h, w), dim in zip(grids, WIDTHS, strict=True)]
-    stem = (2, 23 * 39, 24) if name == "plain" else (2, 240, 7)
+    plain = "plain" in NETWORKS[name]
+    times = 1 + ("mirrored" in NETWORKS[name])  # halves of the channels
+    grids = PLAIN_GRIDS if plain else GRIDS
+    shapes = [(2, h * w, times * dim) for (h, w), dim in zip(grids, WIDTHS, strict=True)]
+    stem = (2, 23 * 39, 24) if plain else (2, 240, 7)
     assert [state.shape for state in outputs.hidden_states] == [stem, *shapes]
     expected = [math.prod(layer.grid) for layer in attention_in(network.blocks).values()]
     assert [P.shape[-1] for P in maps] == expected

@@ -42,6 +42,7 @@ PARAMETERS = {
     "sa_pyramid_h5_tiny_cifar": 785_728,
     "sa_plain_cifar": 12_261_284,
     "sa_plain_tiny_cifar": 1_974_116,
+    "sa_mirrored_tiny_cifar": 1_842_088,
     "resnet_tiny_cifar": 783_802,
 }
 FIXED = ["learned", "eq8", "learned, stages", "content, stages", "absolute, stages"]
@@ -111,8 +112,10 @@ def test_features_are_those_on_the_way_from_a_pruned_network_too(name):
     assert torch.equal(final, model.forward_features(x))
     levels = [(7, 4, "blocks.0"), (7, 4, "blocks.1"), (7, 4, "blocks.2")]
     if isinstance(NETWORKS[name]["depth"], tuple):
-        levels = [(7, 2, "blocks.1"), (5, 4, "blocks.2"), (11, 8, "blocks.5")]
-    height, width = (size - (name == "plain") for size in NETWORKS[name]["img_size"])
+        dims = NETWORKS[name]["embed_dim"]
+        ends = (2, "blocks.1"), (4, "blocks.2"), (8, "blocks.5")
+        levels = [(dim, *end) for dim, end in zip(dims, ends, strict=True)]
+    height, width = (size - ("plain" in NETWORKS[name]) for size in NETWORKS[name]["img_size"])
     assert [f.shape for f in maps] == [(2, D, height // R, width // R) for D, R, _ in levels]
     nhwc = model.forward_intermediates(x, [0, 2], output_fmt="NHWC", intermediates_only=True)
     assert torch.equal(nhwc[1], final) and torch.equal(nhwc[0].permute(0, 3, 1, 2), maps[0])

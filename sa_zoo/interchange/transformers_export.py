@@ -84,6 +84,7 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         patch_size=network.patch_size,
         patch_overlap=network.patch_overlap,
         plain=network.layout.plain,
+        mirrored=network.layout.mirrored,
         num_channels=network.in_chans,
         architecture=network.pretrained_cfg["architecture"],
         architectures=[SAForImageClassification.__name__],

@@ -42,11 +42,17 @@ class Deployed(Attention):
         self.W_out = layer.W_out
         self.requires_grad_(False)
         self.constants = constants_of(self)
+        self.maps: list[Tensor] = []  # W_val as folded.py needs it
         self.register_load_state_dict_post_hook(renew)
 
     def set_grid(self, grid: Grid) -> None:
         super().set_grid(grid)
         self.constants = constants_of(self)
+        self.maps = []
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Deployed":
+        self.maps = []
+        return super()._apply(*args, **kwargs)
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
@@ -106,7 +112,7 @@ class ReadPixels(nn.Module):
     @torch.jit.unused
     def forward(self, X: Tensor, W_val: nn.Linear) -> Tensor:
         if self.kernel and is_plain(W_val):
-            return convolved(W_val, self.kernel, X)
+            return convolved(W_val.weight, W_val.bias, self.kernel, X)
         return projected(W_val, gather(X, self.places).flatten(3))
 
 

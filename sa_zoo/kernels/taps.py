@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from itertools import product
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from sa_zoo.kernels.portions import divided
@@ -43,7 +43,7 @@ def taps(layer: Attention, X: Tensor, now: Situation) -> Tensor:
     grid = (X.shape[1], X.shape[2])
     kernel = lattice_of(offsets)
     if kernel and is_plain(layer.W_val):
-        return convolved(layer.W_val, kernel, X)
+        return convolved(layer.W_val.weight, layer.W_val.bias, kernel, X)
     places = read_places(offsets, grid).to(X.device)
 
     def gathered(some: Tensor) -> Tensor:
@@ -83,13 +83,13 @@ def _axis(places: list[int]) -> range:
     return range(places[0], places[-1] + 1, step)
 
 
-def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
-    """The layer as a convolution: (B, H, W, D) -> (B, H, W, D)"""
+def convolved(weight: Tensor, bias: Tensor | None, kernel: Lattice, X: Tensor) -> Tensor:
+    """The layer with this W_val as a convolution: (B, H, W, D) -> (B, H, W, D_out)"""
     size = [len(axis) for axis in kernel]
-    weight = W_val.weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
+    weight = weight.unflatten(1, [*size, -1]).permute(0, 3, 1, 2)  # (D_out, D, *size)
     steps = [axis.step for axis in kernel]
     image = padded(X.permute(0, 3, 1, 2), kernel)
-    return conv2d(image, weight, W_val.bias, dilation=steps).permute(0, 2, 3, 1)
+    return conv2d(image, weight, bias, dilation=steps).permute(0, 2, 3, 1)
 
 
 def padded(image: Tensor, kernel: Lattice) -> Tensor:

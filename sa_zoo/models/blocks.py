@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, max_pool2d
 
@@ -41,15 +42,16 @@ class Merge(nn.Module):
 
 
 class MaxPool(nn.Module):
-    """2x2 max-pooling; a last row or column without a partner is dropped: (B, H_in, W_in, D) -> (B, H, W, D)"""
+    """Max-pooling of stride 2; a last row or column without a partner is dropped: (B, H_in, W_in, D) -> (B, H, W, D)"""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel_size: int = 2) -> None:
         super().__init__()
+        self.kernel_size = kernel_size
         self.dilation = 1  # larger in scaled networks
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 3, 1, 2)
-        return max_pool2d(x, 2, dilation=self.dilation).permute(0, 2, 3, 1)
+        return max_pool2d(x, self.kernel_size, 2, dilation=self.dilation).permute(0, 2, 3, 1)
 
 
 class Block(nn.Module):
@@ -196,7 +198,74 @@ class PlainBlock(Block):
         return self.act(self.drop(attended))
 
 
-BlockClasses = tuple[type[PostNormBlock], type[ResidualBlock], type[PlainBlock]]
+def views(x: Tensor) -> Tensor:
+    """Images and, after them, their mirror images: (B, H, W, D) -> (2 B, H, W, D / 2)
+
+    Mirroring an image mirrors its tokens and exchanges the two halves of their channels, so one half is one view.
+    """
+    ahead, back = x.chunk(2, dim=3)
+    return torch.cat([ahead, back.flip(2)])
+
+
+def joined(y: Tensor) -> Tensor:
+    """Tokens from what each view says of itself and of the other: (2 B, H, W, D) -> (B, H, W, D)"""
+    ahead, back = y.unflatten(0, [2, -1]).unbind(0)
+    ahead_own, ahead_other = ahead.chunk(2, dim=3)
+    back_own, back_other = back.flip(2).chunk(2, dim=3)
+    return torch.cat([ahead_own + back_other, ahead_other + back_own], dim=3)
+
+
+class BatchNormOfHalves(BatchNorm):
+    """Batch normalization with one set of statistics for both halves of the channels: (B, H, W, D) -> (B, H, W, D)"""
+
+    def forward(self, X: Tensor) -> Tensor:
+        halves = X.unflatten(3, [2, -1]).flatten(2, 3)  # (B, H, 2 W, D / 2)
+        return self.bn(halves.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).reshape(X.shape)
+
+
+class MirroredBlock(PlainBlock):
+    """A plain block that commutes with mirroring: mirrored images give mirrored tokens (`views`).
+
+    Attention sees an image and its mirror image as two views, with the same weights. Half of its values are for the
+    view itself, half for the other one (Cohen & Welling 2016, for mirroring alone). Max-pooling reads 3x3 pixels,
+    because a grid of 2x2 squares is not its own mirror image if the number of pixels is odd.
+    """
+
+    def __init__(
+        self, stage: Stage, terms: Terms, grid: Grid, dim_in: int, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(stage, terms, grid, dim_in // 2, *args, **kwargs)
+
+    def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
+        return nn.Sequential(MaxPool(3), BatchNormOfHalves(dim // 2, **dd)), dim_in
+
+    def add_layers(
+        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+    ) -> None:
+        self.attn = attention(W_out=nn.Identity)
+        if isinstance(self.merge, nn.Identity):
+            self.merge = BatchNormOfHalves(stage.dim // 2, **dd)
+        self.act = nn.GELU()
+        self.reset_parameters()
+
+    def in_views(self, x: Tensor) -> Tensor:
+        """Attention in both views: (B, H, W, D_in) -> (B, H, W, D)"""
+        return joined(self.attn(views(x)))
+
+    # kernels/choose.py sets a method that needs half the work where heads read one pixel.
+    def evaluate_views(self, x: Tensor) -> Tensor:
+        return self.in_views(x)
+
+    def attended(self, x: Tensor) -> Tensor:
+        return self.merge(self.evaluate_views(x))
+
+    def attention_maps(self, x: Tensor) -> list[Tensor]:
+        return [self.attn.probabilities(x.chunk(2, dim=3)[0])]
+
+
+BlockClasses = tuple[
+    type[PostNormBlock], type[ResidualBlock], type[PlainBlock], type[MirroredBlock]
+]
 
 
 def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
@@ -215,19 +284,20 @@ def new_blocks(
 ) -> list[Block]:
     """The blocks of a network for tokens of `dim_in` channels.
 
-    PlainBlock in plain networks; in others, PostNormBlock in stages with feed-forward layers and ResidualBlock in those
-    without. Raises ValueError for a `drop_path_rate` in plain networks, which have no residual branches.
+    PlainBlock or MirroredBlock in plain networks; in others, PostNormBlock in stages with feed-forward layers and
+    ResidualBlock in those without. Raises ValueError for a `drop_path_rate` in plain networks, which have no residual
+    branches.
     """
     if layout.plain and drop_path_rate:
         raise ValueError(f"drop_path_rate: got {drop_path_rate}, expected 0 in plain networks")
-    post_norm, residual, plain = classes
+    post_norm, residual, plain, mirrored = classes
     grids = layout.grids(img_size)
     depth = len(grids)
     blocks: list[Block] = []
     for number, stage in enumerate(layout.stages):
         block_class: type[Block] = post_norm if stage.hidden_dim else residual
         if layout.plain:
-            block_class = plain
+            block_class = mirrored if layout.mirrored else plain
         for inside in range(stage.depth):
             index = len(blocks)
             group = terms_of_block(terms, index, depth)

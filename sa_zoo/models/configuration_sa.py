@@ -53,7 +53,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
             feed-forward layers or 0 for none; for a pyramid, one number per stage. Every head sees all D channels.
         image_size, patch_size, patch_overlap: in pixels; image_size is one number, or height and width.
-        plain: whether the network is plain, as in timm.
+        plain, mirrored: whether the network is plain, and commutes with mirroring, as in timm.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
             attn_drop_rate, drop_rate and drop_path_rate.
@@ -78,6 +78,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     patch_size: int = 2
     patch_overlap: int = 0
     plain: bool = False
+    mirrored: bool = False
     num_channels: int = 3
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
@@ -116,6 +117,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
             self.num_attention_heads,
             self.intermediate_size,
             self.plain,
+            self.mirrored,
         )
 
     @property
@@ -145,6 +147,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 "num_heads": self.num_attention_heads,
                 "hidden_dim": self.intermediate_size,
                 "plain": self.plain,
+                "mirrored": self.mirrored,
             },
             "pretrained_cfg": {
                 "first_conv": "patch_embed",

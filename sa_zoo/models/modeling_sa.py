@@ -22,7 +22,16 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .blocks import Block, PlainBlock, PostNormBlock, ResidualBlock, new_blocks
+from .blocks import (
+    Block,
+    MirroredBlock,
+    PlainBlock,
+    PostNormBlock,
+    ResidualBlock,
+    joined,
+    new_blocks,
+    views,
+)
 from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
@@ -84,6 +93,16 @@ class SAPlainBlock(SABlock, PlainBlock):
         return self.merge(self.attn(x, output_attentions)[0])
 
 
+class SAMirroredBlock(SABlock, MirroredBlock):
+    """The mirrored block in transformers; attentions are those of images, then of their mirror images."""
+
+    def in_views(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        return joined(self.attn(views(x), output_attentions)[0])
+
+    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
+        return self.merge(self.in_views(x, True) if output_attentions else self.evaluate_views(x))
+
+
 class SAPreTrainedModel(PreTrainedModel):
     """Embedding and blocks, shared by the three models."""
 
@@ -93,7 +112,12 @@ class SAPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers' own models, too
     supports_gradient_checkpointing = True
-    _no_split_modules = ["SAPostNormBlock", "SAResidualBlock", "SAPlainBlock"]  # noqa: RUF012  transformers' own declaration
+    _no_split_modules = [  # noqa: RUF012  transformers' own declaration
+        "SAPostNormBlock",
+        "SAResidualBlock",
+        "SAPlainBlock",
+        "SAMirroredBlock",
+    ]
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  a classifier's
     _input_embed_layer = "patch_embed"
     _can_compile_fullgraph = True
@@ -112,7 +136,7 @@ class SAPreTrainedModel(PreTrainedModel):
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }
-        classes = (SAPostNormBlock, SAResidualBlock, SAPlainBlock)
+        classes = (SAPostNormBlock, SAResidualBlock, SAPlainBlock, SAMirroredBlock)
         dim_in = self.patch_embed.out_channels
         rate = config.drop_path_rate
         blocks = new_blocks(classes, self.layout, terms, size, dim_in, rate, **drops)
@@ -211,7 +235,7 @@ class SAForImageClassification(SAPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.head_drop = nn.Dropout(config.classifier_dropout)
-        self.head = new_head(self.layout.stages[-1].dim, config.num_labels)
+        self.head = new_head(self.layout, config.num_labels)
         self.post_init()
 
     @can_return_tuple

@@ -11,11 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, linear
 from torch.types import Device
 
 from .attention import Attention
-from .blocks import BlockClasses, PlainBlock, PostNormBlock, ResidualBlock, new_blocks
+from .blocks import (
+    BlockClasses,
+    MirroredBlock,
+    PlainBlock,
+    PostNormBlock,
+    ResidualBlock,
+    new_blocks,
+)
 from .stages import Grid, ImageSize, Layout, Sizes, layout_of
 from .terms import Groups, Term, has_fixed_size
 
@@ -38,6 +45,21 @@ class PlainStem(nn.Conv2d):
         return gelu(self._conv_forward(x, self.weight, self.bias))
 
 
+class MirroredStem(PlainStem):
+    """PlainStem whose second half of the filters mirrors the first, which are its weights."""
+
+    def __init__(self, in_chans: int, patch_size: int, **dd: Any) -> None:
+        kernel = patch_size + 1
+        nn.Conv2d.__init__(self, in_chans, 3 * kernel**2, kernel, patch_size, **dd)
+        self.out_channels *= 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
+        assert bias is not None  # TorchScript does not know it
+        weight = torch.cat([weight, weight.flip(3)])
+        return gelu(self._conv_forward(x, weight, bias.repeat(2)))
+
+
 def new_embedding(in_chans: int, overlap: int, layout: Layout, **dd: Any) -> nn.Conv2d:
     """Space-to-depth and a linear map as one convolution; its stride equals its kernel size unless patches overlap.
 
@@ -49,15 +71,30 @@ def new_embedding(in_chans: int, overlap: int, layout: Layout, **dd: Any) -> nn.
     if layout.plain:
         if overlap:
             raise ValueError(f"patch_overlap: got {overlap}, expected 0 in plain networks")
-        return PlainStem(in_chans, layout.patch_size, **dd)
+        stem = MirroredStem if layout.mirrored else PlainStem
+        return stem(in_chans, layout.patch_size, **dd)
     stride = layout.patch_size
     kernel = stride + 2 * overlap
     return nn.Conv2d(in_chans, layout.stages[0].dim, kernel, stride, padding=overlap, **dd)
 
 
-def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
+class MirroredHead(nn.Linear):
+    """A linear map of the mean of the halves of the channels, which mirroring exchanges: (.., D) -> (.., classes)"""
+
+    def __init__(self, dim: int, num_classes: int, **dd: Any) -> None:
+        super().__init__(dim // 2, num_classes, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ahead, back = x.chunk(2, dim=-1)
+        return linear((ahead + back) / 2, self.weight, self.bias)
+
+
+def new_head(layout: Layout, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
     """The linear map from features to logits; none for 0 classes."""
-    return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
+    if not num_classes:
+        return nn.Identity()
+    head = MirroredHead if layout.mirrored else nn.Linear
+    return head(layout.stages[-1].dim, num_classes, **dd)
 
 
 def check_terms(terms: object) -> None:
@@ -110,6 +147,7 @@ class SANet(nn.Module):
             layers, or 0 for residual blocks (blocks.py). A pyramid has one stage per number of
             `depth`; the others are one number per stage or for all.
         plain: whether the network is plain: no residual connections, max-pooling in each stage, and PlainStem.
+        mirrored: whether a plain network commutes with mirroring (blocks.py); half of its channels are free.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -119,7 +157,7 @@ class SANet(nn.Module):
             `global_pool`, or an `img_size` that the tokens of the last stage do not tile.
     """
 
-    block_classes: BlockClasses = (PostNormBlock, ResidualBlock, PlainBlock)
+    block_classes: BlockClasses = (PostNormBlock, ResidualBlock, PlainBlock, MirroredBlock)
 
     def __init__(
         self,
@@ -135,6 +173,7 @@ class SANet(nn.Module):
         num_heads: Sizes = 9,
         hidden_dim: Sizes = 512,
         plain: bool = False,
+        mirrored: bool = False,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -145,7 +184,8 @@ class SANet(nn.Module):
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         check_terms(terms)
-        self.layout = layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim, plain)
+        sizes = (embed_dim, depth, num_heads, hidden_dim)
+        self.layout = layout_of(patch_size, *sizes, plain, mirrored)
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.patch_size = patch_size
@@ -164,7 +204,7 @@ class SANet(nn.Module):
         self.blocks: Any = nn.Sequential(*blocks)
         self.fixed_img_size = has_fixed_size(terms)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = new_head(self.num_features, num_classes, **dd)
+        self.head = new_head(layout, num_classes, **dd)
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, P H, P W) -> tokens (B, H, W, D)"""

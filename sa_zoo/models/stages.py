@@ -34,11 +34,13 @@ class Layout:
 
     plain: whether the network is plain: its stem loses a pixel per axis (network.py, `PlainStem`), and every stage
         merges, after its first attention.
+    mirrored: whether it commutes with mirroring (blocks.py, `MirroredBlock`).
     """
 
     patch_size: int
     stages: Sequence[Stage]
     plain: bool = False
+    mirrored: bool = False
 
     @property
     def sizes(self) -> list[Any]:
@@ -95,6 +97,7 @@ def layout_of(
     num_heads: Sizes,
     hidden_dim: Sizes,
     plain: bool = False,
+    mirrored: bool = False,
 ) -> Layout:
     """One stage, or one per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
     given = (embed_dim, depth, num_heads, hidden_dim)
@@ -114,4 +117,9 @@ def layout_of(
         )
     if plain and any(filled[3]):
         raise ValueError(f"hidden_dim: got {hidden_dim}, expected 0 in plain networks")
-    return Layout(patch_size, [Stage(*sizes) for sizes in zip(*filled, strict=True)], plain)
+    if mirrored and (not plain or any(width % 2 for width in filled[0])):
+        raise ValueError(
+            f"mirrored: got True with embed_dim {embed_dim}, expected a plain network with even numbers"
+        )
+    stages = [Stage(*sizes) for sizes in zip(*filled, strict=True)]
+    return Layout(patch_size, stages, plain, mirrored)

@@ -12,7 +12,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .blocks import Block, PlainBlock, PostNormBlock, ResidualBlock
+from .blocks import Block, MirroredBlock, PlainBlock, PostNormBlock, ResidualBlock
 from .network import SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
 from .terms import Groups, declared
@@ -44,6 +44,10 @@ class TimmPlainBlock(OneNode, PlainBlock):
     """The plain block in timm."""
 
 
+class TimmMirroredBlock(OneNode, MirroredBlock):
+    """The mirrored block in timm."""
+
+
 class TimmSANet(SANet):
     """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level.
 
@@ -51,7 +55,7 @@ class TimmSANet(SANet):
     """
 
     output_fmt = "NHWC"
-    block_classes = (TimmPostNormBlock, TimmResidualBlock, TimmPlainBlock)
+    block_classes = (TimmPostNormBlock, TimmResidualBlock, TimmPlainBlock, TimmMirroredBlock)
 
     def __init__(self, terms: Groups, inference_mode: bool = False, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)
@@ -103,7 +107,7 @@ class TimmSANet(SANet):
             self.global_pool = checked_pool(global_pool)
         self.num_classes = num_classes
         like = self.patch_embed.weight
-        self.head = new_head(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+        self.head = new_head(self.layout, num_classes, device=like.device, dtype=like.dtype)
 
     def forward_intermediates(
         self,

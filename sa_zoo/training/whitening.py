@@ -1,9 +1,12 @@
 """Initial weights of the first convolution, as a whitening transform of its patches."""
 
+import math
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from sa_zoo.models.network import MirroredStem
 from sa_zoo.training.splits import Split
 
 WHITENED_IMAGES = 5000  # of the training split, for the covariance of patches
@@ -28,7 +31,18 @@ def whiten_first_convolution(model: nn.Module, split: Split) -> None:
     images = split.input_format.normalize(images)
     # (B, C h w, patches per image)
     patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)
-    values, vectors = torch.linalg.eigh(patches.transpose(0, 1).flatten(1).double().cov())
-    filters = (vectors / (values + EPSILON).sqrt()).T.flip(0)  # largest variance first
+    patches = patches.transpose(0, 1).flatten(1).double()
+    if isinstance(conv, MirroredStem):
+        back = patches.unflatten(0, conv.weight.shape[1:]).flip(2).flatten(0, 2)
+        even, odd = (whitening_filters((patches + sign * back) / 2) for sign in (1, -1))
+        filters = ((even + odd) / math.sqrt(2))[: len(conv.weight) // 2]
+    else:
+        filters = whitening_filters(patches)
     filters = torch.cat([filters, -filters])[: len(conv.weight)].to(conv.weight)
     conv.weight[: len(filters)] = filters.unflatten(1, conv.weight.shape[1:])
+
+
+def whitening_filters(patches: Tensor) -> Tensor:
+    """Eigenvectors of the covariance over the square root of eigenvalues, largest first: (D, patches) -> (D, D)"""
+    values, vectors = torch.linalg.eigh(patches.cov())
+    return (vectors / (values + EPSILON).sqrt()).T.flip(0)
