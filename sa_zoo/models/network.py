@@ -147,7 +147,7 @@ class SANet(nn.Module):
             layers, or 0 for residual blocks (blocks.py). A pyramid has one stage per number of
             `depth`; the others are one number per stage or for all.
         plain: whether the network is plain: no residual connections, max-pooling in each stage, and PlainStem.
-        mirrored: whether a plain network commutes with mirroring (blocks.py); half of its channels are free.
+        mirrored: whether a plain network commutes with mirroring (blocks.py).
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
