@@ -124,7 +124,7 @@ def cells(row: Row, model_cards: str) -> list[str]:
     runs = row.results()
     if not runs:
         return [name + says, "", "", ""]
-    path = f"results/{row.recipe}-0.json" if row.recipe else "README.md"
+    path = "README.md" if row.weights else f"results/{row.recipe or 'seed'}-0.json"
     link = f"[{name}]({model_cards}/{row.folder.name}/{path})"
     train = runs[0].train or Training()
     return [link + says, f"{runs[0].parameters:,}", str(train.epochs or ""), work(train)]
