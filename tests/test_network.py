@@ -179,19 +179,24 @@ def test_mirrored_images_give_mirrored_tokens_and_the_same_logits(name):
     assert not torch.allclose(network(x), network(x.flip(2)), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("half", [7, 67])
-def test_wide_mirrored_taps_take_half_the_work(half):
-    sizes = MIRRORED | {"embed_dim": 2 * half, "img_size": (16, 24)}
+@pytest.mark.parametrize(
+    ("half", "across", "folds"),
+    [(7, [-1, 0, 1], False), (67, [-1, 0, 1], True), (67, [-2, 0, 2], True), (67, [-1, 1], False)],
+)
+def test_wide_mirrored_taps_take_half_the_work(half, across, folds):
+    offsets = torch.cartesian_prod(torch.tensor([-1, 0, 1]), torch.tensor(across)).float()
+    sizes = MIRRORED | {"embed_dim": 2 * half, "num_heads": len(offsets), "img_size": (40, 48)}
     network = small("mirrored_tiny", **sizes).train()
     for layer in attention_in(network.blocks).values():  # identities pool equal pixels
         torch.nn.init.normal_(layer.W_val.weight)
+        layer.terms[0].Delta.data.copy_(offsets)
     sa_zoo.harden(network)
-    x = torch.randn(5, 3, 16, 24, dtype=torch.float64)
+    x = torch.randn(3, 3, 40, 48, dtype=torch.float64)
     learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
     values = []
     for evaluated in (nullcontext(), only("taps")):
         with evaluated:
-            macs = training_macs(network.float(), (3, 16, 24))
+            macs = training_macs(network.float(), (3, 40, 48))
             network.double()
             logits = network(x)
             gradients = torch.autograd.grad(logits.square().sum(), learned)
@@ -200,7 +205,7 @@ def test_wide_mirrored_taps_take_half_the_work(half):
     *expected, most = values[1]
     for here, there in zip(mine, expected, strict=True):
         assert torch.allclose(here, there, rtol=1e-9, atol=1e-10)
-    assert (macs < 0.6 * most) == (half > 64)
+    assert (macs < 0.6 * most) == folds
     deployed = [reparameterize_model(network.eval())]
     torch.nn.init.normal_(network.blocks[4].attn.W_val.weight)
     deployed.append(reparameterize_model(network))

@@ -23,7 +23,8 @@ def mirrored_kernel(layer: Attention, X: Tensor, now: Situation) -> Lattice | No
     if is_watched(layer) or not can_read_taps(layer, X, now) or not is_plain(layer.W_val):
         return None
     kernel = lattice_of(now.taps_of(layer.terms[0]))
-    return kernel if kernel and kernel[1][0] == -kernel[1][-1] else None
+    is_own_mirror = kernel and 0 in kernel[1] and kernel[1][0] == -kernel[1][-1]
+    return kernel if is_own_mirror else None
 
 
 def views_at_once(layer: Attention, kernel: Lattice, X: Tensor) -> Tensor:
