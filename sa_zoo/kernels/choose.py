@@ -111,14 +111,16 @@ def only(name: str) -> Iterator[None]:
     if name not in routes:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
     evaluation = routes[name].evaluation
-    installed = (Attention.evaluator, Block.evaluate_block, MirroredBlock.evaluate_views)
+    installed = (Attention.evaluator, Block.evaluate_block)
+    installed_views = MirroredBlock.evaluate_views
     Attention.evaluator = lambda self, X: evaluation(self, X, Situation(self.children(), X))
     Block.evaluate_block = Block.at_once
     MirroredBlock.evaluate_views = MirroredBlock.in_views  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Attention.evaluator, Block.evaluate_block, MirroredBlock.evaluate_views = installed  # type: ignore[method-assign]
+        Attention.evaluator, Block.evaluate_block = installed
+        MirroredBlock.evaluate_views = installed_views  # type: ignore[method-assign]
 
 
 def install() -> None:

@@ -20,7 +20,9 @@ WIDE = 64  # outputs, from which on sums and differences of pixels cost less tha
 
 def mirrored_kernel(layer: Attention, X: Tensor, now: Situation) -> Lattice | None:
     """The kernel whose pixels the heads read, one each, if it is its own mirror image."""
-    if is_watched(layer) or not can_read_taps(layer, X, now) or not is_plain(layer.W_val):
+    if is_watched(layer) or not can_read_taps(layer, X, now):
+        return None
+    if not is_plain(layer.W_val) or layer.W_val.bias is None:
         return None
     kernel = lattice_of(now.taps_of(layer.terms[0]))
     is_own_mirror = kernel and 0 in kernel[1] and kernel[1][0] == -kernel[1][-1]
@@ -33,8 +35,9 @@ def views_at_once(layer: Attention, kernel: Lattice, X: Tensor) -> Tensor:
     if len(bias) >= WIDE:
         return folded(maps_of(layer, kernel), bias, kernel, X)
     own, other = weights_of(layer, kernel)
-    rows = [[own, other.flip(2)], [other, own.flip(2)]]
-    weight = torch.cat([torch.cat(row, dim=3) for row in rows])
+    ahead = torch.cat([own, other.flip(2)], dim=3)
+    back = torch.cat([other, own.flip(2)], dim=3)
+    weight = torch.cat([ahead, back])
     return convolved(weight.flatten(1), bias.repeat(2), kernel, X)
 
 

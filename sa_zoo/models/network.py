@@ -36,9 +36,12 @@ class PlainStem(nn.Conv2d):
     such squares in three colors, and their negatives (Jordan 2024).
     """
 
+    filters_per_pixel = 6  # of the kernel
+
     def __init__(self, in_chans: int, patch_size: int, **dd: Any) -> None:
         kernel = patch_size + 1
-        super().__init__(in_chans, 6 * kernel**2, kernel, patch_size, **dd)
+        filters = self.filters_per_pixel * kernel**2
+        super().__init__(in_chans, filters, kernel, patch_size, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         # `super` is unknown to TorchScript
@@ -48,9 +51,10 @@ class PlainStem(nn.Conv2d):
 class MirroredStem(PlainStem):
     """PlainStem whose second half of the filters mirrors the first, which are its weights."""
 
+    filters_per_pixel = 3
+
     def __init__(self, in_chans: int, patch_size: int, **dd: Any) -> None:
-        kernel = patch_size + 1
-        nn.Conv2d.__init__(self, in_chans, 3 * kernel**2, kernel, patch_size, **dd)
+        super().__init__(in_chans, patch_size, **dd)
         self.out_channels *= 2
 
     def forward(self, x: Tensor) -> Tensor:
