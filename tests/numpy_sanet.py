@@ -100,7 +100,7 @@ def absolute(p: dict, X: np.ndarray) -> np.ndarray:
 
 
 def linear(p: dict, name: str, x: np.ndarray) -> np.ndarray:
-    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+    return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", 0.0)
 
 
 def layer_norm(p: dict, name: str, x: np.ndarray) -> np.ndarray:
@@ -157,18 +157,16 @@ def max_pooled(X: np.ndarray, side: int = 2) -> np.ndarray:
     return maxima
 
 
-def in_views(layer, X: np.ndarray) -> np.ndarray:
-    """A layer on images and on their mirror images, which are one half of the channels each."""
-    ahead, back = np.split(X, 2, axis=-1)
-    ahead_own, ahead_other = np.split(layer(ahead), 2, axis=-1)
-    back_own, back_other = np.split(layer(back[:, :, ::-1]), 2, axis=-1)
-    first = ahead_own + back_other[:, :, ::-1]
-    second = back_own[:, :, ::-1] + ahead_other
-    return np.concatenate([first, second], axis=-1)
-
-
 def mirrored_block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
-    X = in_views(lambda x: attention(below(p, "attn."), x, term), X)
+    """Two layers see images and mirror images, which are one half of the channels each."""
+    ahead, back = np.split(X, 2, axis=-1)
+    back = back[:, :, ::-1]
+    total, gap = (
+        attention(below(p, name), ahead, term)
+        + sign * attention(below(p, name), back, term)[:, :, ::-1]
+        for name, sign in (("attn.", 1), ("odd.", -1))
+    )
+    X = np.concatenate([total + gap, total - gap], axis=-1) / 2
     norm = below(p, "merge.1.bn." if pools else "merge.bn.")
     both = {name: np.tile(value, 2) for name, value in norm.items()}
     return gelu(batch_norm(both, max_pooled(X, 3) if pools else X))

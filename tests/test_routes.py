@@ -131,6 +131,7 @@ def test_a_projection_without_bias_takes_a_route_that_knows_it():
     for mode in (torch.no_grad, torch.enable_grad):
         with mode():
             assert (layer(pixels()) - explicit(pixels())).abs().max() < 1e-10
+    assert torch.allclose(layer.fold()(pixels()), explicit(pixels()), rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match="got 'dense', expected one of taps"), only("dense"):
         pass
 

@@ -42,7 +42,7 @@ PARAMETERS = {
     "sa_pyramid_h5_tiny_cifar": 785_728,
     "sa_plain_cifar": 12_261_284,
     "sa_plain_tiny_cifar": 1_974_116,
-    "sa_mirrored_tiny_cifar": 1_842_088,
+    "sa_mirrored_tiny_cifar": 1_841_466,
     "resnet_tiny_cifar": 783_802,
 }
 FIXED = ["learned", "eq8", "learned, stages", "content, stages", "absolute, stages"]

@@ -98,9 +98,9 @@ def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
 def evaluate_views(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """`MirroredBlock.in_views`, at half the work where heads read one pixel each: (B, H, W, D_in) -> (B, H, W, D)"""
     if not torch.jit.is_scripting():
-        kernel = mirrored_kernel(self.attn, x, Situation(self.attn.children(), x))
+        kernel = mirrored_kernel(self, x)
         if kernel:
-            return views_at_once(self.attn, kernel, x)
+            return views_at_once(self, kernel, x)
     return self.in_views(x)
 
 

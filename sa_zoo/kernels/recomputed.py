@@ -19,7 +19,7 @@ from sa_zoo.kernels.portions import divided, heads_fill_caches, portions
 from sa_zoo.kernels.product import attended
 from sa_zoo.kernels.situation import Situation
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.norm import is_plain
+from sa_zoo.models.norm import bias_of, is_plain
 from sa_zoo.models.positions import at_least_float32
 
 
@@ -28,7 +28,6 @@ def can_recompute(layer: Attention, X: Tensor, now: Situation) -> bool:
     return (
         heads_fill_caches(X, now)
         and is_plain(layer.W_val)
-        and layer.W_val.bias is not None
         and all(term.positional for term in layer.terms)
         and now.ordinary
     )
@@ -51,7 +50,7 @@ def of_factors(W_val: nn.Linear, factors: list[Tensor], X: Tensor, now: Situatio
     if dtype.itemsize > 2 and not now.trains:
         some = partial(attended, W_val, factors)
         return divided(some, now, W_val.parameters(), X, heads=len(factors[0]))
-    others = (x.to(dtype) for x in (W_val.weight, W_val.bias, *factors))
+    others = (x.to(dtype) for x in (W_val.weight, bias_of(W_val), *factors))
     return ProjectedHeads.apply(X, *others)
 
 

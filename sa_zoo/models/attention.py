@@ -170,9 +170,10 @@ class Attention(nn.Module):
     def fold(self) -> "Attention":
         """Fold W_out into W_val, in place: nothing lies between them."""
         weight, bias = as_one_map(self.W_val, self.W_out)
-        self.W_val.weight.copy_(weight)
-        self.W_val.bias.copy_(bias)
-        self.W_out = nn.Identity()
+        if not isinstance(self.W_out, nn.Identity):
+            self.W_val.weight.copy_(weight)
+            self.W_val.bias = nn.Parameter(bias.to(self.W_val.weight.dtype))  # may be the first
+            self.W_out = nn.Identity()
         return self
 
     # timm.utils.reparameterize_model replaces the layer by the result. kernels/choose.py sets `deployed` instead.

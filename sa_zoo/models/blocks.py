@@ -162,11 +162,21 @@ class ResidualBlock(Block):
         return [self.first.attn.probabilities(x), self.attn.probabilities(self.first(x))]
 
 
+@torch.no_grad()
+def start_as_identity(layer: Attention) -> None:
+    """Set rows of W_val so that as many channels as possible are those of the input, in the middle one of the heads."""
+    slices = layer.W_val.weight.unflatten(1, [layer.num_heads, -1])
+    dim_out, num_heads, dim_in = slices.shape
+    same = min(dim_in, dim_out)
+    slices[:same] = 0.0
+    slices[:same, num_heads // 2].fill_diagonal_(1.0)
+
+
 class PlainBlock(Block):
     """GELU(BatchNorm(attention(x))), after Jordan's CNN (airbench, 2024).
 
-    In the first block of a stage, max-pooling follows attention, which still sees every pixel. As many channels as
-    possible start as the identity, in the middle one of the heads.
+    In the first block of a stage, max-pooling follows attention, which still sees every pixel. Attention starts as the
+    identity (`start_as_identity`).
     """
 
     def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
@@ -185,11 +195,7 @@ class PlainBlock(Block):
 
     def reset_parameters(self) -> None:
         """Set rows of W_val; `init_weights` does so after it has reset all of them."""
-        slices = self.attn.W_val.weight.data.unflatten(1, [self.attn.num_heads, -1])
-        dim_out, num_heads, dim_in = slices.shape
-        same = min(dim_in, dim_out)
-        slices[:same] = 0.0
-        slices[:same, num_heads // 2].fill_diagonal_(1.0)
+        start_as_identity(self.attn)
 
     def attended(self, x: Tensor) -> Tensor:
         return self.merge(self.attn(x))
@@ -207,12 +213,13 @@ def views(x: Tensor) -> Tensor:
     return torch.cat([ahead, back.flip(2)])
 
 
-def joined(y: Tensor) -> Tensor:
-    """Tokens from what each view says of itself and of the other: (2 B, H, W, D) -> (B, H, W, D)"""
-    ahead, back = y.unflatten(0, [2, -1]).unbind(0)
-    ahead_own, ahead_other = ahead.chunk(2, dim=3)
-    back_own, back_other = back.flip(2).chunk(2, dim=3)
-    return torch.cat([ahead_own + back_other, ahead_other + back_own], dim=3)
+def joined(even: Tensor, odd: Tensor) -> Tensor:
+    """Tokens whose halves have this sum and this difference: 2 of (2 B, H, W, D / 2) in both views -> (B, H, W, D)"""
+    ahead, back = even.unflatten(0, [2, -1]).unbind(0)
+    total = ahead + back.flip(2)
+    ahead, back = odd.unflatten(0, [2, -1]).unbind(0)
+    gap = ahead - back.flip(2)
+    return torch.cat([total + gap, total - gap], dim=3) / 2
 
 
 class BatchNormOfHalves(BatchNorm):
@@ -226,31 +233,44 @@ class BatchNormOfHalves(BatchNorm):
 class MirroredBlock(PlainBlock):
     """A plain block that commutes with mirroring: mirrored images give mirrored tokens (`views`).
 
-    Attention sees an image and its mirror image as two views, with the same weights. Half of its values are for the
-    view itself, half for the other one (Cohen & Welling 2016, for mirroring alone). Max-pooling reads 3x3 pixels,
-    because a grid of 2x2 squares is not its own mirror image if the number of pixels is odd.
+    Two layers of attention, of half the channels each, see an image and its mirror image as two views. `attn` gives
+    the sum of the halves of the channels, which both views share, and `odd` their difference, of which one view has the
+    negative (Cohen & Welling 2016, for mirroring alone). These two never mix, so each is a matrix of its own for Muon.
+    Max-pooling reads 3x3 pixels, because a grid of 2x2 squares is not its own mirror image if the number of pixels is
+    odd.
     """
 
     def __init__(
         self, stage: Stage, terms: Terms, grid: Grid, dim_in: int, *args: Any, **kwargs: Any
     ) -> None:
-        super().__init__(stage, terms, grid, dim_in // 2, *args, **kwargs)
+        half = stage._replace(dim=stage.dim // 2)
+        super().__init__(half, terms, grid, dim_in // 2, *args, **kwargs)
 
     def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
-        return nn.Sequential(MaxPool(3), BatchNormOfHalves(dim // 2, **dd)), dim_in
+        return nn.Sequential(MaxPool(3), BatchNormOfHalves(dim, **dd)), dim_in
 
     def add_layers(
         self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
     ) -> None:
         self.attn = attention(W_out=nn.Identity)
+        self.odd: Any = attention(W_out=nn.Identity)
+        self.odd.W_val.register_parameter("bias", None)  # one would cancel
         if isinstance(self.merge, nn.Identity):
-            self.merge = BatchNormOfHalves(stage.dim // 2, **dd)
+            self.merge = BatchNormOfHalves(stage.dim, **dd)
         self.act = nn.GELU()
         self.reset_parameters()
 
+    def layers(self) -> tuple[Attention, Attention]:
+        return self.attn, self.odd
+
+    def reset_parameters(self) -> None:
+        for layer in self.layers():
+            start_as_identity(layer)
+
     def in_views(self, x: Tensor) -> Tensor:
         """Attention in both views: (B, H, W, D_in) -> (B, H, W, D)"""
-        return joined(self.attn(views(x)))
+        x = views(x)
+        return joined(self.attn(x), self.odd(x))
 
     # kernels/choose.py sets a method that needs half the work where heads read one pixel.
     def evaluate_views(self, x: Tensor) -> Tensor:
@@ -260,7 +280,8 @@ class MirroredBlock(PlainBlock):
         return self.merge(self.evaluate_views(x))
 
     def attention_maps(self, x: Tensor) -> list[Tensor]:
-        return [self.attn.probabilities(x.chunk(2, dim=3)[0])]
+        ahead = x.chunk(2, dim=3)[0]
+        return [self.attn.probabilities(ahead), self.odd.probabilities(ahead)]
 
 
 BlockClasses = tuple[

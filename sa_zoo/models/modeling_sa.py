@@ -97,7 +97,9 @@ class SAMirroredBlock(SABlock, MirroredBlock):
     """The mirrored block in transformers; attentions are those of images, then of their mirror images."""
 
     def in_views(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        return joined(self.attn(views(x), output_attentions)[0])
+        x = views(x)
+        even, odd = (layer(x, output_attentions)[0] for layer in self.layers())
+        return joined(even, odd)
 
     def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
         return self.merge(self.in_views(x, True) if output_attentions else self.evaluate_views(x))

@@ -20,8 +20,8 @@ class BatchNorm(nn.Module):
 
 
 def holds(layer: nn.Module, *names: str) -> bool:
-    """Whether these are a layer's own parameters, not computed by a parametrization, a mask or a hook."""
-    return all(isinstance(getattr(layer, name), nn.Parameter) for name in names)
+    """Whether these are a layer's own parameters or None, not computed by a parametrization, a mask or a hook."""
+    return all(isinstance(getattr(layer, name), nn.Parameter | None) for name in names)
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -41,6 +41,11 @@ def is_plain(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and not is_watched(layer)
 
 
+def bias_of(layer: nn.Linear) -> Tensor:
+    """The bias of a linear layer, or zeros: (N_out,)"""
+    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+
+
 def linear_map(layer: nn.Module) -> tuple[Tensor, Tensor]:
     """Weight and bias of a linear layer, at least float32. Raises ValueError if it does anything else."""
     if not is_plain(layer) or not holds(layer, "weight", "bias"):
@@ -48,9 +53,8 @@ def linear_map(layer: nn.Module) -> tuple[Tensor, Tensor]:
             f"W_val, W_out: got {type(layer).__name__}, expected nn.Linear with its own weight and bias: "
             "merge adapters and remove parametrizations, pruning and hooks first"
         )
-    weight: Any = layer.weight
-    bias: Any = layer.bias
-    return at_least_float32(weight.detach()), at_least_float32(bias.detach())
+    linear: Any = layer
+    return at_least_float32(linear.weight.detach()), at_least_float32(bias_of(linear).detach())
 
 
 def as_one_map(first: nn.Module, then: nn.Module) -> tuple[Tensor, Tensor]:
