@@ -29,7 +29,7 @@ from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.run_folder import HEADS
 from sa_zoo.verbs.finish import finish
 
-FLOAT32_BYTES = 7_500_000  # larger files of weights are stored in bfloat16
+FLOAT32_BYTES = 7_000_000  # larger files of weights are stored in bfloat16
 RECORD_BYTES = 2_000_000  # larger records of heads, those of learned tables, are left out
 
 

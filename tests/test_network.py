@@ -37,7 +37,6 @@ NUMPY = {  # term, its reference, sizes of the network
     "pyramid": (QuadraticKernel, oracle.quadratic, RESIDUAL | {"patch_overlap": 1}),
     "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
     "mirrored": (QuadraticKernel, oracle.quadratic, MIRRORED),
-    "mirrored, content": (Content, oracle.content, MIRRORED),
 }
 
 
