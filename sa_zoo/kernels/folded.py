@@ -43,9 +43,8 @@ def views_at_once(block: MirroredBlock, kernel: Lattice, X: Tensor) -> Tensor:
         bias = bias if bias is None else bias.repeat(2)
         return convolved(maps[0], bias, kernel, X)
     steps = (kernel[0].step, 1)
-    if (
-        maps[0].requires_grad
-    ):  # torch's gradient of a kernel in another order of memory fails for small images
+    if maps[0].requires_grad:
+        # torch's gradient of kernels in another order of memory fails for small images
         maps = [weight.contiguous() for weight in maps]
     parts = zip(folded_pixels(X, kernel), maps, (bias, None), strict=True)
     even, odd = (conv2d(*part, dilation=steps).permute(0, 2, 3, 1) for part in parts)
