@@ -37,6 +37,7 @@ NUMPY = {  # term, its reference, sizes of the network
     "pyramid": (QuadraticKernel, oracle.quadratic, RESIDUAL | {"patch_overlap": 1}),
     "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
     "mirrored": (QuadraticKernel, oracle.quadratic, MIRRORED),
+    "mirrored, content": (Content, oracle.content, MIRRORED),
 }
 
 
@@ -213,6 +214,11 @@ def test_wide_mirrored_taps_take_half_the_work(half, across, folds):
     deployed[0].load_state_dict(deployed[1].state_dict())
     assert torch.equal(deployed[0](x), deployed[1](x))
     assert torch.allclose(deployed[1].float()(x.float()).double(), network(x), rtol=1e-4, atol=1e-2)
+    for block in network.blocks:
+        block.attn.W_val.bias = None
+    with only("taps"):
+        expected = network(x)
+    assert torch.allclose(network(x), expected, rtol=0, atol=1e-12)
 
 
 def test_groups_of_terms_divide_the_blocks_equally():

@@ -14,7 +14,7 @@ from sa_zoo.kernels.situation import Situation, makes_graph
 from sa_zoo.kernels.taps import Lattice, can_read_taps, convolved, lattice_of, padded
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import MirroredBlock
-from sa_zoo.models.norm import is_plain, is_watched
+from sa_zoo.models.norm import bias_of, is_plain, is_watched
 
 WIDE = 64  # outputs, from which on sums and differences of pixels cost less than the work they save
 
@@ -38,10 +38,9 @@ def kernel_of(layer: Attention, X: Tensor) -> Lattice | None:
 
 def views_at_once(block: MirroredBlock, kernel: Lattice, X: Tensor) -> Tensor:
     """`MirroredBlock.in_views` as one convolution or two: (B, H, W, D_in) -> (B, H, W, D)"""
-    maps, bias = maps_of(block, kernel), block.attn.W_val.bias
+    maps, bias = maps_of(block, kernel), bias_of(block.attn.W_val)
     if len(maps) == 1:
-        bias = bias if bias is None else bias.repeat(2)
-        return convolved(maps[0], bias, kernel, X)
+        return convolved(maps[0], bias.repeat(2), kernel, X)
     steps = (kernel[0].step, 1)
     if maps[0].requires_grad:
         # torch's gradient of kernels in another order of memory fails for small images

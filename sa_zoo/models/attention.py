@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 
-from .norm import as_one_map
+from .norm import as_one_map, bias_of
 from .positions import at_least_float32
 from .stages import Grid
 from .terms import Terms
@@ -171,8 +171,10 @@ class Attention(nn.Module):
         """Fold W_out into W_val, in place: nothing lies between them."""
         weight, bias = as_one_map(self.W_val, self.W_out)
         if not isinstance(self.W_out, nn.Identity):
+            if self.W_val.bias is None:
+                self.W_val.bias = nn.Parameter(bias_of(self.W_val))
             self.W_val.weight.copy_(weight)
-            self.W_val.bias = nn.Parameter(bias.to(self.W_val.weight.dtype))  # may be the first
+            self.W_val.bias.copy_(bias)
             self.W_out = nn.Identity()
         return self
 

@@ -261,6 +261,7 @@ class MirroredBlock(PlainBlock):
         self.reset_parameters()
 
     def layers(self) -> tuple[Attention, Attention]:
+        """For sums of the halves, and for differences."""
         return self.attn, self.odd
 
     def reset_parameters(self) -> None:

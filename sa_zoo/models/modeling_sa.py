@@ -94,7 +94,7 @@ class SAPlainBlock(SABlock, PlainBlock):
 
 
 class SAMirroredBlock(SABlock, MirroredBlock):
-    """The mirrored block in transformers; attentions are those of images, then of their mirror images."""
+    """The mirrored block in transformers; attentions of a layer are those of images, then of their mirror images."""
 
     def in_views(self, x: Tensor, output_attentions: bool = False) -> Tensor:
         x = views(x)
