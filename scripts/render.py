@@ -12,7 +12,6 @@ docs/clients.json and docs/conversions.json; scripts/study.py writes docs/taps.j
 import csv
 import json
 import re
-import tomllib
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
@@ -20,15 +19,13 @@ from statistics import mean, stdev
 from typing import Any
 
 import timm
-from runs import MODEL_CARDS, ROOT, Row, read_runs, rivals
-from safetensors.torch import load_file
+from runs import ROOT, Row, read_runs, rivals
 from timing import cell, table
 from timm.data import resolve_data_config
 
 import sa_zoo
 from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import Metrics, Training
-from sa_zoo.models.network import attention_in
 from sa_zoo.models.variants import VARIANTS
 from sa_zoo.training.config import load_config
 
@@ -68,8 +65,6 @@ PAPER = {
 }
 PAPER_EPOCHS = 300
 TWINS = 3  # runs of the CNN that were trained on, as they were and as attention
-# Pyramids in model_cards/ whose heads docs/heads.md follows through their training.
-PYRAMIDS = {"nine heads": "sa_pyramid_tiny_cifar", "five heads": "sa_pyramid_h5_tiny_cifar"}
 
 
 def markdown_table(head: list[str], rows: Iterable[Iterable[str]], text: int) -> str:
@@ -197,6 +192,8 @@ def all_results() -> str:
 
 def macs_of(row: Row, runs: list[Metrics]) -> str:
     """Of the network that was trained, with its taps; empty if it is not the one that the folder's name makes."""
+    if not timm.is_model(row.model):
+        return ""
     filed = (row.folder / "config.json").is_file()
     model = timm.create_model(f"local-dir:{row.folder}" if filed else row.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -436,23 +433,6 @@ def sizes() -> str:
     return markdown_table(["network", "parameters", *found], lines, text=1)
 
 
-def offsets() -> str:
-    """How far the heads of pyramids are from the query: mean of the coordinates of Delta that start at 1 or -1."""
-    columns: dict[str, list[str]] = {}
-    for heads, name in PYRAMIDS.items():
-        folder = MODEL_CARDS / name
-        recorded = load_file(folder / "heads.safetensors")
-        recipe = tomllib.loads((folder / "train.toml").read_text(encoding="utf-8"))
-        small = recipe["augment"]["small_epochs"]
-        for epoch in (small, small + 1, recipe["train"]["epochs"]):
-            column = columns.setdefault(f"{heads}, {epoch} epochs", [])
-            for path in attention_in(timm.create_model(name).blocks):
-                Delta = recorded[f"blocks.{path}.terms.0.Delta"].abs()  # (epochs + 1, N_h, 2)
-                column.append(f"{Delta[epoch][Delta[0] == 1].mean():.2f}")
-    layers = enumerate(zip(*columns.values(), strict=True), start=1)
-    return markdown_table(["layer", *columns], [[str(at), *row] for at, row in layers], text=1)
-
-
 RENDERED = {
     function.__name__: function
     for function in (
@@ -473,7 +453,6 @@ RENDERED = {
         taps,
         pixels,
         sizes,
-        offsets,
     )
 }
 
@@ -495,7 +474,8 @@ def render(text: str) -> str:
 def result_files() -> dict[Path, str]:
     """Accuracy of the trained models by their own recipes, and speed on every machine."""
     folder = ROOT / "results"
-    models = [row for row in finished("paper", "readme", "all") if not row.recipe and row.results()]
+    rows = [row for row in finished("paper", "readme", "all") if not row.recipe and row.results()]
+    models = [row for row in rows if timm.is_model(row.model)]
     files = {folder / "results-cifar10-jpeg75.csv": as_csv(map(result, models))}
     for path in sorted((DOCS / "benchmarks").glob("*.json")):
         rows = [row for run in read(f"benchmarks/{path.name}")["runs"] for row in run["rows"]]

@@ -1,4 +1,4 @@
-"""Small networks of every kind, and one whose heads are known: one stage of each list of terms, and pyramids."""
+"""Small networks of every kind, and one whose heads are known: one stage of each list of terms, and plain ones."""
 
 import timm
 import torch
@@ -9,15 +9,13 @@ from sa_zoo.models.timm_network import TimmSANet
 from sa_zoo.models.variants import TERMS
 
 ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
-STAGES = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": (13, 3, 17)}
-RESIDUAL = STAGES | {"hidden_dim": 0}
-PLAIN = RESIDUAL | {"plain": True, "patch_size": 1}
+PLAIN = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": 0}
+PLAIN |= {"plain": True, "patch_size": 1}
 MIRRORED = PLAIN | {"mirrored": True, "embed_dim": (14, 10, 22)}
 IN_STAGES = ("learned", "content", "absolute")
 NETWORKS = {
-    **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "pyramid"},
-    **{f"{kind}, stages": STAGES | {"img_size": (24, 40)} for kind in IN_STAGES},
-    "pyramid": RESIDUAL | {"img_size": (24, 40)},
+    **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "plain"},
+    **{f"{kind}, plain": PLAIN | {"img_size": (24, 40)} for kind in IN_STAGES},
     "plain": PLAIN | {"img_size": (24, 40)},
     "mirrored_tiny": MIRRORED | {"img_size": (24, 40)},
 }

@@ -24,7 +24,7 @@ STAGES = {"embed_dim": (6, 10, 14), "num_heads": 3}
 
 
 def sizes_of(name: str) -> dict[str, object]:
-    return STAGES if "pyramid" in name or "plain" in name else SMALL
+    return STAGES if "plain" in name else SMALL
 
 
 def small(name, seed=0, **arguments) -> nn.Module:
@@ -106,7 +106,7 @@ def test_a_kernel_beside_its_query_is_a_convolution(side, grid):
         assert torch.allclose(layer.fuse()(X), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["sa_pyramid_cifar", "sa_learned_cifar"])
+@pytest.mark.parametrize("name", ["sa_plain_cifar", "sa_learned_cifar"])
 def test_timm_saves_and_loads_a_deployed_network(name, tmp_path):
     arguments = sizes_of(name)
     network = timm.create_model(name, **arguments).eval()
@@ -120,7 +120,7 @@ def test_timm_saves_and_loads_a_deployed_network(name, tmp_path):
         assert (loaded(x) - network(x)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["sa_quadratic_cifar", "sa_learned_cifar", "sa_pyramid_cifar"])
+@pytest.mark.parametrize("name", ["sa_quadratic_cifar", "sa_learned_cifar", "sa_plain_cifar"])
 def test_images_of_another_size_have_constants_of_their_own(name):
     network = small(name)
     deployed = reparameterize_model(network)
@@ -132,11 +132,11 @@ def test_images_of_another_size_have_constants_of_their_own(name):
         deployed.set_input_size((40, 16))
         assert (deployed(x) - network(x)).abs().max() < 1e-12
         layers = attention_in(deployed.blocks).values()
-        assert all(layer.grid == (20, 8) or "pyramid" in name for layer in layers)
+        assert all(layer.grid == (20, 8) or "plain" in name for layer in layers)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, for which tracing and scripting are legacy
-@pytest.mark.parametrize("name", ["sa_quadratic_cifar", "sa_pyramid_h5_cifar"])
+@pytest.mark.parametrize("name", ["sa_quadratic_cifar", "sa_plain_cifar"])
 def test_compilers_take_a_deployed_network(name):
     network = small(name).float()
     deployed = reparameterize_model(network)
@@ -176,9 +176,8 @@ def test_hardening_a_deployed_network_is_hardening_the_network():
         assert (deployed(x) - network(x)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["sa_pyramid_cifar", "sa_plain_cifar"])
-def test_batch_norms_that_train_see_all_images_at_once(name, monkeypatch):
-    network = small(name).train()
+def test_batch_norms_that_train_see_all_images_at_once(monkeypatch):
+    network = small("sa_plain_cifar").train()
     whole = copy.deepcopy(network)
     x = torch.randn(B, 3, 24, 40, dtype=torch.float64)
     with torch.no_grad():

@@ -93,7 +93,7 @@ MODELS = {
     "quadratic_gen": lambda: small_network("quadratic_gen"),
     "learned": lambda: small_network("learned"),
     "mixed": lambda: small_network("mixed"),
-    "pyramid": lambda: small_network("pyramid", depth=(1, 2), hidden_dim=0, patch_size=2),
+    "plain": lambda: small_network("plain", depth=(1, 2), hidden_dim=0, patch_size=1),
     "converted": converted,
     "converted, content": lambda: converted(content=True),
     "converted, one pixel per head": lambda: converted(alpha=float("inf")),

@@ -130,8 +130,8 @@ def test_contours_hold_the_share_of_attention_that_they_claim(S):
 
 
 def test_layers_come_in_the_order_in_which_they_run(tmp_path):
-    sizes = {"embed_dim": (5, 7, 11), "num_heads": 2}
-    folder = make_run(tmp_path / "run", "sa_pyramid_tiny_cifar", **sizes)
+    sizes = {"embed_dim": (5, 7, 11), "depth": (1, 9, 1), "num_heads": 2}
+    folder = make_run(tmp_path / "run", "sa_plain_tiny_cifar", **sizes)
     order = list(attention_in(open_folder(folder).network.blocks))
     weights = load_file(folder / "model.safetensors")
     for row, layer in enumerate(order):

@@ -7,7 +7,7 @@ import numpy_sanet as oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import MIRRORED, NETWORKS, ONE_STAGE, PLAIN, RESIDUAL, STAGES, images, small
+from small_networks import MIRRORED, NETWORKS, ONE_STAGE, PLAIN, images, small
 from timm.utils import reparameterize_model
 from torchvision.ops import StochasticDepth
 
@@ -32,10 +32,8 @@ NUMPY = {  # term, its reference, sizes of the network
     "content": (Content, oracle.content, ONE_STAGE),
     "eq8": (Relative, oracle.eq8, ONE_STAGE),
     "absolute": (Absolute, oracle.absolute, ONE_STAGE),
-    "quadratic, stages": (Quadratic, oracle.quadratic, STAGES),
-    "content, stages": (Content, oracle.content, STAGES),
-    "pyramid": (QuadraticKernel, oracle.quadratic, RESIDUAL | {"patch_overlap": 1}),
     "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
+    "plain, content": (Content, oracle.content, PLAIN),
     "mirrored": (QuadraticKernel, oracle.quadratic, MIRRORED),
     "mirrored, content": (Content, oracle.content, MIRRORED),
 }
@@ -75,26 +73,6 @@ def convolution(layer: Attention, X: torch.Tensor) -> torch.Tensor:
     side = int((layer.W_val.in_features / X.shape[3]) ** 0.5)
     kernel = layer.W_val.weight.unflatten(1, [side, side, -1]).permute(0, 3, 1, 2)
     return F.conv2d(X.permute(0, 3, 1, 2), kernel, layer.W_val.bias).permute(0, 2, 3, 1)
-
-
-def test_residual_blocks_train_as_those_of_convolutions():
-    """Heads at the pixels of a kernel, sharp: its blocks are a ResNet's, with GELU and replicate padding."""
-
-    def convolved(layer: Attention, x: torch.Tensor) -> torch.Tensor:
-        layer.terms[0].spread.data.fill_(30.0)
-        padded = F.pad(x.permute(0, 3, 1, 2), [1] * 4, mode="replicate").permute(0, 2, 3, 1)
-        bn = layer.W_out.bn
-        y = convolution(layer, padded).permute(0, 3, 1, 2)
-        y = F.batch_norm(y, None, None, bn.weight, bn.bias, training=True)
-        return y.permute(0, 2, 3, 1)
-
-    network, x = small("pyramid", num_heads=9).train(), images("pyramid", 5)
-    expected = network.embed(x)
-    for block in network.blocks:
-        expected = block.merge(expected)
-        inner = F.gelu(convolved(block.first.attn, expected))
-        expected = F.gelu(expected + convolved(block.attn, inner))
-    assert torch.allclose(network.forward_features(x), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("term", [QuadraticKernel, ContentKernel])
@@ -149,11 +127,12 @@ def test_attention_maps_are_the_probabilities_on_each_grid(name):
 
 
 def test_each_stage_has_its_width_and_grid_each_block_its_rate():
-    network = small("learned, stages", drop_path_rate=0.5)
-    assert [block.norm1.normalized_shape[0] for block in network.blocks] == [7, 7, 5, 11, 11, 11]
-    tables = [(len(b.attn.terms[0].row), len(b.attn.terms[0].col)) for b in network.blocks]
-    assert tables == [(39, 23)] * 2 + [(19, 11)] + [(9, 5)] * 3
-    rates = [block.drop_path.p for block in network.blocks]
+    layers = [block.attn for block in small("learned, plain").blocks]
+    assert [layer.W_val.out_features for layer in layers] == [7, 7, 5, 11, 11, 11]
+    tables = [(len(layer.terms[0].row), len(layer.terms[0].col)) for layer in layers]
+    assert tables == [(77, 45), (37, 21), (37, 21), (17, 9), (7, 3), (7, 3)]
+    blocks = small("learned", depth=6, drop_path_rate=0.5).blocks
+    rates = [block.drop_path.p for block in blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
 
 
@@ -229,9 +208,9 @@ def test_groups_of_terms_divide_the_blocks_equally():
 
 
 def test_a_number_alone_is_that_of_all_stages():
-    stages = [Stage(7, 2, 3, 5), Stage(7, 4, 3, 11)]
-    assert layout_of(3, 7, [2, 4], 3, (5, 11)) == Layout(3, stages)
-    assert Layout(3, stages).levels == [Level(2, 7, 3), Level(6, 7, 6)]
+    stages = [Stage(7, 2, 3, 0), Stage(7, 4, 5, 0)]
+    assert layout_of(3, 7, [2, 4], [3, 5], 0, True) == Layout(3, stages, True)
+    assert Layout(3, stages, True).levels == [Level(2, 7, 6), Level(6, 7, 12)]
     assert Layout(3, stages[:1]).levels == [Level(1, 7, 3), Level(2, 7, 3)]
 
 
@@ -259,19 +238,17 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"embed_dim": (7, 5)},
         {"depth": 3},
         {"depth": ()},
-        {"depth": [1] * 9, "embed_dim": 7, "hidden_dim": 5},
+        {"depth": [1] * 9, "embed_dim": 7},
         {"depth": (2, 0, 3)},
-        {"hidden_dim": (13, 3.0, 17)},
+        {"hidden_dim": 13},
         {"global_pool": "max"},
         {"in_chans": 0},
-        {"patch_overlap": -1},
-        {"patch_overlap": 1.0},
-        {"plain": True},  # with feed-forward layers
-        {"mirrored": True},  # not plain
-        PLAIN | {"mirrored": True},  # with odd numbers of channels
-        PLAIN | {"patch_overlap": 1},
-        PLAIN | {"drop_path_rate": 0.1},
-        PLAIN | {"img_size": (8, 40)},
+        {"mirrored": True},  # with odd numbers of channels
+        {"drop_path_rate": 0.1},
+        {"img_size": (8, 40)},
+        ONE_STAGE | {"plain": False, "depth": (2, 1)},
+        ONE_STAGE | {"plain": False, "hidden_dim": 0},
+        ONE_STAGE | {"plain": False, "mirrored": True, "embed_dim": 10},
         *(
             {"terms": terms}
             for terms in ("quadratic", Quadratic, (Quadratic,), (), ((), (Learned,)))
@@ -280,7 +257,7 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
     ],
 )
 def test_arguments_that_make_no_network_are_refused(changes):
-    arguments = STAGES | {"terms": ((Quadratic,),), "img_size": (24, 40)} | changes
+    arguments = PLAIN | {"terms": ((Quadratic,),), "img_size": (24, 40)} | changes
     with pytest.raises(ValueError, match=r"got .*expected"):
         SANet(**arguments)
 
@@ -296,7 +273,7 @@ def test_arguments_that_make_no_network_are_refused(changes):
 )
 def test_images_that_do_not_fit_are_refused(shape, said):
     with pytest.raises((AssertionError, RuntimeError), match=said):
-        small("pyramid")(torch.randn(*shape))
+        small("plain")(torch.randn(*shape))
 
 
 def test_init_weights_draws_anew_from_the_same_distributions():

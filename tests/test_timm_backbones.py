@@ -141,10 +141,10 @@ def test_any_cnn_of_timm_has_a_backbone_without_a_name():
 
 
 def test_transformers_keeps_the_batch_norms_of_trained_networks(tmp_path):
-    pyramid = trained("sa_pyramid_tiny_cifar", embed_dim=(7, 5, 11))
-    write_timm_files(tmp_path, pyramid)
-    x = images(pyramid)
-    last = pyramid.forward_intermediates(x, intermediates_only=True)[-1]
+    plain = trained("sa_plain_tiny_cifar", embed_dim=(7, 5, 11))
+    write_timm_files(tmp_path, plain)
+    x = images(plain)
+    last = plain.forward_intermediates(x, intermediates_only=True)[-1]
     backbone = TimmBackbone.from_pretrained(f"local-dir:{tmp_path}", out_indices=[-1]).eval()
     assert torch.equal(backbone(x).feature_maps[0], last)
 

@@ -36,16 +36,12 @@ PARAMETERS = {
     "sa_eq8_tiny_cifar": 2_297_002,
     "sa_absolute_tiny_cifar": 1_827_562,
     "sa_mixed_tiny_cifar": 1_292_251,
-    "sa_pyramid_cifar": 11_973_874,
-    "sa_pyramid_h5_cifar": 11_841_426,
-    "sa_pyramid_tiny_cifar": 785_778,
-    "sa_pyramid_h5_tiny_cifar": 785_728,
     "sa_plain_cifar": 12_261_284,
     "sa_plain_tiny_cifar": 1_974_116,
     "sa_mirrored_tiny_cifar": 1_841_466,
     "resnet_tiny_cifar": 783_802,
 }
-FIXED = ["learned", "eq8", "learned, stages", "content, stages", "absolute, stages"]
+FIXED = ["learned", "eq8", "learned, plain", "content, plain", "absolute, plain"]
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
@@ -178,7 +174,7 @@ def test_device_and_type_arrive_and_meta_can_be_initialised(name):
     assert torch.isfinite(model.eval()(images(name))).all()
 
 
-@pytest.mark.parametrize("name", ["quadratic", "quadratic_gen", "pyramid"])
+@pytest.mark.parametrize("name", ["quadratic", "quadratic_gen", "plain"])
 def test_centers_and_spreads_are_not_decayed(name):
     model = small(name)
     listed = model.no_weight_decay()
@@ -191,7 +187,7 @@ def test_centers_and_spreads_are_not_decayed(name):
     assert {names[id(p)].rpartition(".")[2] for p in decayed["params"]} == {"weight"}
 
 
-@pytest.mark.parametrize("name", ["learned", "learned, stages"])
+@pytest.mark.parametrize("name", ["learned", "learned, plain"])
 def test_layers_are_grouped_from_stem_to_head(name):
     model = small(name)
     groups = list(group_parameters(model, model.group_matcher()).values())

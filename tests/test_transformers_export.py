@@ -78,14 +78,14 @@ def logits_by_every_route(folder, x):
         yield route.from_pretrained(folder)(x).logits
 
 
-VARIANTS = "quadratic_gen quadratic_kernel learned content content_kernel eq8 absolute mixed"
+VARIANTS = "quadratic_gen quadratic_kernel learned content content_kernel eq8 absolute mixed plain"
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS.split(), "pyramid"])
+@pytest.mark.parametrize("variant", VARIANTS.split())
 def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
     sizes = SMALL | {"depth": 2, "img_size": 12}
-    if variant == "pyramid":
-        sizes |= {"depth": (2, 1), "hidden_dim": 0}
+    if variant == "plain":
+        sizes["hidden_dim"] = 0
     network = make_run(tmp_path / "run", f"sa_{variant}_cifar", 12, **sizes)
     images = torch.randn(3, 3, 12, 12)
     with torch.no_grad():

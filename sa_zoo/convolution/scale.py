@@ -18,25 +18,9 @@ from torch import Tensor, nn
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.blocks import MaxPool, Merge
+from sa_zoo.models.blocks import MaxPool
 from sa_zoo.models.network import SANet
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
-
-
-class DilatedMerge(nn.Module):
-    """Merge of four pixels that are `dilation` apart, at every second one: (B, H_in, W_in, D_in) -> (B, H, W, D)"""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-        self.dilation = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        d = self.dilation
-        upper = x[:, :-d:2]
-        lower = x[:, d::2]
-        corners = [upper[:, :, :-d:2], upper[:, :, d::2], lower[:, :, :-d:2], lower[:, :, d::2]]
-        return self.linear(torch.cat(corners, dim=-1))
 
 
 @torch.no_grad()
@@ -45,7 +29,7 @@ def scale(model: nn.Module, r: float) -> nn.Module:
 
     The network has quadratic heads, trained or as taps, or it is a CNN that `convert` made attention of, at an alpha
     near 30 (finite, so below 39; these heads see all pixels). It is not meant to be saved: scale again after loading.
-    Scaling by r >= 1 and then by 1 / r gives the network back. Where it pools or merges, r is rounded.
+    Scaling by r >= 1 and then by 1 / r gives the network back. Where it pools, r is rounded.
 
     Raises ValueError for an r that is not positive, and for layers that do not scale: learned encodings, content,
     convolutions other than the first layer, and mean pooling.
@@ -53,9 +37,6 @@ def scale(model: nn.Module, r: float) -> nn.Module:
     if not 0 < r < float("inf"):
         raise ValueError(f"r: got {r}, expected a positive number")
     copied = copy.deepcopy(model)
-    for name, module in list(copied.named_modules()):
-        if isinstance(module, Merge):
-            copied.set_submodule(name, DilatedMerge(module.linear))
     named = dict(copied.named_modules())
     first = next((m for m in named.values() if isinstance(m, nn.Conv2d | SoftAttention)), None)
     unfit = [name for name, m in named.items() if not _is_scaled(m, m is first, r)]
@@ -85,7 +66,7 @@ def _is_scaled(layer: Any, first: bool, r: float) -> bool:
         layer.Delta.mul_(r).add_(first * (r - 1) / 2)
         variance = r**2 / layer.alpha + first * (r**2 - 1) / 6  # of both axes
         layer.alpha.copy_(1 / variance)
-    elif isinstance(layer, MaxPool | DilatedMerge | nn.MaxPool2d):
+    elif isinstance(layer, MaxPool | nn.MaxPool2d):
         at: Any = layer
         at.dilation = max(1, round(_reach(at, r)))
     elif first:

@@ -82,7 +82,6 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         intermediate_size=hidden,
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,
-        patch_overlap=network.patch_overlap,
         plain=network.layout.plain,
         mirrored=network.layout.mirrored,
         num_channels=network.in_chans,

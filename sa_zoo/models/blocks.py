@@ -1,9 +1,8 @@
-"""The blocks of the networks: the paper's, and those of two CNNs with attention for their convolutions.
+"""The blocks of the networks: the paper's, and those of a CNN with attention in the place of its convolutions.
 
 Everything has the layout (B, H, W, D). Legend: attention.py.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,20 +26,6 @@ class DropPath(nn.Dropout):
         return x * dropout(x.new_ones(x.shape[0], 1, 1, 1), self.p)
 
 
-class Merge(nn.Module):
-    """2x2 space-to-depth and a linear map: (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
-
-    def __init__(self, dim_in: int, dim: int, **dd: Any) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4 * dim_in, dim, **dd)
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Not `unflatten`: with it, torch's older ONNX exporter fixes the number of images.
-        B, height, width, D_in = x.shape
-        squares = x.reshape(B, height // 2, 2, width // 2, 2, D_in)
-        return self.linear(squares.transpose(2, 3).flatten(3))
-
-
 class MaxPool(nn.Module):
     """Max-pooling of stride 2; a last row or column without a partner is dropped: (B, H_in, W_in, D) -> (B, H, W, D)"""
 
@@ -55,10 +40,7 @@ class MaxPool(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention: `attended`, then `rest`.
-
-    The first block of a further stage first merges 2x2 pixels; plain blocks merge later.
-    """
+    """Attention: `attended`, then `rest`."""
 
     attention_class: type[Attention] = Attention
 
@@ -68,56 +50,47 @@ class Block(nn.Module):
         terms: Terms,
         grid: Grid,
         dim_in: int,
-        merges: bool = False,
+        pools: bool = False,
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
         **dd: Any,
     ) -> None:
         super().__init__()
-        self.merge: nn.Module = nn.Identity()
-        if merges:
-            self.merge, dim_in = self.new_merge(dim_in, stage.dim, dd)
         self.attn: Any  # of `add_layers`
         sizes = (dim_in, stage.num_heads, terms, grid, stage.dim)
-        self.add_layers(stage, partial(self.attention_class, *sizes, attn_drop=attn_drop, **dd), dd)
+        attention = partial(self.attention_class, *sizes, attn_drop=attn_drop, **dd)
+        self.add_layers(stage, attention, pools, dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
 
-    def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
-        """The merging of 2x2 pixels, and the number of channels after it."""
-        return Merge(dim_in, dim, **dd), dim
-
     def add_layers(
-        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+        self, stage: Stage, attention: Callable[..., Attention], pools: bool, dd: dict[str, Any]
     ) -> None:
+        """Add attention and other layers; `pools` is True in the first block of a stage of a plain network."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D_in), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
-        return self.evaluate_block(self.attention_input(x))
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        """The tokens that attention sees: after merging, except in plain blocks."""
-        return self.merge(x)
+        """(B, H, W, D), or (B, 2 H, 2 W, D_in) if it pools -> (B, H, W, D)"""
+        return self.evaluate_block(x)
 
     def attended(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
+        """Attention and pooling: as `forward`"""
         return self.attn(x)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual connection and later layers: (B, H, W, D), twice -> (B, H, W, D)"""
+        """The residual connection and later layers: the block's input, and (B, H, W, D) -> (B, H, W, D)"""
         raise NotImplementedError
 
     def at_once(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, H, W, D)"""
+        """As `forward`."""
         return self.rest(x, self.attended(x))
 
     def attention_maps(self, x: Tensor) -> list[Tensor]:
         """The probabilities of each layer of attention, for the block's input."""
-        return [self.attn.probabilities(self.attention_input(x))]
+        return [self.attn.probabilities(x)]
 
-    # Evaluates a block after merging. kernels/choose.py sets a method that divides large batches in inference.
+    # Evaluates a block. kernels/choose.py sets a method that divides large batches in inference.
     evaluate_block = at_once
 
 
@@ -125,7 +98,7 @@ class PostNormBlock(Block):
     """The paper's block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x))."""
 
     def add_layers(
-        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+        self, stage: Stage, attention: Callable[..., Attention], pools: bool, dd: dict[str, Any]
     ) -> None:
         self.attn = attention()
         self.norm1 = nn.LayerNorm(stage.dim, eps=1e-12, **dd)
@@ -138,28 +111,6 @@ class PostNormBlock(Block):
         x = self.norm1(x + self.drop_path(self.drop(attended)))
         fed = self.fc2(self.act(self.fc1(x)))
         return self.norm2(x + self.drop_path(self.drop(fed)))
-
-
-class ResidualBlock(Block):
-    """GELU(x + BatchNorm(attention(GELU(BatchNorm(attention(x)))))): after He et al. (2016), for convolutions."""
-
-    def add_layers(
-        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
-    ) -> None:
-        first = attention(W_out=BatchNorm)
-        self.first: Any = nn.Sequential(OrderedDict(attn=first, act=nn.GELU()))
-        self.attn = attention(W_out=BatchNorm)
-        self.act = nn.GELU()
-
-    def attended(self, x: Tensor) -> Tensor:
-        return self.attn(self.first(x))
-
-    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        return self.act(x + self.drop_path(self.drop(attended)))
-
-    def attention_maps(self, x: Tensor) -> list[Tensor]:
-        x = self.merge(x)
-        return [self.first.attn.probabilities(x), self.attn.probabilities(self.first(x))]
 
 
 @torch.no_grad()
@@ -179,17 +130,13 @@ class PlainBlock(Block):
     identity (`start_as_identity`).
     """
 
-    def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
-        return nn.Sequential(MaxPool(), BatchNorm(dim, **dd)), dim_in
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return x
-
     def add_layers(
-        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+        self, stage: Stage, attention: Callable[..., Attention], pools: bool, dd: dict[str, Any]
     ) -> None:
-        merges = isinstance(self.merge, nn.Sequential)
-        self.attn = attention(W_out=nn.Identity if merges else BatchNorm)
+        self.attn = attention(W_out=nn.Identity if pools else BatchNorm)
+        self.merge: nn.Module = nn.Identity()
+        if pools:
+            self.merge = nn.Sequential(MaxPool(), BatchNorm(stage.dim, **dd))
         self.act = nn.GELU()
         self.reset_parameters()
 
@@ -246,17 +193,14 @@ class MirroredBlock(PlainBlock):
         half = stage._replace(dim=stage.dim // 2)
         super().__init__(half, terms, grid, dim_in // 2, *args, **kwargs)
 
-    def new_merge(self, dim_in: int, dim: int, dd: dict[str, Any]) -> tuple[nn.Module, int]:
-        return nn.Sequential(MaxPool(3), BatchNormOfHalves(dim, **dd)), dim_in
-
     def add_layers(
-        self, stage: Stage, attention: Callable[..., Attention], dd: dict[str, Any]
+        self, stage: Stage, attention: Callable[..., Attention], pools: bool, dd: dict[str, Any]
     ) -> None:
         self.attn = attention(W_out=nn.Identity)
         self.odd: Any = attention(W_out=nn.Identity)
         self.odd.W_val.register_parameter("bias", None)  # one would cancel
-        if isinstance(self.merge, nn.Identity):
-            self.merge = BatchNormOfHalves(stage.dim, **dd)
+        norm = BatchNormOfHalves(stage.dim, **dd)
+        self.merge = nn.Sequential(MaxPool(3), norm) if pools else norm
         self.act = nn.GELU()
         self.reset_parameters()
 
@@ -285,9 +229,7 @@ class MirroredBlock(PlainBlock):
         return [self.attn.probabilities(ahead), self.odd.probabilities(ahead)]
 
 
-BlockClasses = tuple[
-    type[PostNormBlock], type[ResidualBlock], type[PlainBlock], type[MirroredBlock]
-]
+BlockClasses = tuple[type[PostNormBlock], type[PlainBlock], type[MirroredBlock]]
 
 
 def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
@@ -306,26 +248,24 @@ def new_blocks(
 ) -> list[Block]:
     """The blocks of a network for tokens of `dim_in` channels.
 
-    PlainBlock or MirroredBlock in plain networks; in others, PostNormBlock in stages with feed-forward layers and
-    ResidualBlock in those without. Raises ValueError for a `drop_path_rate` in plain networks, which have no residual
-    branches.
+    Raises ValueError for a `drop_path_rate` in plain networks, which have no residual branches.
     """
     if layout.plain and drop_path_rate:
         raise ValueError(f"drop_path_rate: got {drop_path_rate}, expected 0 in plain networks")
-    post_norm, residual, plain, mirrored = classes
+    post_norm, plain, mirrored = classes
+    block_class: type[Block] = post_norm
+    if layout.plain:
+        block_class = mirrored if layout.mirrored else plain
     grids = layout.grids(img_size)
     depth = len(grids)
     blocks: list[Block] = []
-    for number, stage in enumerate(layout.stages):
-        block_class: type[Block] = post_norm if stage.hidden_dim else residual
-        if layout.plain:
-            block_class = mirrored if layout.mirrored else plain
+    for stage in layout.stages:
         for inside in range(stage.depth):
             index = len(blocks)
             group = terms_of_block(terms, index, depth)
             rate = drop_path_rate * index / max(depth - 1, 1)
-            merges = inside == 0 and (number > 0 or layout.plain)
-            sizes = (stage, group, grids[index], dim_in, merges)
+            pools = layout.plain and inside == 0
+            sizes = (stage, group, grids[index], dim_in, pools)
             blocks.append(block_class(*sizes, drop_path=rate, **same))
             dim_in = stage.dim
     return blocks

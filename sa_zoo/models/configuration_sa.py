@@ -51,8 +51,8 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     Args:
         attention_type: the score terms (TERMS in variants.py); the part of a timm name between `sa_` and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
-            feed-forward layers or 0 for none; for a pyramid, one number per stage. Every head sees all D channels.
-        image_size, patch_size, patch_overlap: in pixels; image_size is one number, or height and width.
+            feed-forward layers; for a plain network, one number per stage, and 0. Every head sees all D channels.
+        image_size, patch_size: in pixels; image_size is one number, or height and width.
         plain, mirrored: whether the network is plain, and commutes with mirroring, as in timm.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
@@ -76,7 +76,6 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     intermediate_size: PerStage = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
-    patch_overlap: int = 0
     plain: bool = False
     mirrored: bool = False
     num_channels: int = 3
@@ -141,7 +140,6 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 "img_size": self.image_size,
                 "in_chans": self.num_channels,
                 "patch_size": self.patch_size,
-                "patch_overlap": self.patch_overlap,
                 "embed_dim": self.hidden_size,
                 "depth": self.num_hidden_layers,
                 "num_heads": self.num_attention_heads,

@@ -22,16 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .blocks import (
-    Block,
-    MirroredBlock,
-    PlainBlock,
-    PostNormBlock,
-    ResidualBlock,
-    joined,
-    new_blocks,
-    views,
-)
+from .blocks import Block, MirroredBlock, PlainBlock, PostNormBlock, joined, new_blocks, views
 from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
@@ -65,7 +56,7 @@ class SABlock(GradientCheckpointingLayer, Block):
 
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
-        X = self.attention_input(hidden_states.unflatten(1, grid))
+        X = hidden_states.unflatten(1, grid)
         if output_attentions:
             return self.rest(X, self.attended(X, True)).flatten(1, 2)
         return self.evaluate_block(X).flatten(1, 2)
@@ -76,14 +67,6 @@ class SABlock(GradientCheckpointingLayer, Block):
 
 class SAPostNormBlock(SABlock, PostNormBlock):
     """The paper's block in transformers."""
-
-
-class SAResidualBlock(SABlock, ResidualBlock):
-    """The residual block in transformers."""
-
-    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        inner, _ = self.first.attn(x, output_attentions)
-        return self.attn(self.first.act(inner), output_attentions)[0]
 
 
 class SAPlainBlock(SABlock, PlainBlock):
@@ -116,7 +99,6 @@ class SAPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = [  # noqa: RUF012  transformers' own declaration
         "SAPostNormBlock",
-        "SAResidualBlock",
         "SAPlainBlock",
         "SAMirroredBlock",
     ]
@@ -132,13 +114,13 @@ class SAPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         terms = TERMS[config.attention_type]
         self.layout = config.layout
-        self.patch_embed = new_embedding(config.num_channels, config.patch_overlap, self.layout)
+        self.patch_embed = new_embedding(config.num_channels, self.layout)
         size = self.layout.checked_size(config.height_and_width)
         drops: dict[str, Any] = {
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }
-        classes = (SAPostNormBlock, SAResidualBlock, SAPlainBlock, SAMirroredBlock)
+        classes = (SAPostNormBlock, SAPlainBlock, SAMirroredBlock)
         dim_in = self.patch_embed.out_channels
         rate = config.drop_path_rate
         blocks = new_blocks(classes, self.layout, terms, size, dim_in, rate, **drops)

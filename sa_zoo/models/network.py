@@ -1,8 +1,7 @@
 """The paper's network (Section 4): 2x2 space-to-depth and a linear map, blocks of attention, mean over pixels.
 
-The paper's has one stage. In a pyramid, each further stage begins like the first one, with space-to-depth and a
-linear map. Pure torch: the timm and transformers interfaces are built on it. Everything between the embedding and the
-head has the layout (B, H, W, D).
+Plain networks have another stem, and stages that pool. Pure torch: the timm and transformers interfaces are built on
+it. Everything between the embedding and the head has the layout (B, H, W, D).
 """
 
 import logging
@@ -15,14 +14,7 @@ from torch.nn.functional import gelu, linear
 from torch.types import Device
 
 from .attention import Attention
-from .blocks import (
-    BlockClasses,
-    MirroredBlock,
-    PlainBlock,
-    PostNormBlock,
-    ResidualBlock,
-    new_blocks,
-)
+from .blocks import BlockClasses, MirroredBlock, PlainBlock, PostNormBlock, new_blocks
 from .stages import Grid, ImageSize, Layout, Sizes, layout_of
 from .terms import Groups, Term, has_fixed_size
 
@@ -64,22 +56,15 @@ class MirroredStem(PlainStem):
         return gelu(self._conv_forward(x, weight, bias.repeat(2)))
 
 
-def new_embedding(in_chans: int, overlap: int, layout: Layout, **dd: Any) -> nn.Conv2d:
-    """Space-to-depth and a linear map as one convolution; its stride equals its kernel size unless patches overlap.
-
-    Plain networks have a PlainStem.
-    """
-    for name, size, least in (("in_chans", in_chans, 1), ("patch_overlap", overlap, 0)):
-        if not isinstance(size, int) or size < least:
-            raise ValueError(f"{name}: got {size}, expected a whole number from {least}")
+def new_embedding(in_chans: int, layout: Layout, **dd: Any) -> nn.Conv2d:
+    """Space-to-depth and a linear map as one convolution, whose stride is its kernel size; plain: a PlainStem."""
+    if not isinstance(in_chans, int) or in_chans < 1:
+        raise ValueError(f"in_chans: got {in_chans}, expected a whole number from 1")
+    side = layout.patch_size
     if layout.plain:
-        if overlap:
-            raise ValueError(f"patch_overlap: got {overlap}, expected 0 in plain networks")
         stem = MirroredStem if layout.mirrored else PlainStem
-        return stem(in_chans, layout.patch_size, **dd)
-    stride = layout.patch_size
-    kernel = stride + 2 * overlap
-    return nn.Conv2d(in_chans, layout.stages[0].dim, kernel, stride, padding=overlap, **dd)
+        return stem(in_chans, side, **dd)
+    return nn.Conv2d(in_chans, layout.stages[0].dim, side, side, **dd)
 
 
 class MirroredHead(nn.Linear):
@@ -146,11 +131,10 @@ class SANet(nn.Module):
     Args:
         terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
         patch_size: side of a token's square of pixels, P.
-        patch_overlap: further pixels that a token reads on each side of its square.
-        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward
-            layers, or 0 for residual blocks (blocks.py). A pyramid has one stage per number of
-            `depth`; the others are one number per stage or for all.
-        plain: whether the network is plain: no residual connections, max-pooling in each stage, and PlainStem.
+        embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
+        plain: whether the network is plain: no residual connections, no feed-forward layers (`hidden_dim` is 0), one
+            stage per number of `depth`, with max-pooling, and PlainStem. The other sizes are one number per stage or
+            for all.
         mirrored: whether a plain network commutes with mirroring (blocks.py).
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
@@ -161,7 +145,7 @@ class SANet(nn.Module):
             `global_pool`, or an `img_size` that the tokens of the last stage do not tile.
     """
 
-    block_classes: BlockClasses = (PostNormBlock, ResidualBlock, PlainBlock, MirroredBlock)
+    block_classes: BlockClasses = (PostNormBlock, PlainBlock, MirroredBlock)
 
     def __init__(
         self,
@@ -171,7 +155,6 @@ class SANet(nn.Module):
         num_classes: int = 10,
         global_pool: str = "avg",
         patch_size: int = 2,
-        patch_overlap: int = 0,
         embed_dim: Sizes = 400,
         depth: Sizes = 6,
         num_heads: Sizes = 9,
@@ -193,12 +176,11 @@ class SANet(nn.Module):
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.patch_size = patch_size
-        self.patch_overlap = patch_overlap
         self.reduction = self.layout.reductions[-1]
         self.num_features = self.head_hidden_size = self.embed_dim = self.layout.stages[-1].dim
         self.img_size = self.layout.checked_size(img_size)
         self.global_pool = checked_pool(global_pool)
-        self.patch_embed = new_embedding(in_chans, patch_overlap, self.layout, **dd)
+        self.patch_embed = new_embedding(in_chans, self.layout, **dd)
         drops = {"proj_drop": proj_drop_rate, "attn_drop": attn_drop_rate}
         dim_in = self.patch_embed.out_channels
         layout, size = self.layout, self.img_size

@@ -1,4 +1,4 @@
-"""The sizes of a network: a sequence of stages, each with half the height and width of the one before it."""
+"""The sizes of a network: one stage, or in plain ones a sequence, each of half the height and width of the last."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MOST_STAGES = 8
 
 
 class Stage(NamedTuple):
-    """Blocks of one size on one grid: D, their number, N_h, width of the feed-forward layers or 0 for none."""
+    """Blocks of one size: D, their number, N_h, width of the feed-forward layers, 0 in plain networks."""
 
     dim: int
     depth: int
@@ -33,7 +33,7 @@ class Layout:
     """The stages of a network and derived sizes. The first tokens are squares of `patch_size` pixels.
 
     plain: whether the network is plain: its stem loses a pixel per axis (network.py, `PlainStem`), and every stage
-        merges, after its first attention.
+        pools after its first attention. Other networks have one stage.
     mirrored: whether it commutes with mirroring (blocks.py, `MirroredBlock`).
     """
 
@@ -53,13 +53,12 @@ class Layout:
     @property
     def reductions(self) -> list[int]:
         """Side of a token's square of pixels in each stage."""
-        first = self.patch_size * 2 if self.plain else self.patch_size
-        return [first * 2**number for number in range(len(self.stages))]
+        return [self.patch_size * 2 ** (number + self.plain) for number in range(len(self.stages))]
 
     @property
     def levels(self) -> list[Level]:
-        """The levels of features: the output of each stage, or of each block if there is one stage."""
-        if len(self.stages) == 1:
+        """The levels of features: the output of each stage of a plain network, and of each block of others."""
+        if not self.plain:
             (stage,) = self.stages
             return [Level(block, stage.dim, self.patch_size) for block in range(1, stage.depth + 1)]
         ends = accumulate(stage.depth for stage in self.stages)
@@ -99,7 +98,7 @@ def layout_of(
     plain: bool = False,
     mirrored: bool = False,
 ) -> Layout:
-    """One stage, or one per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
+    """One stage per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
     given = (embed_dim, depth, num_heads, hidden_dim)
     columns: list[Any] = [
         list(size) if isinstance(size, list | tuple) else [size] for size in given
@@ -107,16 +106,17 @@ def layout_of(
     count = len(columns[1])
     filled = [column * count if len(column) == 1 else column for column in columns]
     numbers = [patch_size, *(size for column in filled[:3] for size in column)]
-    whole = all(isinstance(number, int) and number >= 1 for number in numbers)
-    whole = whole and all(isinstance(width, int) and width >= 0 for width in filled[3])
-    if not whole or not 1 <= count <= MOST_STAGES or any(len(column) != count for column in filled):
-        raise ValueError(
-            f"patch_size, embed_dim, depth, num_heads, hidden_dim: got {(patch_size, *given)}, expected "
-            f"positive whole numbers, 0 for no feed-forward layers, one each or one per stage, of which there may be "
-            f"{MOST_STAGES}"
-        )
-    if plain and any(filled[3]):
+    if not plain:
+        numbers += filled[3]
+    elif any(filled[3]):
         raise ValueError(f"hidden_dim: got {hidden_dim}, expected 0 in plain networks")
+    whole = all(isinstance(number, int) and number >= 1 for number in numbers)
+    most = MOST_STAGES if plain else 1
+    if not whole or not 1 <= count <= most or any(len(column) != count for column in filled):
+        raise ValueError(
+            f"patch_size, embed_dim, depth, num_heads, hidden_dim: got {(patch_size, *given)}, expected positive "
+            f"whole numbers; in plain networks one each or one per stage, of which there may be {MOST_STAGES}"
+        )
     if mirrored and (not plain or any(width % 2 for width in filled[0])):
         raise ValueError(
             f"mirrored: got True with embed_dim {embed_dim}, expected a plain network with even numbers"

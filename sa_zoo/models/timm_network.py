@@ -12,7 +12,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .blocks import Block, MirroredBlock, PlainBlock, PostNormBlock, ResidualBlock
+from .blocks import Block, MirroredBlock, PlainBlock, PostNormBlock
 from .network import SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
 from .terms import Groups, declared
@@ -24,20 +24,16 @@ class OneNode(Block):
     """A block that is one node of torch.fx's graphs: fx cannot follow the choices in its evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D_in), or (B, 2 H, 2 W, D_in) -> (B, H, W, D)"""
+        """(B, H, W, D), or (B, 2 H, 2 W, D_in) if it pools -> (B, H, W, D)"""
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
-        return self.evaluate_block(self.attention_input(x))
+        return self.evaluate_block(x)
 
 
 class TimmPostNormBlock(OneNode, PostNormBlock):
     """The paper's block in timm."""
-
-
-class TimmResidualBlock(OneNode, ResidualBlock):
-    """The residual block in timm."""
 
 
 class TimmPlainBlock(OneNode, PlainBlock):
@@ -55,7 +51,7 @@ class TimmSANet(SANet):
     """
 
     output_fmt = "NHWC"
-    block_classes = (TimmPostNormBlock, TimmResidualBlock, TimmPlainBlock, TimmMirroredBlock)
+    block_classes = (TimmPostNormBlock, TimmPlainBlock, TimmMirroredBlock)
 
     def __init__(self, terms: Groups, inference_mode: bool = False, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)

@@ -33,7 +33,6 @@ class Variant:
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 PLAIN = {"plain": True, "patch_size": 1, "depth": (2, 2, 2), "hidden_dim": 0}
-PYRAMID = {"patch_overlap": 1, "depth": (1, 2, 1), "hidden_dim": 0}
 
 # fmt: off
 VARIANTS = (
@@ -57,12 +56,6 @@ VARIANTS = (
             "Absolute positional encoding (Eq. 7), for contrast: scores do not depend on displacements only."),
     Variant("sa_mixed_cifar", ((Quadratic,), (Content,)),
             "Quadratic heads in the first half of the blocks, learned + content (Section 4.3) in the second."),
-    Variant("sa_pyramid_cifar", ((QuadraticKernel,),),
-            "A pyramid whose layers are those of a CNN, with attention that starts as a 3x3 convolution (Theorem 1).",
-            PYRAMID | {"embed_dim": (192, 368, 544)}),
-    Variant("sa_pyramid_h5_cifar", ((QuadraticKernel,),),
-            "The pyramid with 5 heads and 1.3 times the channels.",
-            PYRAMID | {"embed_dim": (256, 480, 688), "num_heads": 5}),
     Variant("sa_plain_cifar", ((QuadraticKernel,),),
             "A plain network (no residual connections), after Jordan's CNN (airbench).",
             PLAIN | {"embed_dim": (160, 640, 640)}),
@@ -87,12 +80,6 @@ VARIANTS = (
     Variant("sa_mixed_tiny_cifar", ((Quadratic,), (Content,)),
             "Quadratic heads in three blocks, learned + content in the next three; 4x4 patches, 96 channels.",
             TINY),
-    Variant("sa_pyramid_tiny_cifar", ((QuadraticKernel,),),
-            "The pyramid with 56, 88 and 144 channels: for two CPU cores.",
-            PYRAMID | {"embed_dim": (56, 88, 144)}),
-    Variant("sa_pyramid_h5_tiny_cifar", ((QuadraticKernel,),),
-            "The pyramid with 5 heads and 80, 120 and 174 channels: for two CPU cores.",
-            PYRAMID | {"embed_dim": (80, 120, 174), "num_heads": 5}),
     Variant("sa_plain_tiny_cifar", ((QuadraticKernel,),),
             "The plain network with 64 and 256 channels: for two CPU cores.",
             PLAIN | {"embed_dim": (64, 256, 256)}),

@@ -1,4 +1,4 @@
-"""Networks of several stages in transformers, and from a run to its figures and studies."""
+"""Plain networks in transformers, and from a run to its figures and studies."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from small_networks import NETWORKS, STAGES, images, small
+from small_networks import NETWORKS, PLAIN, images, small
 from tiny_runs import tiny_config
 from transformers import AutoBackbone, AutoModelForImageClassification
 from typer.testing import CliRunner
@@ -20,28 +20,28 @@ from sa_zoo.models.network import attention_in
 from sa_zoo.training.run_folder import record_maps
 from sa_zoo.verbs.train import train_and_finish
 
-IMAGE = (24, 40)  # 12 x 20, 6 x 10 and 3 x 5 tokens
-GRIDS = [(12, 20), (12, 20), (6, 10), (3, 5), (3, 5), (3, 5)]
-PLAIN_GRIDS = [(11, 19), (11, 19), (5, 9), (2, 4), (2, 4), (2, 4)]  # of the plain network
+IMAGE = (24, 40)
+STEM = (23, 39)
+GRIDS = [STEM, (11, 19), (11, 19), (5, 9), (2, 4), (2, 4)]  # that attention sees
+POOLED = [*GRIDS[1:], (2, 4)]
 WIDTHS = [7, 7, 5, 11, 11, 11]
-PYRAMIDS = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
+PLAIN_ONES = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
 
 
 def in_transformers(name: str, cls=SAForImageClassification, **changes):
     """The network of the table, with its weights."""
     sizes = NETWORKS[name]
-    plain = "plain" in sizes
+    mirrored = "mirrored" in sizes
     config = SAConfig(
-        attention_type="pyramid" if plain else name.partition(",")[0],
-        plain=plain,
-        mirrored="mirrored" in sizes,
-        patch_size=1 if plain else 2,
+        attention_type="plain" if mirrored else name.partition(",")[0],
+        plain=True,
+        mirrored=mirrored,
+        patch_size=1,
         hidden_size=list(sizes["embed_dim"]),
         num_hidden_layers=list(sizes["depth"]),
         num_attention_heads=sizes["num_heads"],
         intermediate_size=sizes["hidden_dim"],
         image_size=list(IMAGE),
-        patch_overlap=int(name == "pyramid"),
         num_labels=11,
         **changes,
     )
@@ -51,7 +51,7 @@ def in_transformers(name: str, cls=SAForImageClassification, **changes):
     return model
 
 
-@pytest.mark.parametrize("name", PYRAMIDS)
+@pytest.mark.parametrize("name", PLAIN_ONES)
 def test_transformers_has_the_same_keys_logits_states_and_maps(name):
     network, model, x = small(name), in_transformers(name), images(name)
     assert list(model.state_dict()) == list(network.state_dict())
@@ -59,12 +59,9 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
         outputs = model(x, output_hidden_states=True, output_attentions=True)
         assert torch.equal(model(x).logits, network(x))
         maps = network.attention_maps(x)
-    plain = "plain" in NETWORKS[name]
     times = 1 + ("mirrored" in NETWORKS[name])  # halves of the channels
-    grids = PLAIN_GRIDS if plain else GRIDS
-    shapes = [(2, h * w, times * dim) for (h, w), dim in zip(grids, WIDTHS, strict=True)]
-    stem = (2, 23 * 39, 24) if plain else (2, 240, 7)
-    assert [state.shape for state in outputs.hidden_states] == [stem, *shapes]
+    shapes = [(2, h * w, times * dim) for (h, w), dim in zip(POOLED, WIDTHS, strict=True)]
+    assert [state.shape for state in outputs.hidden_states] == [(2, 23 * 39, 24), *shapes]
     expected = [math.prod(layer.grid) for layer in attention_in(network.blocks).values()]
     assert [P.shape[-1] for P in maps] == expected
     for ours, theirs in zip(outputs.attentions, maps, strict=True):
@@ -80,10 +77,10 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
 
 
 def test_a_backbone_of_transformers_has_the_stages():
-    network, x = small("pyramid"), images("pyramid")
-    backbone = in_transformers("pyramid", SABackbone, out_indices=[0, 1, 2, 3])
+    network, x = small("plain"), images("plain")
+    backbone = in_transformers("plain", SABackbone, out_indices=[0, 1, 2, 3])
     assert backbone.config.stage_names == ["stem", "stage1", "stage2", "stage3"]
-    assert backbone.channels == [7, 7, 5, 11]
+    assert backbone.channels == [24, 7, 5, 11]
     with torch.no_grad():
         stem, *maps = backbone(x).feature_maps
         expected = network.forward_intermediates(x, intermediates_only=True)
@@ -91,27 +88,28 @@ def test_a_backbone_of_transformers_has_the_stages():
     assert all(torch.equal(*pair) for pair in zip(maps, expected, strict=True))
     chosen = backbone.config.to_dict() | {"out_features": ["stage2"], "out_indices": None}
     last = AutoBackbone.from_config(SAConfig.from_dict(chosen))
-    assert [tuple(f.shape) for f in last(x).feature_maps] == [(2, 5, 6, 10)]
+    assert [tuple(f.shape) for f in last(x).feature_maps] == [(2, 5, 5, 9)]
 
 
-def macs(grids, widths, by_axes) -> int:
+def macs(by_axes: bool) -> int:
     """Multiply-adds for one image, written out by hand."""
-    total = 12 * 20 * 3 * 16 * 7 + 3 * 5 * 4 * 5 * 11 + 6 * 10 * 4 * 7 * 5 + 11 * 11
-    for (height, width), D in zip(grids, widths, strict=True):
+    total = 23 * 39 * 24 * 3 * 2 * 2 + 11 * 11
+    inputs = [24, *WIDTHS]
+    for (height, width), D_in, D in zip(GRIDS, inputs, WIDTHS, strict=False):
         T = height * width
         keys = height + width if by_axes and T > 128 else T
-        total += 2 * (2 * T * D * keys + T * 2 * D * D)
+        total += 2 * (T * D_in * keys + T * D_in * D)
     return total
 
 
 def test_work_is_that_of_each_stages_grid_and_width():
-    network = small("pyramid")
-    assert cost_of(network, (3, *IMAGE)).macs == macs(GRIDS, WIDTHS, by_axes=False)
-    assert training_macs(network, (3, *IMAGE)) == macs(GRIDS, WIDTHS, by_axes=True)
+    network = small("plain")
+    assert cost_of(network, (3, *IMAGE)).macs == macs(by_axes=False)
+    assert training_macs(network, (3, *IMAGE)) == macs(by_axes=True)
 
 
 def test_maps_of_the_middle_pixel_are_recorded_on_each_grid(tmp_path):
-    network, x = small("content, stages"), images("content, stages", 7)
+    network, x = small("content, plain"), images("content, plain", 7)
     record_maps(tmp_path, network, x)
     recorded = load_file(tmp_path / "attention.safetensors")
     for index, P in enumerate(network.attention_maps(x)):
@@ -123,10 +121,10 @@ def test_maps_of_the_middle_pixel_are_recorded_on_each_grid(tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    arguments = {key: list(size) for key, size in STAGES.items() if key != "num_heads"}
-    model = {"name": "sa_pyramid_tiny_cifar", "args": arguments | {"num_heads": 2}}
+    arguments = {key: list(PLAIN[key]) for key in ("embed_dim", "depth")}
+    model = {"name": "sa_plain_tiny_cifar", "args": arguments | {"num_heads": 2}}
     out = tmp_path_factory.mktemp("runs") / "run"
-    train_and_finish(tiny_config(model=model, data={"image_size": 24}, train={"epochs": 1}), out)
+    train_and_finish(tiny_config(model=model, data={"image_size": 32}, train={"epochs": 1}), out)
     return out
 
 
@@ -134,15 +132,14 @@ def test_a_run_leaves_figures_and_a_folder_for_both_libraries(run):
     figures = {path.stem for path in run.glob("figures/*.png")}
     assert {"head_maps", "head_depth", "head_positions", "head_paths"} <= figures
     page = (run / "explorer.html").read_text()
-    assert [page.count(f'"grid":[{side},{side}]') for side in (12, 6, 3)] == [2, 1, 3]
+    assert [page.count(f'"grid":[{side},{side}]') for side in (31, 15, 7, 3)] == [1, 2, 1, 2]
     ours = AutoModelForImageClassification.from_pretrained(run)
     assert ours.config.hidden_size == [7, 5, 11]
-    assert ours.config.attention_type == "pyramid"
+    assert ours.config.attention_type == "plain"
     theirs = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
     with torch.no_grad():
-        assert torch.equal(
-            ours(torch.zeros(2, 3, 24, 24)).logits, theirs(torch.zeros(2, 3, 24, 24))
-        )
+        x = torch.zeros(2, 3, 32, 32)
+        assert torch.equal(ours(x).logits, theirs(x))
 
 
 def test_heads_studies_every_stage(run):
