@@ -138,16 +138,6 @@ def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
     return linear(p, "W_out", values) if "W_out.weight" in p else values
 
 
-def merged(p: dict, X: np.ndarray) -> np.ndarray:
-    """The four pixels of each 2x2 square one after the other, row by row, and a linear map."""
-    batch, height, width, dim = X.shape
-    squares = np.zeros((batch, height // 2, width // 2, 4 * dim))
-    for y, x in pixels(height, width):
-        at = (y % 2 * 2 + x % 2) * dim
-        squares[:, y // 2, x // 2, at : at + dim] = X[:, y, x]
-    return linear(p, "linear", squares)
-
-
 def max_pooled(X: np.ndarray, side: int = 2) -> np.ndarray:
     batch, height, width, dim = X.shape
     maxima = np.zeros((batch, height // 2, width // 2, dim))
@@ -173,27 +163,20 @@ def mirrored_block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
 
 
 def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
-    if "merge.linear.weight" in p:
-        X = merged(below(p, "merge."), X)
-    if "norm1.weight" not in p and "first.attn.W_val.weight" not in p:
-        Y = attention(below(p, "attn."), X, term)
-        return gelu(batch_norm(below(p, "merge.1.bn."), max_pooled(Y)) if pools else Y)
+    Y = attention(below(p, "attn."), X, term)
     if "norm1.weight" not in p:
-        inner = gelu(attention(below(p, "first.attn."), X, term))
-        return gelu(X + attention(below(p, "attn."), inner, term))
-    X = layer_norm(p, "norm1", X + attention(below(p, "attn."), X, term))
+        return gelu(batch_norm(below(p, "merge.1.bn."), max_pooled(Y)) if pools else Y)
+    X = layer_norm(p, "norm1", X + Y)
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
 def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None, mirrored=False):
-    """Logits. Plain networks pool in the blocks `pooled_in`, and their stem has GELU and no padding."""
+    """Logits. Plain networks pool in the blocks `pooled_in`, and their stem has GELU."""
     plain = pooled_in is not None
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
     if mirrored:
         kernel, bias = np.concatenate([kernel, kernel[..., ::-1]]), np.tile(bias, 2)
     side = kernel.shape[-1]
-    overlap = 0 if plain else (side - patch) // 2
-    images = np.pad(images, [(0, 0), (0, 0), (overlap, overlap), (overlap, overlap)])
     batch, _, height, width = images.shape
     height, width = ((size - side) // patch + 1 for size in (height, width))
     X = np.zeros((batch, height, width, len(bias)))

@@ -17,7 +17,7 @@ NETWORKS = {
     **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "plain"},
     **{f"{kind}, plain": PLAIN | {"img_size": (24, 40)} for kind in IN_STAGES},
     "plain": PLAIN | {"img_size": (24, 40)},
-    "mirrored_tiny": MIRRORED | {"img_size": (24, 40)},
+    "mirrored": MIRRORED | {"img_size": (24, 40)},
 }
 # 7 x 5 tokens, five heads
 SMALL = {"img_size": (28, 20), "patch_size": 4, "embed_dim": 11, "depth": 3}

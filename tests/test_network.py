@@ -147,7 +147,7 @@ def test_layers_of_plain_networks_start_as_the_identity():
             assert slices[:same].sum() == same
 
 
-@pytest.mark.parametrize("name", ["mirrored_tiny", "content"])
+@pytest.mark.parametrize("name", ["mirrored", "content"])
 def test_mirrored_images_give_mirrored_tokens_and_the_same_logits(name):
     network = small(name, **MIRRORED | {"img_size": (16, 24)}).double()
     x = torch.randn(2, 3, 16, 24, dtype=torch.float64)
@@ -165,7 +165,7 @@ def test_mirrored_images_give_mirrored_tokens_and_the_same_logits(name):
 def test_wide_mirrored_taps_take_half_the_work(half, across, folds):
     offsets = torch.cartesian_prod(torch.tensor([-1, 0, 1]), torch.tensor(across)).float()
     sizes = MIRRORED | {"embed_dim": 2 * half, "num_heads": len(offsets), "img_size": (40, 48)}
-    network = small("mirrored_tiny", **sizes).train()
+    network = small("mirrored", **sizes).train()
     for layer in attention_in(network.blocks).values():  # identities pool equal pixels
         torch.nn.init.normal_(layer.W_val.weight)
         layer.terms[0].Delta.data.copy_(offsets)
