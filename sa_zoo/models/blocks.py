@@ -252,10 +252,7 @@ def new_blocks(
     """
     if layout.plain and drop_path_rate:
         raise ValueError(f"drop_path_rate: got {drop_path_rate}, expected 0 in plain networks")
-    post_norm, plain, mirrored = classes
-    block_class: type[Block] = post_norm
-    if layout.plain:
-        block_class = mirrored if layout.mirrored else plain
+    block_class = classes[layout.plain + layout.mirrored]  # a mirrored network is plain, too
     grids = layout.grids(img_size)
     depth = len(grids)
     blocks: list[Block] = []
