@@ -30,7 +30,11 @@ CNN = {"channels": (7, 11, 13, 17)}
 OTHER_SIZES = ["*_tiny_*", "*_h16_*", "sa_plain_*", "sa_mirrored_*"]
 NAMES = timm.list_models("sa_*", module="timm_models", exclude_filters=OTHER_SIZES)
 NETWORKS = [(name, SMALL) for name in NAMES]
-NETWORKS += [("sa_plain_cifar", PLAIN), ("mhsa_resnet_tiny_cifar", CNN)]
+NETWORKS += [
+    ("sa_plain_cifar", PLAIN),
+    ("sa_mirrored_cifar", PLAIN | {"embed_dim": (14, 10, 22)}),
+    ("mhsa_resnet_tiny_cifar", CNN),
+]
 BATCH = {0: torch.export.Dim("batch", min=2, max=97)}
 
 CONTENT = Path(__file__).parents[1] / "model_cards" / "sa_content_tiny_cifar"  # takes one size

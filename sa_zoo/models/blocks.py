@@ -162,10 +162,9 @@ def views(x: Tensor) -> Tensor:
 
 def joined(even: Tensor, odd: Tensor) -> Tensor:
     """Tokens whose halves have this sum and this difference: 2 of (2 B, H, W, D / 2) in both views -> (B, H, W, D)"""
-    ahead, back = even.unflatten(0, [2, -1]).unbind(0)
-    total = ahead + back.flip(2)
-    ahead, back = odd.unflatten(0, [2, -1]).unbind(0)
-    gap = ahead - back.flip(2)
+    B = even.shape[0] // 2
+    total = even[:B] + even[B:].flip(2)
+    gap = odd[:B] - odd[B:].flip(2)
     return torch.cat([total + gap, total - gap], dim=3) / 2
 
 
@@ -173,8 +172,10 @@ class BatchNormOfHalves(BatchNorm):
     """Batch normalization with one set of statistics for both halves of the channels: (B, H, W, D) -> (B, H, W, D)"""
 
     def forward(self, X: Tensor) -> Tensor:
-        halves = X.unflatten(3, [2, -1]).flatten(2, 3)  # (B, H, 2 W, D / 2)
-        return self.bn(halves.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).reshape(X.shape)
+        # Not `unflatten`: with it, torch's older ONNX exporter fixes the number of images.
+        B, height, width, D = X.shape
+        halves = X.reshape(B, height, 2 * width, D // 2)
+        return self.bn(halves.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).reshape(B, height, width, D)
 
 
 class MirroredBlock(PlainBlock):
