@@ -12,6 +12,7 @@ from transformers import AutoBackbone, AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
+from sa_zoo.convolution.harden import harden
 from sa_zoo.cost import cost_of, training_macs
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.models.configuration_sa import SAConfig
@@ -106,6 +107,9 @@ def test_work_is_that_of_each_stages_grid_and_width():
     network = small("plain")
     assert cost_of(network, (3, *IMAGE)).macs == macs(by_axes=False)
     assert training_macs(network, (3, *IMAGE)) == macs(by_axes=True)
+    harden(network)
+    hard = cost_of(network, (3, *IMAGE))
+    assert hard.evaluated_macs == hard.linear_macs < hard.macs == macs(by_axes=False)
 
 
 def test_maps_of_the_middle_pixel_are_recorded_on_each_grid(tmp_path):
