@@ -64,7 +64,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         reshape_hidden_states: whether a backbone's features are maps (B, D, H, W). If not, they are (B, 1 + T, D): the
             mean over pixels, in the place of a class token, and the tokens, as DPT and Depth Anything expect.
         out_features, out_indices: stages returned by a backbone. "stem" and index 0 are the embedding, "stageN" and
-            index N the output of the Nth stage, or of the Nth block if there is one stage.
+            index N the output of the Nth stage of a plain network, or of the Nth block of others.
     """
 
     model_type = "sa_net"
