@@ -36,13 +36,12 @@ class Cost:
     # in every matrix product and convolution of the definition, including those of attention
     macs: int
     activations: int  # elements written by those products and convolutions
-    evaluated_macs: int  # in those that evaluate the image by the routes of this package
 
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """Run a copy of `model` once in evaluation mode on one image (C, H, W).
 
-    All but `evaluated_macs` are those of the definition, which do not depend on the device, as in papers.
+    Attention is evaluated by its definition: the result does not depend on the device, and is comparable with papers.
     """
     linear_macs = 0
 
@@ -59,15 +58,20 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     hook = register_module_forward_hook(count_linear)
     with torch.no_grad(), only("definition"), flops, elements, hook:
         model(torch.zeros(1, *input_size))
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FUSED) as evaluated:
-        model(torch.zeros(1, *input_size))
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_macs=linear_macs,
         macs=flops.get_total_flops() // 2,
         activations=elements.get_total_flops(),
-        evaluated_macs=evaluated.get_total_flops() // 2,
     )
+
+
+def inference_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
+    """Multiply-adds for one image (C, H, W) by the routes that inference takes on a CPU."""
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FUSED) as flops:
+        model(torch.zeros(1, *input_size))
+    return flops.get_total_flops() // 2
 
 
 def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:

@@ -241,6 +241,7 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"depth": [1] * 9, "embed_dim": 7},
         {"depth": (2, 0, 3)},
         {"hidden_dim": 13},
+        {"hidden_dim": (0, 0.0, 0)},
         {"global_pool": "max"},
         {"in_chans": 0},
         {"mirrored": True},  # with odd numbers of channels

@@ -75,7 +75,7 @@ class Block(nn.Module):
         return self.evaluate_block(x)
 
     def attended(self, x: Tensor) -> Tensor:
-        """Attention and pooling: as `forward`"""
+        """Attention, and pooling if there is any: as `forward`."""
         return self.attn(x)
 
     def rest(self, x: Tensor, attended: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def layout_of(
     numbers = [patch_size, *(size for column in filled[:3] for size in column)]
     if not plain:
         numbers += filled[3]
-    elif any(filled[3]):
+    elif not all(isinstance(width, int) and width == 0 for width in filled[3]):
         raise ValueError(f"hidden_dim: got {hidden_dim}, expected 0 in plain networks")
     whole = all(isinstance(number, int) and number >= 1 for number in numbers)
     most = MOST_STAGES if plain else 1
