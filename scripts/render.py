@@ -2,7 +2,8 @@
 
 Renders the tables of README.md and docs/ from data and by counting: whatever stands between `<!-- rendered: NAME -->`
 and `<!-- end -->`. Everything else in those files is written by hand. Also writes results/*.csv, in the form of timm's
-results folder. NAME is a function of this file, or docs/tables/NAME.csv, which is shown as it stands.
+results folder. NAME is a function of this file, or docs/tables/NAME.csv, which is shown as it stands but for cells such
+as "top-1 of RUN" and "PFLOP of RUN".
 
 Trained runs are the rows of results/runs.toml. docs/benchmarks/ has one file per machine, written by scripts/bench.py
 --json, with a "title" and "notes" added by hand. `pytest tests/proofs --record docs` writes docs/reliability/,
@@ -79,12 +80,21 @@ def read(name: str) -> Any:
 
 
 def from_csv(name: str) -> str:
-    """A table as it stands in docs/tables/NAME.csv; columns are text up to the first one of numbers."""
+    """A table of docs/tables/NAME.csv; columns are text up to the first one of numbers."""
     with (DOCS / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        head, *rows = ([word.replace("|", "\\|") for word in line] for line in csv.reader(file))
+        head, *rows = (list(map(shown, line)) for line in csv.reader(file))
     columns = list(zip(*rows, strict=True))
     numbers = [all(re.match(r"[-+]?\d[^a-z]*$|$", word) for word in column) for column in columns]
     return markdown_table(head, rows, text=(*numbers, True).index(True))
+
+
+def shown(word: str) -> str:
+    """A cell of a CSV file: "top-1 of RUN" and "PFLOP of RUN" are those of a trained run, all else is itself."""
+    kind, of, run = word.partition(" of ")
+    if not of or kind not in ("top-1", "PFLOP"):
+        return word.replace("|", "\\|")
+    (row,) = (row for row in read_runs() if row.name == run)
+    return top1(row) if kind == "top-1" else work(row.results()[0].train or Training())
 
 
 # Trained runs
