@@ -35,7 +35,6 @@ NUMPY = {  # term, its reference, sizes of the network
     "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
     "plain, content": (Content, oracle.content, PLAIN),
     "mirrored": (QuadraticKernel, oracle.quadratic, MIRRORED),
-    "mirrored, content": (Content, oracle.content, MIRRORED),
 }
 
 

@@ -145,7 +145,10 @@ def traced(model, name):
 
 GRAPHS = {
     "script": lambda model, name: torch.jit.script(model),
-    "compile": lambda model, name: torch.compile(model, fullgraph=True, backend="aot_eager"),
+    # sizes as constants: after another network, the compiler would make them symbols, for half a minute
+    "compile": lambda model, name: torch.compile(
+        model, fullgraph=True, backend="aot_eager", dynamic=False
+    ),
     "export": exported,
     "fx, one node per block": traced,
 }
