@@ -37,7 +37,6 @@ def run(code):
     [
         "import transformers, sa_zoo",
         LATER,
-        "import sa_zoo.models.configuration_sa",
         "import sa_zoo.models.modeling_sa",
     ],
 )
@@ -49,9 +48,7 @@ def test_the_auto_classes_know_the_networks_in_any_order(first):
     "first",
     [
         "from timm.models import create_model; import sa_zoo",
-        "from sa_zoo.convolution.layer_conversion import attention_from_conv",
         "from sa_zoo.kernels import choose",
-        "import sa_zoo.folders.check",
     ],
 )
 def test_names_and_kernels_are_there_in_any_order(first):
