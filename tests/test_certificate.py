@@ -41,7 +41,7 @@ def excess(layer: nn.Module, conv: nn.Module, x: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=450, deadline=None, derandomize=True)
 @given(
     drawn=layers(),
     alpha=ALPHAS,

@@ -109,6 +109,7 @@ def test_work_is_that_of_each_stages_grid_and_width():
     assert training_macs(network, (3, *IMAGE)) == macs(by_axes=True)
     harden(network)
     hard = cost_of(network, (3, *IMAGE))
+    assert hard.macs == macs(by_axes=False)
     assert inference_macs(network, (3, *IMAGE)) == hard.linear_macs < hard.macs
 
 

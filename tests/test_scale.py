@@ -164,6 +164,7 @@ def test_scaled_networks_are_scripted_and_compiled():
     large = sa_zoo.scale(network("sa_plain_tiny_cifar", embed_dim=(5, 7, 11), depth=(1, 1, 1)), 2.0)
     with torch.no_grad():
         expected = large(images(2))
+        # sizes are constants, as symbols take half a minute
         compiled = torch.compile(large, backend="aot_eager", dynamic=False)
         for same in (torch.jit.script(large), compiled):
             assert torch.allclose(same(images(2)), expected, rtol=0, atol=1e-12)

@@ -145,7 +145,7 @@ def traced(model, name):
 
 GRAPHS = {
     "script": lambda model, name: torch.jit.script(model),
-    # sizes as constants: after another network, the compiler would make them symbols, for half a minute
+    # Sizes are constants. The compiler makes them symbols once it has seen others, which takes half a minute.
     "compile": lambda model, name: torch.compile(
         model, fullgraph=True, backend="aot_eager", dynamic=False
     ),
