@@ -61,7 +61,7 @@ VARIANTS = (
             PLAIN | {"embed_dim": (160, 640, 640)}),
     Variant("sa_mirrored_cifar", ((QuadraticKernel,),),
             "The plain network in a form that commutes with mirroring.",
-            PLAIN | {"mirrored": True, "embed_dim": (120, 528, 528)}),
+            PLAIN | {"mirrored": True, "embed_dim": (216, 896, 896)}),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY),
