@@ -7,10 +7,13 @@ Importing it registers the models with timm, `timm.create_model("sa_quadratic_ci
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .interchange.registration import register_on_import
+from .registration import register_on_import
 
 if TYPE_CHECKING:
     from .analysis.explorer import explore
+    from .commands.evaluate import evaluate
+    from .commands.finish import finish_copy as finish
+    from .commands.train import train_recipe as train
     from .convolution.certificate import certificate
     from .convolution.harden import harden
     from .convolution.layer_conversion import attention_from_conv, conv_from_attention
@@ -18,9 +21,6 @@ if TYPE_CHECKING:
     from .convolution.scale import scale
     from .folders.opened import open_model as open
     from .publishing.hub import publish
-    from .verbs.evaluate import evaluate
-    from .verbs.finish import finish_copy as finish
-    from .verbs.train import train_recipe as train
     from .vit.convolve import convolve_heads
     from .vit.positions import add_positions
     from .vit.start import start_as_convolution
@@ -52,15 +52,15 @@ HOMES = {
     "conv_from_attention": "convolution.layer_conversion.conv_from_attention",
     "convert": "convolution.network_conversion.convert",
     "convolve_heads": "vit.convolve.convolve_heads",
-    "evaluate": "verbs.evaluate.evaluate",
+    "evaluate": "commands.evaluate.evaluate",
     "explore": "analysis.explorer.explore",
-    "finish": "verbs.finish.finish_copy",
+    "finish": "commands.finish.finish_copy",
     "harden": "convolution.harden.harden",
     "open": "folders.opened.open_model",
     "publish": "publishing.hub.publish",
     "scale": "convolution.scale.scale",
     "start_as_convolution": "vit.start.start_as_convolution",
-    "train": "verbs.train.train_recipe",
+    "train": "commands.train.train_recipe",
 }
 
 

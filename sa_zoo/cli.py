@@ -123,8 +123,8 @@ def data_command(
     json_: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Print what training would make of a data set, and name all images that cannot be read."""
+    from sa_zoo.commands.data import data_report
     from sa_zoo.training.splits import refuse_unreadable
-    from sa_zoo.verbs.data import data_report
 
     report = data_report(name, changes or [])
     typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
@@ -144,7 +144,7 @@ def train_command(
     resume: Resume = False,
 ) -> None:
     """Train a model, evaluate it, and leave a run folder that timm and transformers load."""
-    from sa_zoo.verbs.train import summary, train_recipe
+    from sa_zoo.commands.train import summary, train_recipe
 
     print_once(summary(train_recipe(config, out, data, changes or [], resume)))
 
@@ -157,8 +157,8 @@ def harden_command(
     resume: Resume = False,
 ) -> None:
     """Make every head of a trained run read one pixel, train on for a few epochs, and leave a run folder."""
-    from sa_zoo.verbs.harden import harden_run
-    from sa_zoo.verbs.train import summary
+    from sa_zoo.commands.harden import harden_run
+    from sa_zoo.commands.train import summary
 
     print_once(summary(harden_run(run, out, changes or [], resume)))
 
@@ -232,7 +232,7 @@ def convert_command(
     ] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
-    from sa_zoo.verbs.convert import conversion_report, convert_model
+    from sa_zoo.commands.convert import conversion_report, convert_model
 
     typer.echo(conversion_report(*convert_model(source, out, layers, alpha, content, data)))
 
@@ -245,8 +245,8 @@ def card_command(
     ] = None,
 ) -> None:
     """Render README.md of a model folder from its files, with its figures."""
+    from sa_zoo.commands.finish import finish
     from sa_zoo.publishing.card import name_baseline
-    from sa_zoo.verbs.finish import finish
 
     if baseline:
         name_baseline(folder, baseline)
@@ -280,7 +280,7 @@ def publish_command(
 @app.command("models")
 def models_command() -> None:
     """List the trained models: parameters, test accuracy, and where the weights are."""
-    from sa_zoo.verbs.models import models_table
+    from sa_zoo.commands.models import models_table
 
     typer.echo(models_table())
 
@@ -294,7 +294,7 @@ def export_command(
     ] = False,
 ) -> None:
     """Write a model as ONNX, checked with onnxruntime: for any number of images, with labels."""
-    from sa_zoo.interchange.onnx_export import write_onnx
+    from sa_zoo.publishing.onnx_export import write_onnx
 
     typer.echo(write_onnx(sa_zoo.open(model), onnx, dynamic_size))
 
@@ -311,7 +311,7 @@ def explore_command(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("explorer.html"),
 ) -> None:
     """Write a page in which to explore the attention of a model, offline; without images, with two photographs."""
-    from sa_zoo.verbs.explore import explore_source
+    from sa_zoo.commands.explore import explore_source
 
     page = explore_source(model, image, images).save(out)
     typer.echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
@@ -335,7 +335,7 @@ def heads_command(
     out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
     """Describe attention heads, or replace layers by their nearest convolutions."""
-    from sa_zoo.verbs.heads import study_heads
+    from sa_zoo.commands.heads import study_heads
 
     typer.echo(study_heads(model, data, window, convolve, out, most, below))
 

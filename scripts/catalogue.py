@@ -17,17 +17,17 @@ import typer
 from runs import MODEL_CARDS, read_runs
 from safetensors.torch import load_file, save
 
+from sa_zoo.commands.finish import finish
 from sa_zoo.folders.metrics import read_metrics, write_metrics
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
-from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import name_baseline, write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
+from sa_zoo.publishing.transformers_export import transformers_files
 from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.run_folder import HEADS
-from sa_zoo.verbs.finish import finish
 
 FLOAT32_BYTES = 7_000_000  # larger files of weights are stored in bfloat16
 RECORD_BYTES = 2_000_000  # larger records of heads, those of learned tables, are left out

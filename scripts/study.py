@@ -26,11 +26,11 @@ from runs import ROOT, Row, read_runs, rivals
 import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers, save_figure
 from sa_zoo.analysis.head_figures import figure_of, head_colors, head_positions
+from sa_zoo.commands.heads import TestImages
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import read_json, write_file, write_json
 from sa_zoo.models.network import attention_in
 from sa_zoo.training.config import data_of, load_config
-from sa_zoo.verbs.heads import TestImages
 from sa_zoo.vit.layers import attentions, grid_of
 
 DOCS = ROOT / "docs"

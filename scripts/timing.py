@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from sa_zoo.fast.choose import only
 from sa_zoo.folders.metrics import environment
 from sa_zoo.folders.write import write_json
-from sa_zoo.kernels.choose import only
 
 Run = Callable[[], object]
 Row = dict[str, Any]

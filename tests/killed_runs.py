@@ -25,7 +25,7 @@ FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(
     [
         "accelerate",
-        "sa_zoo.verbs.train",
+        "sa_zoo.commands.train",
         "sa_zoo.cli",
         "sa_zoo.publishing.card",
         "timm.optim",

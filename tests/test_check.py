@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.cli import app
+from sa_zoo.data.pictures import open_picture
+from sa_zoo.data.sources import open_source
 from sa_zoo.folders.check import checked
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import DataConfig, ModelConfig
 from sa_zoo.training.model import create_model
-from sa_zoo.training.pictures import open_picture
-from sa_zoo.training.sources import open_source
 
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.cli import app
+from sa_zoo.commands.convert import convert_model
 from sa_zoo.folders.write import write_json
-from sa_zoo.verbs.convert import convert_model
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from tiny_runs import image_folder, noise_images, parquet_folder
 from torchvision.transforms.functional import normalize
 
+from sa_zoo.data.sources import Source, open_source
 from sa_zoo.training import sources
 from sa_zoo.training.augment import (
     CROP_COLUMNS,
@@ -25,7 +26,6 @@ from sa_zoo.training.augment import (
 )
 from sa_zoo.training.config import AugmentConfig, DataConfig
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import Source, open_source
 from sa_zoo.training.splits import Split, splits_of
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from timm.utils import reparameterize_model
 from torch import nn
 
 import sa_zoo
-from sa_zoo.kernels import portions
-from sa_zoo.kernels.choose import only
-from sa_zoo.kernels.deployed import Deployed
+from sa_zoo.fast import portions
+from sa_zoo.fast.choose import only
+from sa_zoo.fast.deployed import Deployed
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import attention_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
@@ -53,7 +53,7 @@ def test_a_deployed_layer_is_the_definition(terms, grid, images, monkeypatch):
             monkeypatch.setattr(portions, "DIVIDED_FROM", numbers)
             monkeypatch.setattr(portions, "PORTION", 1)
             monkeypatch.setattr(portions, "LEAST", 1)
-            monkeypatch.setattr("sa_zoo.kernels.deployed.KEPT", kept)
+            monkeypatch.setattr("sa_zoo.fast.deployed.KEPT", kept)
             deployed = copy.deepcopy(layer).fuse()
             assert torch.allclose(deployed(X), expected, rtol=0, atol=1e-12)
             half = deployed.float()(X.float())

@@ -12,7 +12,7 @@ from tiny_runs import MUON, tiny_config
 from torch import nn
 
 from sa_zoo.convolution.harden import harden
-from sa_zoo.kernels.choose import choose, only
+from sa_zoo.fast.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Quadratic
 from sa_zoo.models.variants import VARIANTS
@@ -23,7 +23,7 @@ from sa_zoo.training.train import train
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """Routes are chosen as for tensors of a GPU, which are ordinary."""
-    monkeypatch.setattr("sa_zoo.kernels.situation.is_ordinary", lambda *tensors: True)
+    monkeypatch.setattr("sa_zoo.fast.situation.is_ordinary", lambda *tensors: True)
     with SimulatedGPU():
         yield
 

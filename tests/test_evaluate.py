@@ -15,13 +15,13 @@ from sklearn.metrics import (
 from tiny_runs import TINY_VIT, image_folder, tiny_config
 from torch import nn
 
+from sa_zoo.data.sources import Source, changes, digest_of, open_source
 from sa_zoo.folders.metrics import Metrics, Scores
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import class_table, open_test_split, score
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import Source, changes, digest_of, open_source
 from sa_zoo.training.splits import Split, rows_of
 
 FORMAT = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)

@@ -12,14 +12,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground floor up: a folder, or a file of the package itself, imports only from floors before its own.
 FLOORS = [
     {"models"},
-    {"kernels"},
+    {"fast"},
     {"convolution"},
     {"vit"},
-    {"cost"},
+    {"cost", "registration", "timm_registration"},
     {"folders"},
-    {"interchange"},
-    {"training", "publishing", "analysis"},
-    {"verbs"},
+    {"data", "training", "publishing", "analysis"},
+    {"commands"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -1,4 +1,4 @@
-"""harden.py and kernels/taps.py: heads that read one pixel, as attention, as a convolution, and back."""
+"""harden.py and fast/taps.py: heads that read one pixel, as attention, as a convolution, and back."""
 
 import copy
 
@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.cli import app
+from sa_zoo.commands.harden import config_of
+from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
@@ -22,14 +24,12 @@ from sa_zoo.convolution.layer_conversion import (
     conv_from_attention,
 )
 from sa_zoo.convolution.theorem import head_shifts
+from sa_zoo.fast.choose import choose, only
 from sa_zoo.folders.opened import open_folder
-from sa_zoo.kernels.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 from sa_zoo.training.config import dump_config, load_config
-from sa_zoo.verbs.harden import config_of
-from sa_zoo.verbs.train import train_and_finish
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}

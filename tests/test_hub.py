@@ -14,11 +14,11 @@ from huggingface_hub import ModelCard, constants
 from model_folders import make_run
 
 import sa_zoo
-from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing import folder, hub, remote
 from sa_zoo.publishing.card import published_card, write_card
 from sa_zoo.publishing.folder import PUBLISHED, check_loads, without_paths
 from sa_zoo.publishing.remote import Refused, Remote
+from sa_zoo.publishing.transformers_export import transformers_files
 
 # The client sends LFS files in a way that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")

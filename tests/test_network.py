@@ -13,7 +13,7 @@ from torchvision.ops import StochasticDepth
 
 import sa_zoo
 from sa_zoo.cost import training_macs
-from sa_zoo.kernels.choose import only
+from sa_zoo.fast.choose import only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative

@@ -11,8 +11,8 @@ import torch
 from timm.utils.onnx import onnx_export
 
 import sa_zoo
-from sa_zoo.interchange import onnx_export as exporter
-from sa_zoo.interchange.onnx_export import write_onnx
+from sa_zoo.publishing import onnx_export as exporter
+from sa_zoo.publishing.onnx_export import write_onnx
 
 H, W = 44, 52  # enough tokens to go by axes
 SMALL = {

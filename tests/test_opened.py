@@ -5,8 +5,8 @@ from damage import flip
 from model_folders import make_run
 
 import sa_zoo
+from sa_zoo.commands.finish import finish
 from sa_zoo.folders.write import write_sums
-from sa_zoo.verbs.finish import finish
 
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tiny_runs import noise_images
 
-from sa_zoo.training.pictures import FORMATS, open_picture
+from sa_zoo.data.pictures import FORMATS, open_picture
 
 LOSSLESS = {"BMP": {}, "PNG": {}, "PPM": {}, "TIFF": {}, "WEBP": {"lossless": True}}
 

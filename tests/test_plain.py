@@ -12,6 +12,7 @@ from transformers import AutoBackbone, AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
+from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.harden import harden
 from sa_zoo.cost import cost_of, inference_macs, training_macs
 from sa_zoo.folders.metrics import read_metrics
@@ -19,7 +20,6 @@ from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.models.network import attention_in
 from sa_zoo.training.run_folder import record_maps
-from sa_zoo.verbs.train import train_and_finish
 
 IMAGE = (24, 40)
 STEM = (23, 39)

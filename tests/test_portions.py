@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sa_zoo.kernels import portions
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.fast import portions
+from sa_zoo.fast.situation import Situation
 
 K, N = 7, 11
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from sa_zoo.kernels import portions
-from sa_zoo.kernels.choose import only
-from sa_zoo.kernels.recomputed import ProjectedHeads
+from sa_zoo.fast import portions
+from sa_zoo.fast.choose import only
+from sa_zoo.fast.recomputed import ProjectedHeads
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.terms import Quadratic
 

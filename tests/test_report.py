@@ -6,9 +6,9 @@ from tiny_runs import image_folder, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
+from sa_zoo.data.report import Report, report_of
+from sa_zoo.data.sources import open_source
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.report import Report, report_of
-from sa_zoo.training.sources import open_source
 from sa_zoo.training.train import train
 
 

@@ -10,8 +10,8 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from sa_zoo.convolution.layer_conversion import conv_from_attention
-from sa_zoo.kernels import portions, recomputed
-from sa_zoo.kernels.choose import choose, only
+from sa_zoo.fast import portions, recomputed
+from sa_zoo.fast.choose import choose, only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative

@@ -7,7 +7,7 @@ import torch
 from timm.utils import reparameterize_model
 
 import sa_zoo
-from sa_zoo.kernels.choose import only
+from sa_zoo.fast.choose import only
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.network import terms_in

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny_runs import image_folder, noise_images
 
+from sa_zoo.data.sources import open_source
 from sa_zoo.training.augment import HOLD_OUT, permutation
 from sa_zoo.training.config import DataConfig, dump_config, load_config
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import rows_of, splits_of
 
 FORMAT = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)

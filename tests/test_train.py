@@ -28,17 +28,17 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import sa_zoo
 from sa_zoo.cost import training_macs
+from sa_zoo.data.sources import open_source
+from sa_zoo.fast import portions, recomputed
+from sa_zoo.fast.choose import only
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_model
-from sa_zoo.kernels import portions, recomputed
-from sa_zoo.kernels.choose import only
 from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import Config, ModelConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.device import report_lost_process
 from sa_zoo.training.model import create_model, input_format_of
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress
-from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import StreamedSplit, splits_of
 from sa_zoo.training.train import train
 

@@ -28,8 +28,8 @@ from transformers.dynamic_module_utils import get_relative_import_files, get_rel
 
 import sa_zoo
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.models import configuration_sa
+from sa_zoo.publishing.transformers_export import transformers_files
 
 ROOT = Path(__file__).parents[1]
 TRANSFORMERS = Version(transformers.__version__).release

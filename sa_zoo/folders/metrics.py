@@ -109,7 +109,7 @@ class Metrics(Section):
     parameters: int | None = None
     data: str | None = None
     data_revision: str | None = None
-    data_digest: str | None = None  # of the training data, see training/sources.py
+    data_digest: str | None = None  # of the training data, see data/sources.py
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None

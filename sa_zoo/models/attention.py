@@ -151,7 +151,7 @@ class Attention(nn.Module):
             return self.by_axes(X)
         return self.definition(X)
 
-    # The method that evaluates Eq. 10. In the whole package, kernels/choose.py sets one with more forms.
+    # The method that evaluates Eq. 10. In the whole package, fast/choose.py sets one with more forms.
     evaluator = cheaper
 
     def forward(self, X: Tensor) -> Tensor:
@@ -178,5 +178,5 @@ class Attention(nn.Module):
             self.W_out = nn.Identity()
         return self
 
-    # timm.utils.reparameterize_model replaces the layer by the result. kernels/choose.py sets `deployed` instead.
+    # timm.utils.reparameterize_model replaces the layer by the result. fast/choose.py sets `deployed` instead.
     fuse = fold

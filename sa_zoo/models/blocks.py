@@ -90,7 +90,7 @@ class Block(nn.Module):
         """The probabilities of each layer of attention, for the block's input."""
         return [self.attn.probabilities(x)]
 
-    # Evaluates a block. kernels/choose.py sets a method that divides large batches in inference.
+    # Evaluates a block. fast/choose.py sets a method that divides large batches in inference.
     evaluate_block = at_once
 
 
@@ -218,7 +218,7 @@ class MirroredBlock(PlainBlock):
         x = views(x)
         return joined(self.attn(x), self.odd(x))
 
-    # kernels/choose.py sets a method that needs half the work where heads read one pixel.
+    # fast/choose.py sets a method that needs half the work where heads read one pixel.
     def evaluate_views(self, x: Tensor) -> Tensor:
         return self.in_views(x)
 

@@ -9,7 +9,6 @@ from huggingface_hub import is_offline_mode
 
 from sa_zoo.folders.check import checked
 from sa_zoo.folders.opened import Opened, open_model
-from sa_zoo.interchange.transformers_export import remote_code
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
     Manifest,
@@ -22,6 +21,7 @@ from sa_zoo.publishing.folder import (
 )
 from sa_zoo.publishing.remote import Refused, Remote, Space
 from sa_zoo.publishing.space import space_files
+from sa_zoo.publishing.transformers_export import remote_code
 
 
 def publish(

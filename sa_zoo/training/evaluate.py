@@ -17,6 +17,7 @@ from sklearn.metrics import confusion_matrix
 from torch import nn
 from tqdm import tqdm
 
+from sa_zoo.data.sources import Source, digest_of, open_source
 from sa_zoo.folders.check import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
@@ -24,7 +25,6 @@ from sa_zoo.training.config import DataConfig, data_of
 from sa_zoo.training.corruptions import STRENGTHS, CorruptedSplit
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.model import input_format_of
-from sa_zoo.training.sources import Source, digest_of, open_source
 from sa_zoo.training.splits import Split, splits_of
 
 _logger = logging.getLogger(__name__)

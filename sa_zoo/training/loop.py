@@ -15,6 +15,7 @@ from timm.utils import distribute_bn
 from torch import Tensor, nn
 from transformers.utils.generic import flatten_dict
 
+from sa_zoo.data.sources import Source, changes, digest_of
 from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -25,7 +26,6 @@ from sa_zoo.training.model import frozen_norms
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import Interrupted, Progress, interruption
 from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_heads, write_history
-from sa_zoo.training.sources import Source, changes, digest_of
 from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU; each reading waits for the GPU

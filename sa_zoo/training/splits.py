@@ -15,13 +15,13 @@ from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from sa_zoo.data.report import report_of
+from sa_zoo.data.sources import Rows, Source, UnreadableImage
 from sa_zoo.training.augment import HOLD_OUT, counter_hash, permutation
 from sa_zoo.training.config import AugmentConfig
 from sa_zoo.training.device import to_device
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.progress import MANY, shown
-from sa_zoo.training.report import report_of
-from sa_zoo.training.sources import Rows, Source, UnreadableImage
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sa_zoo.data.sources import open_source
 from sa_zoo.folders.metrics import Metrics, Training, environment, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
@@ -24,7 +25,6 @@ from sa_zoo.training.evaluate import score
 from sa_zoo.training.loop import Run, train_epochs
 from sa_zoo.training.model import check_start, prepare_model
 from sa_zoo.training.run_folder import MAPPED_IMAGES, is_finished, record_maps, remove_checkpoints
-from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import Split, splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
 from sa_zoo.vit.start import START_IMAGES, start_as_convolution

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from model_folders import make_run
 
 import sa_zoo
+from sa_zoo.data.sources import Images, Source
 from sa_zoo.folders.check import check_config, count_elements
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
-from sa_zoo.training.sources import Images, Source
 from sa_zoo.training.splits import StreamedSplit
 
 REFUSED = (ValueError, OSError)

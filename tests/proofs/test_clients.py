@@ -50,7 +50,7 @@ def image_pipeline(folder):
     """`pipeline("image-classification", "mhsa")` with a converted CNN, against timm"""
     from transformers import pipeline
 
-    from sa_zoo.verbs.convert import convert_model
+    from sa_zoo.commands.convert import convert_model
 
     pixels = images(1, 32)[0].permute(1, 2, 0).mul(40).add(128).clamp(0, 255)
     picture = Image.fromarray(pixels.byte().numpy())

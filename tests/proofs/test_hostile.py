@@ -17,7 +17,7 @@ from model_folders import make_run
 from tiny_runs import noise_images, parquet_folder, tiny_config
 
 import sa_zoo
-from sa_zoo.interchange.transformers_export import transformers_files
+from sa_zoo.publishing.transformers_export import transformers_files
 from sa_zoo.training import splits
 from sa_zoo.training.train import train
 

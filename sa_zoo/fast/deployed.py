@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import axes_from, heads_fill_caches
-from sa_zoo.kernels.product import attended, projected
-from sa_zoo.kernels.recomputed import of_factors
-from sa_zoo.kernels.situation import Situation
-from sa_zoo.kernels.taps import convolved, gather, lattice_of, read_places
+from sa_zoo.fast.portions import axes_from, heads_fill_caches
+from sa_zoo.fast.product import attended, projected
+from sa_zoo.fast.recomputed import of_factors
+from sa_zoo.fast.situation import Situation
+from sa_zoo.fast.taps import convolved, gather, lattice_of, read_places
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid

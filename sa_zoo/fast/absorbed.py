@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from sa_zoo.kernels.portions import divided
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.fast.portions import divided
+from sa_zoo.fast.situation import Situation
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
 from sa_zoo.models.norm import is_plain

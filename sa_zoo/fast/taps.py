@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from sa_zoo.kernels.portions import divided
-from sa_zoo.kernels.product import projected
-from sa_zoo.kernels.situation import Situation, makes_graph
+from sa_zoo.fast.portions import divided
+from sa_zoo.fast.product import projected
+from sa_zoo.fast.situation import Situation, makes_graph
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import is_plain
 from sa_zoo.models.stages import Grid

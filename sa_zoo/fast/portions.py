@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sa_zoo.kernels.situation import Situation, makes_graph
+from sa_zoo.fast.situation import Situation, makes_graph
 from sa_zoo.models.attention import AXES_FROM, Attention
 
 # Numbers in the images of one portion: eight of 16x16 pixels and 400 channels.

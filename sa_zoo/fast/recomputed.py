@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.kernels.portions import divided, heads_fill_caches, portions
-from sa_zoo.kernels.product import attended
-from sa_zoo.kernels.situation import Situation
+from sa_zoo.fast.portions import divided, heads_fill_caches, portions
+from sa_zoo.fast.product import attended
+from sa_zoo.fast.situation import Situation
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.norm import bias_of, is_plain
 from sa_zoo.models.positions import at_least_float32

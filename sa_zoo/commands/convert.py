@@ -9,6 +9,8 @@ import timm
 from timm.models import PretrainedCfg
 from torch import nn
 
+from sa_zoo.commands.evaluate import data_for
+from sa_zoo.commands.finish import finish
 from sa_zoo.convolution.network_conversion import NetworkReport, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
@@ -17,8 +19,6 @@ from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import SANet
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.evaluate import evaluate_opened
-from sa_zoo.verbs.evaluate import data_for
-from sa_zoo.verbs.finish import finish
 
 
 def convert_model(

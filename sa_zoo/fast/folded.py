@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from sa_zoo.kernels.deployed import Deployed, ReadPixels
-from sa_zoo.kernels.situation import Situation, makes_graph
-from sa_zoo.kernels.taps import Lattice, can_read_taps, convolved, lattice_of, padded
+from sa_zoo.fast.deployed import Deployed, ReadPixels
+from sa_zoo.fast.situation import Situation, makes_graph
+from sa_zoo.fast.taps import Lattice, can_read_taps, convolved, lattice_of, padded
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import MirroredBlock
 from sa_zoo.models.norm import bias_of, is_plain, is_watched

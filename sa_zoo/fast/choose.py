@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sa_zoo.kernels.absorbed import absorbed, can_absorb
-from sa_zoo.kernels.deployed import deployed
-from sa_zoo.kernels.folded import mirrored_kernel, views_at_once
-from sa_zoo.kernels.portions import all_axes_pay, divided, is_large
-from sa_zoo.kernels.recomputed import can_recompute, recomputed
-from sa_zoo.kernels.situation import Situation
-from sa_zoo.kernels.taps import can_read_taps, taps
+from sa_zoo.fast.absorbed import absorbed, can_absorb
+from sa_zoo.fast.deployed import deployed
+from sa_zoo.fast.folded import mirrored_kernel, views_at_once
+from sa_zoo.fast.portions import all_axes_pay, divided, is_large
+from sa_zoo.fast.recomputed import can_recompute, recomputed
+from sa_zoo.fast.situation import Situation
+from sa_zoo.fast.taps import can_read_taps, taps
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import Block, MirroredBlock
 

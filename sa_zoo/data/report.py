@@ -8,10 +8,10 @@ from multiprocessing.pool import ThreadPool
 import numpy as np
 from pydantic import BaseModel
 
+from sa_zoo.data.pictures import size_of_picture
+from sa_zoo.data.sources import Images, Rows, Source, UnreadableImage
 from sa_zoo.folders.check import listed
-from sa_zoo.training.pictures import size_of_picture
 from sa_zoo.training.progress import MANY, shown
-from sa_zoo.training.sources import Images, Rows, Source, UnreadableImage
 
 SHOWN_CLASSES = 3  # classes at either end
 

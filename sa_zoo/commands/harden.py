@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from sa_zoo.commands.train import train_and_finish
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import Config, load_config
-from sa_zoo.verbs.train import train_and_finish
 
 EPOCHS = 8
 SMALL_EPOCHS = 4  # with small images, at most as many as in the run

@@ -5,10 +5,10 @@ from pathlib import Path
 from PIL import Image
 
 from sa_zoo.analysis.explorer import Page, explore
+from sa_zoo.data.pictures import open_picture
+from sa_zoo.data.sources import open_source
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.training.config import data_of
-from sa_zoo.training.pictures import open_picture
-from sa_zoo.training.sources import open_source
 
 
 def explore_source(source: str, files: list[Path] | None = None, count: int = 0) -> Page:

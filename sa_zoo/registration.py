@@ -16,7 +16,7 @@ MODELING = "sa_zoo.models.modeling_sa"
 
 def register_on_import() -> None:
     """Register the networks with timm and transformers, now or on import of either or of a network."""
-    for name in ("timm", "sa_zoo.models", "sa_zoo.kernels", "sa_zoo.convolution", "sa_zoo.vit"):
+    for name in ("timm", "sa_zoo.models", "sa_zoo.fast", "sa_zoo.convolution", "sa_zoo.vit"):
         register_post_import_hook(_register_with_timm, name)
     register_post_import_hook(_register_with_transformers, MODELING)
     for name in (CONFIGURATION, "transformers"):
@@ -24,7 +24,7 @@ def register_on_import() -> None:
 
 
 def _register_with_timm(_: ModuleType) -> None:
-    import_module("sa_zoo.interchange.timm_registration")
+    import_module("sa_zoo.timm_registration")
 
 
 def _import_models(_: ModuleType) -> None:

@@ -1,8 +1,8 @@
 """A report of a data set, with every image decoded."""
 
+from sa_zoo.data.report import Report, report_of
+from sa_zoo.data.sources import open_source
 from sa_zoo.training.config import data_config
-from sa_zoo.training.report import Report, report_of
-from sa_zoo.training.sources import open_source
 from sa_zoo.training.splits import rows_of
 
 

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from sa_zoo.analysis.figures import figure_files
+from sa_zoo.commands.explore import explorer_files
+from sa_zoo.data.sources import open_source
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import metrics_of, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
-from sa_zoo.interchange.timm_checkpoint import network_from_checkpoint, with_safetensors
-from sa_zoo.interchange.transformers_export import transformers_files
 from sa_zoo.publishing.card import card_files
+from sa_zoo.publishing.timm_checkpoint import network_from_checkpoint, with_safetensors
+from sa_zoo.publishing.transformers_export import transformers_files
 from sa_zoo.training.config import DataConfig
-from sa_zoo.training.sources import open_source
-from sa_zoo.verbs.explore import explorer_files
 
 _logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from sa_zoo.analysis.figures import save_figure
 from sa_zoo.analysis.head_figures import accuracy_by_heads, head_depth
 from sa_zoo.analysis.heads import heads_table, layers_of, markdown, measure
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
+from sa_zoo.commands.evaluate import data_for
 from sa_zoo.convolution.nearest import NearestConvolution
 from sa_zoo.folders.metrics import Scores
 from sa_zoo.folders.opened import Opened, open_model
@@ -26,7 +27,6 @@ from sa_zoo.models.network import SANet
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import open_test_split, score
-from sa_zoo.verbs.evaluate import data_for
 from sa_zoo.vit.convolve import local_heads, most_local, replace_heads
 
 MEASURED_IMAGES = 32  # test images to average content-dependent maps over

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_name
 from sa_zoo.folders.write import write_file, write_tensors
-from sa_zoo.interchange.paper_checkpoint import state_from_paper
+from sa_zoo.publishing.paper_checkpoint import state_from_paper
 
 PICKLED = "pytorch_model.bin"  # weights in a timm folder without safetensors
 

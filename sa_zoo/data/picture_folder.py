@@ -14,8 +14,8 @@ from typing import Any
 import datasets
 from datasets.data_files import SPLIT_KEYWORDS
 
+from sa_zoo.data.pictures import EXTENSIONS
 from sa_zoo.folders.check import listed
-from sa_zoo.training.pictures import EXTENSIONS
 
 METADATA = ("metadata.csv", "metadata.jsonl")  # for the "imagefolder" builder of `datasets`
 # prefixes of system files: macOS, Jupyter, Python, Windows, Synology, Office

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from sa_zoo.commands.finish import finish
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import Config, load_config, run_name
 from sa_zoo.training.train import train
-from sa_zoo.verbs.finish import finish
 
 
 def train_recipe(

@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from sa_zoo.kernels.portions import convolution_pays
-from sa_zoo.kernels.situation import makes_graph
+from sa_zoo.fast.portions import convolution_pays
+from sa_zoo.fast.situation import makes_graph
 from sa_zoo.models.attention import attend, attend_by_axes
 from sa_zoo.models.norm import is_plain
 
