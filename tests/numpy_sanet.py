@@ -138,28 +138,13 @@ def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
     return linear(p, "W_out", values) if "W_out.weight" in p else values
 
 
-def max_pooled(X: np.ndarray, side: int = 2) -> np.ndarray:
+def max_pooled(X: np.ndarray) -> np.ndarray:
     batch, height, width, dim = X.shape
     maxima = np.zeros((batch, height // 2, width // 2, dim))
     for y, x in pixels(height // 2, width // 2):
-        square = X[:, 2 * y : 2 * y + side, 2 * x : 2 * x + side]
+        square = X[:, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2]
         maxima[:, y, x] = square.max(axis=(1, 2))
     return maxima
-
-
-def mirrored_block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
-    """Two layers see images and mirror images, which are one half of the channels each."""
-    ahead, back = np.split(X, 2, axis=-1)
-    back = back[:, :, ::-1]
-    total, gap = (
-        attention(below(p, name), ahead, term)
-        + sign * attention(below(p, name), back, term)[:, :, ::-1]
-        for name, sign in (("attn.", 1), ("odd.", -1))
-    )
-    X = np.concatenate([total + gap, total - gap], axis=-1) / 2
-    norm = below(p, "merge.1.bn." if pools else "merge.bn.")
-    both = {name: np.tile(value, 2) for name, value in norm.items()}
-    return gelu(batch_norm(both, max_pooled(X, 3) if pools else X))
 
 
 def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
@@ -170,12 +155,10 @@ def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
-def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None, mirrored=False):
+def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None):
     """Logits. Plain networks pool in the blocks `pooled_in`, and their stem has GELU."""
     plain = pooled_in is not None
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
-    if mirrored:
-        kernel, bias = np.concatenate([kernel, kernel[..., ::-1]]), np.tile(bias, 2)
     side = kernel.shape[-1]
     batch, _, height, width = images.shape
     height, width = ((size - side) // patch + 1 for size in (height, width))
@@ -186,7 +169,5 @@ def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None, mirro
     X = gelu(X) if plain else X
     depth = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
     for index in range(depth):
-        evaluated = mirrored_block if mirrored else block
-        X = evaluated(below(p, f"blocks.{index}."), X, term, plain and index in pooled_in)
-    X = X.mean(axis=(1, 2))
-    return linear(p, "head", sum(np.split(X, 2, axis=-1)) / 2 if mirrored else X)
+        X = block(below(p, f"blocks.{index}."), X, term, plain and index in pooled_in)
+    return linear(p, "head", X.mean(axis=(1, 2)))

@@ -11,13 +11,11 @@ from sa_zoo.models.variants import TERMS
 ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
 PLAIN = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": 0}
 PLAIN |= {"plain": True, "patch_size": 1}
-MIRRORED = PLAIN | {"mirrored": True, "embed_dim": (14, 10, 22)}
 IN_STAGES = ("learned", "content", "absolute")
 NETWORKS = {
     **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "plain"},
     **{f"{kind}, plain": PLAIN | {"img_size": (24, 40)} for kind in IN_STAGES},
     "plain": PLAIN | {"img_size": (24, 40)},
-    "mirrored": MIRRORED | {"img_size": (24, 40)},
 }
 # 7 x 5 tokens, five heads
 SMALL = {"img_size": (28, 20), "patch_size": 4, "embed_dim": 11, "depth": 3}

@@ -1,19 +1,14 @@
 """The network as users meet it: sizes, stages, maps, starts, checks of its input."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import numpy_sanet as oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import MIRRORED, NETWORKS, ONE_STAGE, PLAIN, images, small
+from small_networks import NETWORKS, ONE_STAGE, PLAIN, images, small
 from timm.utils import reparameterize_model
 from torchvision.ops import StochasticDepth
 
-import sa_zoo
-from sa_zoo.cost import training_macs
-from sa_zoo.fast.choose import only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
@@ -34,7 +29,6 @@ NUMPY = {  # term, its reference, sizes of the network
     "absolute": (Absolute, oracle.absolute, ONE_STAGE),
     "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
     "plain, content": (Content, oracle.content, PLAIN),
-    "mirrored": (QuadraticKernel, oracle.quadratic, MIRRORED),
 }
 
 
@@ -43,7 +37,6 @@ def test_a_network_is_that_of_the_numpy_loop(case):
     term, reference, sizes = NUMPY[case]
     torch.manual_seed(3)
     plain = sizes.get("plain", False)
-    mirrored = sizes.get("mirrored", False)
     width = 16 if plain else 8
     arguments = sizes | {"img_size": (24, width), "in_chans": 2, "dtype": torch.float64}
     model = SANet(((term,),), **arguments).eval()
@@ -54,14 +47,12 @@ def test_a_network_is_that_of_the_numpy_loop(case):
     arrays = {name: value.numpy() for name, value in model.state_dict().items()}
     pooled_in = (0, 2, 3) if plain else ()
     numbers = (arrays, x.numpy(), reference, model.patch_size, pooled_in if plain else None)
-    expected = oracle.network(*numbers, mirrored)
+    expected = oracle.network(*numbers)
     assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
     simpler = reparameterize_model(reparameterize_model(model))
     modules = simpler.named_modules()
     norms = [path for path, module in modules if isinstance(module, torch.nn.BatchNorm2d)]
     kept = [f"blocks.{at}.merge.1.bn" for at in pooled_in]
-    if mirrored:
-        kept = sorted(kept + [f"blocks.{at}.merge.bn" for at in (1, 4, 5)])
     assert norms == kept  # the others are folded
     assert not any(layer.W_out.state_dict() for layer in attention_in(simpler.blocks).values())
     assert np.abs(simpler(x).detach().numpy() - expected).max() < 1e-10
@@ -146,59 +137,6 @@ def test_layers_of_plain_networks_start_as_the_identity():
             assert slices[:same].sum() == same
 
 
-@pytest.mark.parametrize("name", ["mirrored", "content"])
-def test_mirrored_images_give_mirrored_tokens_and_the_same_logits(name):
-    network = small(name, **MIRRORED | {"img_size": (16, 24)}).double()
-    x = torch.randn(2, 3, 16, 24, dtype=torch.float64)
-    tokens = network.forward_features(x)
-    ahead, back = network.forward_features(x.flip(3)).flip(2).chunk(2, dim=3)
-    assert torch.allclose(tokens, torch.cat([back, ahead], dim=3), rtol=0, atol=1e-12)
-    assert torch.allclose(network(x), network(x.flip(3)), rtol=0, atol=1e-12)
-    assert not torch.allclose(network(x), network(x.flip(2)), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("half", "across", "folds"),
-    [(7, [-1, 0, 1], False), (67, [-1, 0, 1], True), (67, [-2, 0, 2], True), (67, [-1, 1], False)],
-)
-def test_wide_mirrored_taps_take_half_the_work(half, across, folds):
-    offsets = torch.cartesian_prod(torch.tensor([-1, 0, 1]), torch.tensor(across)).float()
-    sizes = MIRRORED | {"embed_dim": 2 * half, "num_heads": len(offsets), "img_size": (40, 48)}
-    network = small("mirrored", **sizes).train()
-    for layer in attention_in(network.blocks).values():  # identities pool equal pixels
-        torch.nn.init.normal_(layer.W_val.weight)
-        layer.terms[0].Delta.data.copy_(offsets)
-    sa_zoo.harden(network)
-    x = torch.randn(3, 3, 40, 48, dtype=torch.float64)
-    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    values = []
-    for evaluated in (nullcontext(), only("taps")):
-        with evaluated:
-            macs = training_macs(network.float(), (3, 40, 48))
-            network.double()
-            logits = network(x)
-            gradients = torch.autograd.grad(logits.square().sum(), learned)
-            values.append([logits, *gradients, macs])
-    *mine, macs = values[0]
-    *expected, most = values[1]
-    for here, there in zip(mine, expected, strict=True):
-        assert torch.allclose(here, there, rtol=1e-9, atol=1e-10)
-    assert (macs < 0.6 * most) == folds
-    deployed = [reparameterize_model(network.eval())]
-    torch.nn.init.normal_(network.blocks[4].attn.W_val.weight)
-    deployed.append(reparameterize_model(network))
-    assert torch.allclose(deployed[1](x), network(x), rtol=0, atol=1e-12)
-    assert not torch.allclose(deployed[0](x), network(x), rtol=0, atol=1e-3)
-    deployed[0].load_state_dict(deployed[1].state_dict())
-    assert torch.equal(deployed[0](x), deployed[1](x))
-    assert torch.allclose(deployed[1].float()(x.float()).double(), network(x), rtol=1e-4, atol=1e-2)
-    for block in network.blocks:
-        block.attn.W_val.bias = None
-    with only("taps"):
-        expected = network(x)
-    assert torch.allclose(network(x), expected, rtol=0, atol=1e-12)
-
-
 def test_groups_of_terms_divide_the_blocks_equally():
     groups = ((Quadratic,), (Learned, Content), (Relative,))
     blocks = SANet(groups, **ONE_STAGE | {"depth": 7, "img_size": 12}).blocks
@@ -243,12 +181,10 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"hidden_dim": (0, 0.0, 0)},
         {"global_pool": "max"},
         {"in_chans": 0},
-        {"mirrored": True},  # with odd numbers of channels
         {"drop_path_rate": 0.1},
         {"img_size": (8, 40)},
         ONE_STAGE | {"plain": False, "depth": (2, 1)},
         ONE_STAGE | {"plain": False, "hidden_dim": 0},
-        ONE_STAGE | {"plain": False, "mirrored": True, "embed_dim": 10},
         *(
             {"terms": terms}
             for terms in ("quadratic", Quadratic, (Quadratic,), (), ((), (Learned,)))

@@ -32,11 +32,9 @@ PLAIN_ONES = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
 def in_transformers(name: str, cls=SAForImageClassification, **changes):
     """The network of the table, with its weights."""
     sizes = NETWORKS[name]
-    mirrored = "mirrored" in sizes
     config = SAConfig(
-        attention_type="plain" if mirrored else name.partition(",")[0],
+        attention_type=name.partition(",")[0],
         plain=True,
-        mirrored=mirrored,
         patch_size=1,
         hidden_size=list(sizes["embed_dim"]),
         num_hidden_layers=list(sizes["depth"]),
@@ -60,8 +58,7 @@ def test_transformers_has_the_same_keys_logits_states_and_maps(name):
         outputs = model(x, output_hidden_states=True, output_attentions=True)
         assert torch.equal(model(x).logits, network(x))
         maps = network.attention_maps(x)
-    times = 1 + ("mirrored" in NETWORKS[name])  # halves of the channels
-    shapes = [(2, h * w, times * dim) for (h, w), dim in zip(POOLED, WIDTHS, strict=True)]
+    shapes = [(2, h * w, dim) for (h, w), dim in zip(POOLED, WIDTHS, strict=True)]
     assert [state.shape for state in outputs.hidden_states] == [(2, 23 * 39, 24), *shapes]
     expected = [math.prod(layer.grid) for layer in attention_in(network.blocks).values()]
     assert [P.shape[-1] for P in maps] == expected

@@ -18,7 +18,6 @@ NETWORKS = {
     "sa_quadratic_tiny_cifar": {"embed_dim": 7, "hidden_dim": 13, "depth": 2},
     "sa_quadratic_gen_tiny_cifar": {"embed_dim": 7, "hidden_dim": 13, "depth": 1},
     "sa_plain_tiny_cifar": {"embed_dim": 5, "depth": 1},
-    "sa_mirrored_tiny_cifar": {"embed_dim": 10, "depth": 1},
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 

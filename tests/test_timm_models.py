@@ -37,9 +37,7 @@ PARAMETERS = {
     "sa_absolute_tiny_cifar": 1_827_562,
     "sa_mixed_tiny_cifar": 1_292_251,
     "sa_plain_cifar": 12_261_284,
-    "sa_mirrored_cifar": 11_953_202,
     "sa_plain_tiny_cifar": 1_974_116,
-    "sa_mirrored_tiny_cifar": 1_841_466,
     "resnet_tiny_cifar": 783_802,
 }
 FIXED = ["learned", "eq8", "learned, plain", "content, plain", "absolute, plain"]

@@ -45,21 +45,6 @@ def test_whitened_outputs_are_uncorrelated_and_of_variance_one(model, arguments,
     assert torch.allclose(conv.weight[half:new], -conv.weight[: new - half])
 
 
-def test_filters_of_mirrored_stems_are_white_together_with_their_mirror_images():
-    images = correlated_images(101, 12)
-    images = torch.cat([images, images.flip(3)])
-    network = timm.create_model("sa_mirrored_tiny_cifar")
-    input_format = input_format_of(network)
-    whiten_first_convolution(network, Split(images, np.zeros(202, np.int64), input_format))
-    weight = network.patch_embed.weight.detach()
-    assert weight.shape == (12, 3, 2, 2)
-    assert torch.allclose(weight[6:], -weight[:6])
-    both = torch.cat([weight[:6], weight[:6].flip(3)])
-    outputs = nn.functional.conv2d(input_format.normalize(images), both, stride=2)
-    covariance = outputs.transpose(0, 1).flatten(1).double().cov()
-    assert torch.allclose(covariance, torch.eye(12).double(), atol=0.1)
-
-
 def test_trained_weights_and_attention_are_not_whitened():
     model = {"name": "a", "whiten": True, "init": "local-dir:x"}
     with pytest.raises(ValueError, match=r"model.whiten: got true with model.init"):

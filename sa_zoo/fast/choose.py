@@ -13,13 +13,12 @@ from torch import Tensor
 
 from sa_zoo.fast.absorbed import absorbed, can_absorb
 from sa_zoo.fast.deployed import deployed
-from sa_zoo.fast.folded import mirrored_kernel, views_at_once
 from sa_zoo.fast.portions import all_axes_pay, divided, is_large
 from sa_zoo.fast.recomputed import can_recompute, recomputed
 from sa_zoo.fast.situation import Situation
 from sa_zoo.fast.taps import can_read_taps, taps
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.blocks import Block, MirroredBlock
+from sa_zoo.models.blocks import Block
 
 Condition = Callable[[Attention, Tensor, Situation], bool]
 Evaluation = Callable[[Attention, Tensor, Situation], Tensor]  # (B, H, W, D) -> (B, H, W, D)
@@ -95,15 +94,6 @@ def evaluate_block(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     return self.at_once(x)
 
 
-def evaluate_views(self, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """`MirroredBlock.in_views`, at half the work where heads read one pixel each: (B, H, W, D_in) -> (B, H, W, D)"""
-    if not torch.jit.is_scripting():
-        kernel = mirrored_kernel(self, x)
-        if kernel:
-            return views_at_once(self, kernel, x)
-    return self.in_views(x)
-
-
 @contextmanager
 def only(name: str) -> Iterator[None]:
     """Evaluate every layer by this route, and blocks as written. Raises ValueError for an unknown name."""
@@ -112,15 +102,12 @@ def only(name: str) -> Iterator[None]:
         raise ValueError(f"route: got {name!r}, expected one of {', '.join(routes)}")
     evaluation = routes[name].evaluation
     installed = (Attention.evaluator, Block.evaluate_block)
-    installed_views = MirroredBlock.evaluate_views
     Attention.evaluator = lambda self, X: evaluation(self, X, Situation(self.children(), X))
     Block.evaluate_block = Block.at_once
-    MirroredBlock.evaluate_views = MirroredBlock.in_views  # type: ignore[method-assign]
     try:
         yield
     finally:
         Attention.evaluator, Block.evaluate_block = installed
-        MirroredBlock.evaluate_views = installed_views  # type: ignore[method-assign]
 
 
 def install() -> None:
@@ -128,4 +115,3 @@ def install() -> None:
     Attention.evaluator = evaluator
     Attention.fuse = deployed  # type: ignore[assignment]  # mypy expects the type of self
     Block.evaluate_block = evaluate_block
-    MirroredBlock.evaluate_views = evaluate_views  # type: ignore[method-assign]

@@ -42,17 +42,11 @@ class Deployed(Attention):
         self.W_out = layer.W_out
         self.requires_grad_(False)
         self.constants = constants_of(self)
-        self.maps: list[Tensor] = []  # W_val as folded.py needs it
         self.register_load_state_dict_post_hook(renew)
 
     def set_grid(self, grid: Grid) -> None:
         super().set_grid(grid)
         self.constants = constants_of(self)
-        self.maps = []
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "Deployed":
-        self.maps = []
-        return super()._apply(*args, **kwargs)
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""

@@ -29,14 +29,13 @@ class DropPath(nn.Dropout):
 class MaxPool(nn.Module):
     """Max-pooling of stride 2; a last row or column without a partner is dropped: (B, H_in, W_in, D) -> (B, H, W, D)"""
 
-    def __init__(self, kernel_size: int = 2) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.kernel_size = kernel_size
         self.dilation = 1  # larger in scaled networks
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 3, 1, 2)
-        return max_pool2d(x, self.kernel_size, 2, dilation=self.dilation).permute(0, 2, 3, 1)
+        return max_pool2d(x, 2, dilation=self.dilation).permute(0, 2, 3, 1)
 
 
 class Block(nn.Module):
@@ -85,10 +84,6 @@ class Block(nn.Module):
     def at_once(self, x: Tensor) -> Tensor:
         """As `forward`."""
         return self.rest(x, self.attended(x))
-
-    def attention_maps(self, x: Tensor) -> list[Tensor]:
-        """The probabilities of each layer of attention, for the block's input."""
-        return [self.attn.probabilities(x)]
 
     # Evaluates a block. fast/choose.py sets a method that divides large batches in inference.
     evaluate_block = at_once
@@ -151,86 +146,7 @@ class PlainBlock(Block):
         return self.act(self.drop(attended))
 
 
-def views(x: Tensor) -> Tensor:
-    """Images and, after them, their mirror images: (B, H, W, D) -> (2 B, H, W, D / 2)
-
-    Mirroring an image mirrors its tokens and exchanges the two halves of their channels, so one half is one view.
-    """
-    ahead, back = x.chunk(2, dim=3)
-    return torch.cat([ahead, back.flip(2)])
-
-
-def joined(even: Tensor, odd: Tensor) -> Tensor:
-    """Tokens whose halves have this sum and this difference: 2 of (2 B, H, W, D / 2) in both views -> (B, H, W, D)"""
-    B = even.shape[0] // 2
-    total = even[:B] + even[B:].flip(2)
-    gap = odd[:B] - odd[B:].flip(2)
-    return torch.cat([total + gap, total - gap], dim=3) / 2
-
-
-class BatchNormOfHalves(BatchNorm):
-    """Batch normalization with one set of statistics for both halves of the channels: (B, H, W, D) -> (B, H, W, D)"""
-
-    def forward(self, X: Tensor) -> Tensor:
-        # Not `unflatten`: with it, torch's older ONNX exporter fixes the number of images.
-        B, height, width, D = X.shape
-        halves = X.reshape(B, height, 2 * width, D // 2)
-        return self.bn(halves.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).reshape(B, height, width, D)
-
-
-class MirroredBlock(PlainBlock):
-    """A plain block that commutes with mirroring: mirrored images give mirrored tokens (`views`).
-
-    Two layers of attention, of half the channels each, see an image and its mirror image as two views. `attn` gives
-    the sum of the halves of the channels, which both views share, and `odd` their difference, of which one view has the
-    negative (Cohen & Welling 2016, for mirroring alone). These two never mix, so each is a matrix of its own for Muon.
-    Max-pooling reads 3x3 pixels, because a grid of 2x2 squares is not its own mirror image if the number of pixels is
-    odd.
-    """
-
-    def __init__(
-        self, stage: Stage, terms: Terms, grid: Grid, dim_in: int, *args: Any, **kwargs: Any
-    ) -> None:
-        half = stage._replace(dim=stage.dim // 2)
-        super().__init__(half, terms, grid, dim_in // 2, *args, **kwargs)
-
-    def add_layers(
-        self, stage: Stage, attention: Callable[..., Attention], pools: bool, dd: dict[str, Any]
-    ) -> None:
-        self.attn = attention(W_out=nn.Identity)
-        self.odd: Any = attention(W_out=nn.Identity)
-        self.odd.W_val.register_parameter("bias", None)  # one would cancel
-        norm = BatchNormOfHalves(stage.dim, **dd)
-        self.merge = nn.Sequential(MaxPool(3), norm) if pools else norm
-        self.act = nn.GELU()
-        self.reset_parameters()
-
-    def layers(self) -> tuple[Attention, Attention]:
-        """For sums of the halves, and for differences."""
-        return self.attn, self.odd
-
-    def reset_parameters(self) -> None:
-        for layer in self.layers():
-            start_as_identity(layer)
-
-    def in_views(self, x: Tensor) -> Tensor:
-        """Attention in both views: (B, H, W, D_in) -> (B, H, W, D)"""
-        x = views(x)
-        return joined(self.attn(x), self.odd(x))
-
-    # fast/choose.py sets a method that needs half the work where heads read one pixel.
-    def evaluate_views(self, x: Tensor) -> Tensor:
-        return self.in_views(x)
-
-    def attended(self, x: Tensor) -> Tensor:
-        return self.merge(self.evaluate_views(x))
-
-    def attention_maps(self, x: Tensor) -> list[Tensor]:
-        ahead = x.chunk(2, dim=3)[0]
-        return [self.attn.probabilities(ahead), self.odd.probabilities(ahead)]
-
-
-BlockClasses = tuple[type[PostNormBlock], type[PlainBlock], type[MirroredBlock]]
+BlockClasses = tuple[type[PostNormBlock], type[PlainBlock]]
 
 
 def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
@@ -253,7 +169,7 @@ def new_blocks(
     """
     if layout.plain and drop_path_rate:
         raise ValueError(f"drop_path_rate: got {drop_path_rate}, expected 0 in plain networks")
-    block_class = classes[layout.plain + layout.mirrored]  # a mirrored network is plain, too
+    block_class = classes[layout.plain]
     grids = layout.grids(img_size)
     depth = len(grids)
     blocks: list[Block] = []

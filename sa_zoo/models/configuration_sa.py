@@ -53,7 +53,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
             feed-forward layers; for a plain network, one number per stage, and 0. Every head sees all D channels.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
-        plain, mirrored: whether the network is plain, and commutes with mirroring, as in timm.
+        plain: whether the network is plain, as in timm.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
             attn_drop_rate, drop_rate and drop_path_rate.
@@ -77,7 +77,6 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
     plain: bool = False
-    mirrored: bool = False
     num_channels: int = 3
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
@@ -116,7 +115,6 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
             self.num_attention_heads,
             self.intermediate_size,
             self.plain,
-            self.mirrored,
         )
 
     @property
@@ -145,7 +143,6 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 "num_heads": self.num_attention_heads,
                 "hidden_dim": self.intermediate_size,
                 "plain": self.plain,
-                "mirrored": self.mirrored,
             },
             "pretrained_cfg": {
                 "first_conv": "patch_embed",

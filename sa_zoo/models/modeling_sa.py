@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .blocks import Block, MirroredBlock, PlainBlock, PostNormBlock, joined, new_blocks, views
+from .blocks import Block, PlainBlock, PostNormBlock, new_blocks
 from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
@@ -76,18 +76,6 @@ class SAPlainBlock(SABlock, PlainBlock):
         return self.merge(self.attn(x, output_attentions)[0])
 
 
-class SAMirroredBlock(SABlock, MirroredBlock):
-    """The mirrored block in transformers; attentions of a layer are those of images, then of their mirror images."""
-
-    def in_views(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        x = views(x)
-        even, odd = (layer(x, output_attentions)[0] for layer in self.layers())
-        return joined(even, odd)
-
-    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        return self.merge(self.in_views(x, True) if output_attentions else self.evaluate_views(x))
-
-
 class SAPreTrainedModel(PreTrainedModel):
     """Embedding and blocks, shared by the three models."""
 
@@ -100,7 +88,6 @@ class SAPreTrainedModel(PreTrainedModel):
     _no_split_modules = [  # noqa: RUF012  transformers' own declaration
         "SAPostNormBlock",
         "SAPlainBlock",
-        "SAMirroredBlock",
     ]
     _keys_to_ignore_on_load_unexpected = [r"^head\."]  # noqa: RUF012  a classifier's
     _input_embed_layer = "patch_embed"
@@ -120,7 +107,7 @@ class SAPreTrainedModel(PreTrainedModel):
             "proj_drop": config.hidden_dropout_prob,
             "attn_drop": config.attention_probs_dropout_prob,
         }
-        classes = (SAPostNormBlock, SAPlainBlock, SAMirroredBlock)
+        classes = (SAPostNormBlock, SAPlainBlock)
         dim_in = self.patch_embed.out_channels
         rate = config.drop_path_rate
         blocks = new_blocks(classes, self.layout, terms, size, dim_in, rate, **drops)

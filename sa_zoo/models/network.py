@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu
 from torch.types import Device
 
 from .attention import Attention
-from .blocks import BlockClasses, MirroredBlock, PlainBlock, PostNormBlock, new_blocks
+from .blocks import BlockClasses, PlainBlock, PostNormBlock, new_blocks
 from .stages import Grid, ImageSize, Layout, Sizes, layout_of
 from .terms import Groups, Term, has_fixed_size
 
@@ -28,32 +28,14 @@ class PlainStem(nn.Conv2d):
     such squares in three colors, and their negatives (Jordan 2024).
     """
 
-    filters_per_pixel = 6  # of the kernel
-
     def __init__(self, in_chans: int, patch_size: int, **dd: Any) -> None:
         kernel = patch_size + 1
-        filters = self.filters_per_pixel * kernel**2
+        filters = 6 * kernel**2
         super().__init__(in_chans, filters, kernel, patch_size, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         # `super` is unknown to TorchScript
         return gelu(self._conv_forward(x, self.weight, self.bias))
-
-
-class MirroredStem(PlainStem):
-    """PlainStem whose second half of the filters mirrors the first, which are its weights."""
-
-    filters_per_pixel = 3
-
-    def __init__(self, in_chans: int, patch_size: int, **dd: Any) -> None:
-        super().__init__(in_chans, patch_size, **dd)
-        self.out_channels *= 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
-        assert bias is not None  # TorchScript does not know it
-        weight = torch.cat([weight, weight.flip(3)])
-        return gelu(self._conv_forward(x, weight, bias.repeat(2)))
 
 
 def new_embedding(in_chans: int, layout: Layout, **dd: Any) -> nn.Conv2d:
@@ -62,28 +44,15 @@ def new_embedding(in_chans: int, layout: Layout, **dd: Any) -> nn.Conv2d:
         raise ValueError(f"in_chans: got {in_chans}, expected a whole number from 1")
     side = layout.patch_size
     if layout.plain:
-        stem = MirroredStem if layout.mirrored else PlainStem
-        return stem(in_chans, side, **dd)
+        return PlainStem(in_chans, side, **dd)
     return nn.Conv2d(in_chans, layout.stages[0].dim, side, side, **dd)
-
-
-class MirroredHead(nn.Linear):
-    """A linear map of the mean of the halves of the channels, which mirroring exchanges: (.., D) -> (.., classes)"""
-
-    def __init__(self, dim: int, num_classes: int, **dd: Any) -> None:
-        super().__init__(dim // 2, num_classes, **dd)
-
-    def forward(self, x: Tensor) -> Tensor:
-        ahead, back = x.chunk(2, dim=-1)
-        return linear((ahead + back) / 2, self.weight, self.bias)
 
 
 def new_head(layout: Layout, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
     """The linear map from features to logits; none for 0 classes."""
     if not num_classes:
         return nn.Identity()
-    head = MirroredHead if layout.mirrored else nn.Linear
-    return head(layout.stages[-1].dim, num_classes, **dd)
+    return nn.Linear(layout.stages[-1].dim, num_classes, **dd)
 
 
 def check_terms(terms: object) -> None:
@@ -135,7 +104,6 @@ class SANet(nn.Module):
         plain: whether the network is plain: no residual connections, no feed-forward layers (`hidden_dim` is 0), one
             stage per number of `depth`, with max-pooling, and PlainStem. The other sizes are one number per stage or
             for all.
-        mirrored: whether a plain network commutes with mirroring (blocks.py).
         global_pool: "avg" or "" (none: the head is applied to every pixel).
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
             pair, on the attention probabilities, and of whole residual branches (the last block's rate).
@@ -145,7 +113,7 @@ class SANet(nn.Module):
             `global_pool`, or an `img_size` that the tokens of the last stage do not tile.
     """
 
-    block_classes: BlockClasses = (PostNormBlock, PlainBlock, MirroredBlock)
+    block_classes: BlockClasses = (PostNormBlock, PlainBlock)
 
     def __init__(
         self,
@@ -160,7 +128,6 @@ class SANet(nn.Module):
         num_heads: Sizes = 9,
         hidden_dim: Sizes = 512,
         plain: bool = False,
-        mirrored: bool = False,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -172,7 +139,7 @@ class SANet(nn.Module):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         check_terms(terms)
         sizes = (embed_dim, depth, num_heads, hidden_dim)
-        self.layout = layout_of(patch_size, *sizes, plain, mirrored)
+        self.layout = layout_of(patch_size, *sizes, plain)
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.patch_size = patch_size
@@ -236,7 +203,7 @@ class SANet(nn.Module):
         x = self.embed(x)
         maps = []
         for block in self.blocks:
-            maps += block.attention_maps(x)
+            maps.append(block.attn.probabilities(x))
             x = block(x)
         return maps
 

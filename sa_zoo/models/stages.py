@@ -34,13 +34,11 @@ class Layout:
 
     plain: whether the network is plain: its stem loses a pixel per axis (network.py, `PlainStem`), and every stage
         pools after its first attention. Other networks have one stage.
-    mirrored: whether it commutes with mirroring (blocks.py, `MirroredBlock`).
     """
 
     patch_size: int
     stages: Sequence[Stage]
     plain: bool = False
-    mirrored: bool = False
 
     @property
     def sizes(self) -> list[Any]:
@@ -96,7 +94,6 @@ def layout_of(
     num_heads: Sizes,
     hidden_dim: Sizes,
     plain: bool = False,
-    mirrored: bool = False,
 ) -> Layout:
     """One stage per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
     given = (embed_dim, depth, num_heads, hidden_dim)
@@ -117,9 +114,5 @@ def layout_of(
             f"patch_size, embed_dim, depth, num_heads, hidden_dim: got {(patch_size, *given)}, expected positive "
             f"whole numbers; in plain networks one each or one per stage, of which there may be {MOST_STAGES}"
         )
-    if mirrored and (not plain or any(width % 2 for width in filled[0])):
-        raise ValueError(
-            f"mirrored: got True with embed_dim {embed_dim}, expected a plain network with even numbers"
-        )
     stages = [Stage(*sizes) for sizes in zip(*filled, strict=True)]
-    return Layout(patch_size, stages, plain, mirrored)
+    return Layout(patch_size, stages, plain)

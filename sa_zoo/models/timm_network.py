@@ -12,7 +12,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .blocks import Block, MirroredBlock, PlainBlock, PostNormBlock
+from .blocks import Block, PlainBlock, PostNormBlock
 from .network import SANet, block_of, checked_pool, new_head, terms_in
 from .stages import ImageSize
 from .terms import Groups, declared
@@ -40,10 +40,6 @@ class TimmPlainBlock(OneNode, PlainBlock):
     """The plain block in timm."""
 
 
-class TimmMirroredBlock(OneNode, MirroredBlock):
-    """The mirrored block in timm."""
-
-
 class TimmSANet(SANet):
     """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level.
 
@@ -51,7 +47,7 @@ class TimmSANet(SANet):
     """
 
     output_fmt = "NHWC"
-    block_classes = (TimmPostNormBlock, TimmPlainBlock, TimmMirroredBlock)
+    block_classes = (TimmPostNormBlock, TimmPlainBlock)
 
     def __init__(self, terms: Groups, inference_mode: bool = False, **kwargs: Any) -> None:
         super().__init__(terms, **kwargs)

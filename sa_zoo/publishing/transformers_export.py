@@ -83,7 +83,6 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         image_size=height if height == width else [height, width],
         patch_size=network.patch_size,
         plain=network.layout.plain,
-        mirrored=network.layout.mirrored,
         num_channels=network.in_chans,
         architecture=network.pretrained_cfg["architecture"],
         architectures=[SAForImageClassification.__name__],

@@ -1,12 +1,9 @@
 """Initial weights of the first convolution, as a whitening transform of its patches."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sa_zoo.models.network import MirroredStem
 from sa_zoo.training.splits import Split
 
 WHITENED_IMAGES = 5000  # of the training split, for the covariance of patches
@@ -32,12 +29,7 @@ def whiten_first_convolution(model: nn.Module, split: Split) -> None:
     # (B, C h w, patches per image)
     patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)
     patches = patches.transpose(0, 1).flatten(1).double()
-    if isinstance(conv, MirroredStem):
-        back = patches.unflatten(0, conv.weight.shape[1:]).flip(2).flatten(0, 2)
-        even, odd = (whitening_filters((patches + sign * back) / 2) for sign in (1, -1))
-        filters = ((even + odd) / math.sqrt(2))[: len(conv.weight) // 2]
-    else:
-        filters = whitening_filters(patches)
+    filters = whitening_filters(patches)
     filters = torch.cat([filters, -filters])[: len(conv.weight)].to(conv.weight)
     conv.weight[: len(filters)] = filters.unflatten(1, conv.weight.shape[1:])
 
