@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from .convolution.scale import scale
     from .folders.opened import open_model as open
     from .publishing.hub import publish
-    from .vit.convolve import convolve_heads
     from .vit.positions import add_positions
-    from .vit.start import start_as_convolution
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
     "certificate",
     "conv_from_attention",
     "convert",
-    "convolve_heads",
     "evaluate",
     "explore",
     "finish",
@@ -40,7 +37,6 @@ __all__ = [
     "open",
     "publish",
     "scale",
-    "start_as_convolution",
     "train",
 ]
 
@@ -51,7 +47,6 @@ HOMES = {
     "certificate": "convolution.certificate.certificate",
     "conv_from_attention": "convolution.layer_conversion.conv_from_attention",
     "convert": "convolution.network_conversion.convert",
-    "convolve_heads": "vit.convolve.convolve_heads",
     "evaluate": "commands.evaluate.evaluate",
     "explore": "analysis.explorer.explore",
     "finish": "commands.finish.finish_copy",
@@ -59,7 +54,6 @@ HOMES = {
     "open": "folders.opened.open_model",
     "publish": "publishing.hub.publish",
     "scale": "convolution.scale.scale",
-    "start_as_convolution": "vit.start.start_as_convolution",
     "train": "commands.train.train_recipe",
 }
 

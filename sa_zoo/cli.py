@@ -322,22 +322,12 @@ def heads_command(
     model: Model,
     data: Data = "",
     window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
-    convolve: Annotated[
-        str,
-        typer.Option(help="Replace layers, or heads of a ViT, by K x K convolutions: 3,5,7"),
-    ] = "",
-    most: Annotated[
-        str, typer.Option(help="Replace so many heads of a ViT, the most local first: 4,8")
-    ] = "",
-    below: Annotated[
-        float | None, typer.Option(help="Replace the heads of a ViT below this distance.")
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
-    """Describe attention heads, or replace layers by their nearest convolutions."""
-    from sa_zoo.commands.heads import study_heads
+    """Describe the attention heads of a model in a table."""
+    from sa_zoo.commands.heads import measure_heads
 
-    typer.echo(study_heads(model, data, window, convolve, out, most, below))
+    typer.echo(measure_heads(model, data, window, out))
 
 
 @app.command(

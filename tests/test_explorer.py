@@ -117,7 +117,7 @@ def test_maps_in_the_page_are_those_of_the_model(name, browser, show):
             atol = 1e-5 if layer.positional else float(P.max()) / 255
             assert torch.allclose(maps_in_page(browser, index, query), P, atol=atol, rtol=0)
         rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
-        down, across = layer.standing(query)
+        down, across = layer.origin(query)
         distance = torch.hypot(rows[:, None] - down, columns - across).flatten()
         summary = "summaryOf(explorer.data.layers[arguments[0]], arguments[1], arguments[2])"
         found = browser.run(summary, index, P[0].tolist(), query)["distance"]

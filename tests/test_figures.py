@@ -15,7 +15,7 @@ from small_networks import small_network
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.figures import figure_files, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
-from sa_zoo.analysis.heads import layers_of, measure
+from sa_zoo.analysis.heads import measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves, reliability
 from sa_zoo.folders.opened import open_folder
@@ -109,7 +109,9 @@ def test_a_planted_head_is_on_the_correct_side_of_the_query():
 
 
 def test_depth_is_drawn_head_by_head():
-    measured = [measure(layer) for layer in layers_of(small_network(), torch.zeros(1, 3, 28, 20))]
+    measured = [
+        measure(layer) for layer in attention_layers(small_network(), torch.zeros(1, 3, 28, 20))
+    ]
     reach, share = head_depth(measured, 3).axes
     for heads, far, near in zip(measured, reach.get_lines(), share.get_lines(), strict=False):
         assert far.get_ydata().tolist() == heads.reach.tolist()

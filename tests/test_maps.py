@@ -21,7 +21,7 @@ def test_maps_of_our_networks_are_their_probabilities(variant):
         assert layer.positional == (P.ndim == 3)
         assert torch.allclose(layer.maps, P, atol=1e-6)
         assert torch.allclose(layer.at((5, 3)).flatten(-2), P[..., 5 * 5 + 3, :], atol=1e-6)
-        assert layer.standing((5, 3)) == (5, 3)
+        assert layer.origin((5, 3)) == (5, 3)
         assert not layer.module._forward_pre_hooks
 
 
@@ -41,7 +41,7 @@ def test_maps_of_a_converted_network_are_those_of_its_layers(content):
         assert heads.shape[-2:] == layer.module.pad(x).shape[-2:]
         expected = layer.maps[..., 2 * layer.grid[1] + 3, :]
         assert torch.allclose(heads.flatten(-2), expected, atol=1e-6)
-    assert layers[0].standing((2, 3)) == (5, 7)
+    assert layers[0].origin((2, 3)) == (5, 7)
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_vit3"])

@@ -4,18 +4,20 @@ Arrays travel as base64: {"shape", "f4"}, little-endian float32, or {"shape", "z
 """
 
 import base64
+import copy
 import zlib
 from collections.abc import Mapping
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sa_zoo.analysis.heads import mean_distance, sample, spaced
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.convolution.nearest import value_matrices
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.norm import as_one_map
 
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
@@ -27,7 +29,6 @@ FORMULAS = {  # parameters by kind of maps; the formulas are in maps.js
 }
 LARGEST_ALPHA = 1e30  # for heads with infinite alpha
 FILTERS = 16  # shown of a CNN's kernel
-PROBES = 7  # queries per axis in the mean distance
 
 
 def numbers(x: Tensor) -> Json:
@@ -39,7 +40,7 @@ def numbers(x: Tensor) -> Json:
 def described(layer: LayerMaps, recorded: Tensors) -> Json:
     """A layer for the page. `recorded`: positional parameters by name, at the epochs on the page."""
     page = {name: getattr(layer, name) for name in GEOMETRY}
-    page["distance"] = numbers(mean_distance(layer))
+    page["distance"] = numbers(mean_distance(sample(layer)))
     if layer.dropped is not None:
         page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
     page["kind"] = layer.kind
@@ -86,19 +87,11 @@ def stored(layer: LayerMaps, image: int) -> Json:
     return {"shape": P.shape, "zlib": packed, "largest": numbers(largest)}
 
 
-def mean_distance(layer: LayerMaps) -> Tensor:
-    """sum_k P[q, k] |delta|, in pixels of the layer's keys, averaged over queries and images: (N_h,)
-
-    Mean attention distance, after Dosovitskiy et al. (ICLR 2021, https://arxiv.org/abs/2010.11929, Figure 7).
-    """
-    rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
-    means = []
-    for query in product(*(spaced(size, PROBES) for size in layer.grid)):
-        down, across = layer.standing(query)
-        distance = torch.hypot((rows - down)[:, None], columns - across)
-        reached = (layer.at(query).cpu() * distance).sum(dim=(-2, -1))
-        means.append(reached.reshape(-1, layer.heads).mean(dim=0))
-    return torch.stack(means).mean(dim=0)
+def value_matrices(attention: Attention) -> Tensor:
+    """W_h of Eq. 10 for all heads, including W_out: (D_out, N_h, D), float64"""
+    wide = copy.deepcopy(attention).double()
+    W, _ = as_one_map(wide.W_val, wide.W_out)
+    return W.unflatten(1, [attention.num_heads, -1])
 
 
 def _values(W: Tensor) -> Json:
@@ -118,8 +111,3 @@ def _filters(kernel: Tensor) -> Json:
         strongest = kernel.square().sum(dim=(2, 3)).argmax(dim=1)
         kernel = kernel[torch.arange(len(kernel)), strongest][:, None]
     return numbers(kernel)
-
-
-def spaced(size: int, most: int) -> list[int]:
-    """At most `most` evenly spaced indices of `size`, including the first and the last."""
-    return [round(at) for at in torch.linspace(0, size - 1, min(size, most)).tolist()]

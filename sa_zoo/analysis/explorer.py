@@ -23,7 +23,8 @@ from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
-from sa_zoo.analysis.explored_layers import Json, described, spaced, stored
+from sa_zoo.analysis.explored_layers import Json, described, stored
+from sa_zoo.analysis.heads import spaced
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.folders.write import write_file
 

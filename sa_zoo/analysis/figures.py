@@ -1,6 +1,5 @@
 """The figures of a model folder and its card, drawn from its files alone."""
 
-import math
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
-from sa_zoo.analysis.heads import layers_of, measure
+from sa_zoo.analysis.heads import measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves, reliability
 from sa_zoo.folders.opened import Opened
@@ -21,7 +20,6 @@ from sa_zoo.models.attention import Attention
 Figures = dict[str, Figure]  # by name
 WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # in a figure with one panel per layer
-MOST_PIXELS = 1024  # of a layer; all maps of larger ones cost too much for a figure
 
 
 def figure_files(opened: Opened) -> dict[str, bytes]:
@@ -80,12 +78,8 @@ def _figures_of_maps(opened: Opened) -> Figures:
         means = [recorded[layer.name] for layer in layers if layer.name in recorded]
         return {"head_maps": head_maps(means)} if means else {}
     middles = [layer.at([size // 2 for size in layer.grid]) for layer in layers]
-    figures = {"head_maps": head_maps(middles)}
-    smallest = min(min(layer.grid) for layer in layers)
-    if smallest >= WINDOW and max(math.prod(layer.grid) for layer in layers) <= MOST_PIXELS:
-        measured = [measure(layer, WINDOW) for layer in layers_of(network, images)]
-        figures["head_depth"] = head_depth(measured, WINDOW)
-    return figures
+    measured = [measure(layer, WINDOW) for layer in layers]
+    return {"head_maps": head_maps(middles), "head_depth": head_depth(measured, WINDOW)}
 
 
 def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:

@@ -155,18 +155,6 @@ def head_depth(layers: Sequence[Heads], window: int) -> Figure:
     return figure
 
 
-def accuracy_by_heads(curves: dict[int, list[tuple[int, float]]]) -> Figure:
-    """Accuracy against the number of heads turned into K x K convolutions, one line per K."""
-    figure = figure_of((5, 3))
-    (axes,) = figure.axes
-    for (K, points), color in zip(curves.items(), head_colors(len(curves)), strict=True):
-        counts, accuracy = np.transpose(points)
-        axes.plot(counts, 100 * accuracy, "-o", color=color, markersize=4, label=f"{K} x {K}")
-    over_whole_numbers(axes, "heads as convolutions, the most local first", "accuracy, %")
-    axes.legend(frameon=False)
-    return figure
-
-
 def _depth(axes: Axes, layers: list[Tensor], title: str) -> None:
     """One dot per head, and the mean of each layer. layers: (N_h,) each"""
     each, mean = head_colors(2)

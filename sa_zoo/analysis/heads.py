@@ -1,21 +1,20 @@
 """Measures of attention heads, defined in docs/heads.md. Symbols: models/attention.py."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sa_zoo.analysis.maps import LayerMaps, Pixel, attention_layers
-from sa_zoo.convolution.nearest import distance
+from sa_zoo.analysis.maps import LayerMaps
+from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.theorem import spread_matrices
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.positions import ONE_HOT
-from sa_zoo.vit.layers import displacements_in
 
-MAPS_AT_ONCE = 16  # images
+LARGEST = 2**25  # numbers in the maps of one layer; of larger layers, fewer queries are measured
 MEASURES = {  # columns of the table with a mean per layer: title -> measure, format
     "inside {0} x {0}": ("share", "{:.1%}"),
     "reach": ("reach", "{:.2f}"),
@@ -26,101 +25,132 @@ MEASURES = {  # columns of the table with a mean per layer: title -> measure, fo
 
 @dataclass(frozen=True)
 class Heads:
-    """Measures of the heads of one layer, (N_h,) each. Lengths are in pixels of the layer's grid."""
+    """Measures of the heads of one layer, (N_h,) each. Lengths are in pixels of the layer's keys."""
 
     layer: str
     center: Tensor  # (N_h, 2), (row, column) from the query
     share: Tensor  # of attention inside the window around the query
     reach: Tensor  # mean distance from the query to the attended pixels
     distance: Tensor  # to the nearest convolution, from 0 to 2
-    variation: Tensor | None  # as in LayerMaps
+    variation: Tensor  # share of attention that an image moves, from 0 to 1
     overlap: Tensor  # with the most similar other head of the layer, from 0 to 1
     twin: Tensor  # that head
     alpha: Tensor | None = None  # of Gaussian heads, as is condition
     condition: Tensor | None = None
 
 
-def layers_of(model: nn.Module, images: Tensor) -> list[LayerMaps]:
-    """The layers of a network with mean maps over images (B, C, H, W), in float64, and their variation between images.
+@dataclass(frozen=True)
+class Sample:
+    """The maps of some queries of a layer, Q of them, keys in row-major order."""
 
-    Positional attention needs only one image. Raises ValueError for a network without attention among the pixels of one
-    grid.
-    """
-    layers = {}
-    means: dict[str, Any] = defaultdict(float)
-    moved: dict[str, Any] = defaultdict(float)
-    for layer, P in _maps(model, images):
-        layers[layer.name] = layer
-        means[layer.name] += P.sum(dim=0) / len(images)
-    for layer, P in _maps(model, images):
-        away = 0.5 * per_head((P - means[layer.name]).abs())  # (B, N_h)
-        moved[layer.name] += away.sum(dim=0) / len(images)
-    if not layers:
-        raise ValueError(
-            f"model: got {type(model).__name__}, expected layers whose queries and keys are one grid"
-        )
-    return [
-        replace(layer, factors=(means[name],), variation=moved[name])
-        for name, layer in layers.items()
+    P: Tensor  # (B, N_h, Q, T), float64; B = 1 if positional
+    delta: Tensor  # displacements k - q, (Q, T, 2), (row, column)
+    inner: Tensor  # whether a query is in the inner half of both axes, (Q,)
+
+
+def sample(layer: LayerMaps) -> Sample:
+    """Maps of all queries, or of evenly spaced ones if the layer has too many of them."""
+    images = layer.factors[0].shape[0] if layer.factors[0].ndim == 4 else 1
+    per_query = images * layer.heads * math.prod(layer.keys)
+    most = max(3, math.isqrt(LARGEST // per_query))  # per axis
+    if math.prod(layer.grid) * per_query <= LARGEST:
+        most = max(layer.grid)
+    queries = list(product(*(spaced(size, most) for size in layer.grid)))
+    P = torch.stack([layer.at(query).double().cpu().flatten(-2) for query in queries], dim=-2)
+    keys = torch.cartesian_prod(*(torch.arange(size).double() for size in layer.keys))
+    origins = torch.tensor([layer.origin(query) for query in queries])
+    inner = [
+        all(size // 4 <= at < size - size // 4 for at, size in zip(query, layer.grid, strict=True))
+        for query in queries
     ]
+    return Sample(P.reshape(-1, *P.shape[-3:]), keys - origins[:, None], torch.tensor(inner))
 
 
-def _maps(model: nn.Module, images: Tensor) -> Iterator[tuple[LayerMaps, Tensor]]:
-    """Each layer with its maps of a few images at a time, (B, N_h, T, T), float64."""
-    for some in images.split(MAPS_AT_ONCE):
-        for layer in attention_layers(model, some):
-            if layer.grid == layer.keys:
-                P = layer.maps.double()
-                yield layer, P.expand(len(some), *P.shape[-3:])
+def spaced(size: int, most: int) -> list[int]:
+    """At most `most` evenly spaced indices of `size`, including the first and the last."""
+    return [round(at) for at in torch.linspace(0, size - 1, min(size, most)).tolist()]
 
 
 def measure(layer: LayerMaps, window: int = 3) -> Heads:
-    """The measures of a layer of `layers_of`. `window`: K, an odd number of pixels."""
-    P = layer.maps
-    height, width = layer.grid
-    delta = displacements_in((height, width)).double()
+    """The measures of a layer. `window`: K, an odd number of pixels.
+
+    Raises ValueError for an even window.
+    """
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"window: got {window}, expected an odd number of pixels")
+    sampled = sample(layer)
+    P = sampled.P.mean(dim=0)
+    delta = sampled.delta
     inside = delta.abs().amax(dim=-1) <= window // 2
     overlaps = torch.stack([per_head(torch.minimum(P, other)) for other in P])
     overlap, twin = overlaps.fill_diagonal_(0).max(dim=-1)
-    center = mean_displacement(P, delta, layer.grid)
-    shape = {}
-    if isinstance(layer.module, Attention) and layer.kind in ("quadratic", "generalized"):
-        (term,) = layer.module.terms
+    alpha = condition = None
+    center = torch.einsum("hqk,qkd->hqd", P, delta)[:, sampled.inner].mean(dim=1)
+    module = layer.module
+    if isinstance(module, ConvolutionalAttention) and layer.positional:
+        center = module.Delta.detach()
+        alpha = module.alpha.detach()
+        condition = torch.ones_like(alpha)
+    elif isinstance(module, Attention) and layer.kind in ("quadratic", "generalized"):
+        (term,) = module.terms
         center = term.Delta.detach()
         S = spread_matrices(term.spread.detach().double())
         # The eigenvalues of S S^T are the squared singular values of S; their sum is that of the squared entries.
-        shape["alpha"] = S.square().sum(dim=(1, 2)) / 4
-        shape["condition"] = torch.linalg.cond(S).square()
+        alpha = S.square().sum(dim=(1, 2)) / 4
+        condition = torch.linalg.cond(S).square()
     return Heads(
         layer.name,
         center,
         share=per_head(P * inside),
-        reach=per_head(P * delta.norm(dim=-1)),
-        distance=distance(P, (height, width), window).mean(dim=-1),
-        variation=layer.variation,
+        reach=mean_distance(sampled),
+        distance=distance_to_convolution(P, delta, layer.keys, window),
+        variation=0.5 * per_head((sampled.P - P).abs()).mean(dim=0),
         overlap=overlap,
         twin=twin,
-        **shape,
+        alpha=alpha,
+        condition=condition,
     )
 
 
 def per_head(x: Tensor) -> Tensor:
-    """Mean over queries of the sum over keys: (.., N_h, T, T) -> (.., N_h)"""
+    """Mean over queries of the sum over keys: (.., N_h, Q, T) -> (.., N_h)"""
     return x.sum(dim=-1).mean(dim=-1)
 
 
-def mean_displacement(P: Tensor, delta: Tensor, grid: Pixel) -> Tensor:
-    """Mean of delta over keys, and over the queries of the inner half of both axes, far from the border: (N_h, 2)"""
-    rows, columns = (slice(size // 4, size - size // 4) for size in grid)
-    mean = torch.einsum("hqk,qkd->hqd", P, delta)
-    return mean.unflatten(1, grid)[:, rows, columns].mean(dim=(1, 2))
+def mean_distance(sampled: Sample) -> Tensor:
+    """sum_k P[q, k] |delta|, averaged over queries and images: (N_h,)
+
+    Mean attention distance, after Dosovitskiy et al. (ICLR 2021, https://arxiv.org/abs/2010.11929, Figure 7).
+    """
+    return per_head(sampled.P.mean(dim=0) * sampled.delta.norm(dim=-1))
+
+
+def distance_to_convolution(P: Tensor, delta: Tensor, keys: Sequence[int], K: int) -> Tensor:
+    """Mean over q of d_h[q] = sum_k |P_h[q, k] - C_h[q, k]|, from 0 to 2: (N_h, Q, T) -> (N_h,)
+
+    C_h is the map of a K x K convolution with replicate padding, one number c_h[a] per head and pixel of the kernel:
+
+        C_h[q, k] = sum_a c_h[a] [k = q + a, moved to the border where it is outside]
+
+    and c_h[a] the mean of P_h[q, q + a] over the queries whose window is inside. K is at most the size of the keys.
+    """
+    K = min(K, *(size - 1 + size % 2 for size in keys))
+    around = torch.arange(K) - K // 2
+    last = torch.tensor(keys) - 1
+    pixels = -delta[:, 0, None].long() + torch.cartesian_prod(around, around)  # (Q, K^2, 2)
+    targets = pixels.clamp(torch.zeros(2, dtype=torch.long), last)
+    whole = (targets == pixels).all(dim=-1).all(dim=-1)
+    index = (targets[..., 0] * keys[1] + targets[..., 1]).expand(len(P), -1, -1)
+    c = P[:, whole].gather(2, index[:, whole]).mean(dim=1, keepdim=True)
+    C = torch.zeros_like(P).scatter_add(2, index, c.expand(index.shape))
+    return per_head((P - C).abs())
 
 
 def heads_table(layers: Sequence[Heads], window: int) -> str:
     """Markdown with a row per head, and a row of means after each layer."""
     measured = [title.format(window) for title in MEASURES]
     names = ["layer", "head", "center", "alpha", "condition", *measured, "most like"]
-    rows = []
+    rows = [names, ["---"] * len(names)]
     for heads in layers:
         for head, center in enumerate(heads.center):
             row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center), "", ""]
@@ -131,13 +161,7 @@ def heads_table(layers: Sequence[Heads], window: int) -> str:
             twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
             rows.append([*row, *_means(heads, [head]), twin])
         rows.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])
-    return markdown(names, rows)
-
-
-def markdown(names: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _means(heads: Heads, some: list[int] | slice) -> list[str]:

@@ -1,8 +1,8 @@
 """Attention maps of any supported network, layer by layer: SANet, convolutions as attention, timm's transformers.
 
 Legend: models/attention.py. A layer's queries are the pixels of `grid`, its keys those of `keys`. Both are the same
-pixels, except in a convolution as attention: its keys are the padded image, and query (i, j) stands on the key
-stride * (i, j) + center.
+pixels, except in a convolution as attention: its keys are the padded image, and displacements of the query (i, j)
+count from the key stride * (i, j) + center.
 """
 
 import math
@@ -43,7 +43,6 @@ class LayerMaps:
     stride: Pixel = (1, 1)
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
-    variation: Tensor | None = None  # (N_h,): share of attention moved by images, from 0 to 1
     # (B, N_h, T): share of class and register tokens, excluded from the maps
     dropped: Tensor | None = None
 
@@ -67,8 +66,8 @@ class LayerMaps:
         down, across = self.factors
         return down[:, row, :, None] * across[:, column, None, :]
 
-    def standing(self, query: Pixel) -> Pixel:
-        """The key under a query pixel, both (row, column): the origin of displacements."""
+    def origin(self, query: Pixel) -> Pixel:
+        """The key from which displacements of a query pixel count, both (row, column)."""
         places = zip(self.stride, query, self.center, strict=True)
         return tuple(step * at + first for step, at, first in places)
 

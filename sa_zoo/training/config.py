@@ -51,8 +51,6 @@ class ModelConfig(Section):
     # initial weights, for an mhsa_* also its CNN's: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     init: str = ""
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
-    # start each head of a timm vision transformer on one pixel of a kernel
-    start: Literal["", "quadratic"] = ""
     harden: bool = False  # turn the heads of the initial weights into taps, with fixed positions
     freeze: str = ""  # regular expression; parameters with a matching name are not trained
 
@@ -130,13 +128,10 @@ class Config(Section):
             raise ValueError(
                 f"model.freeze: got {model.freeze!r}, expected a regular expression: {error}"
             ) from error
-        for key in ("whiten", "start"):
-            value = getattr(model, key)
-            if value and model.init:
-                raise ValueError(
-                    f"model.{key}: got {str(value).lower()} with model.init = {model.init!r}, "
-                    "expected one of the two"
-                )
+        if model.whiten and model.init:
+            raise ValueError(
+                f"model.whiten: got true with model.init = {model.init!r}, expected one of the two"
+            )
         small, epochs = self.augment.small_epochs, self.train.epochs
         if small > epochs:
             raise ValueError(

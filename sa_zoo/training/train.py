@@ -13,21 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from sa_zoo.data.sources import open_source
 from sa_zoo.folders.metrics import Metrics, Training, environment, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.training.config import Config, ModelConfig
+from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_launched, report_lost_process
 from sa_zoo.training.evaluate import score
 from sa_zoo.training.loop import Run, train_epochs
 from sa_zoo.training.model import check_start, prepare_model
 from sa_zoo.training.run_folder import MAPPED_IMAGES, is_finished, record_maps, remove_checkpoints
-from sa_zoo.training.splits import Split, splits_of
+from sa_zoo.training.splits import splits_of
 from sa_zoo.training.whitening import whiten_first_convolution
-from sa_zoo.vit.start import START_IMAGES, start_as_convolution
 
 
 @report_lost_process()
@@ -58,18 +56,11 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         hold_out=data.hold_out,
         augment=config.augment,
     )
-    _initialize(model, config.model, splits["train"])
+    if config.model.whiten:
+        whiten_first_convolution(model, splits["train"])
     run = Run(config, out, accelerator, model, source, splits)
     train_epochs(run)
     return _publish(run, macs)
-
-
-def _initialize(model: nn.Module, config: ModelConfig, split: Split) -> None:
-    """Set the initial weights that depend on training images."""
-    if config.whiten:
-        whiten_first_convolution(model, split)
-    if config.start:
-        start_as_convolution(model, images=split.first(START_IMAGES))
 
 
 def _publish(run: Run, macs: int) -> Opened:

@@ -1,1 +1,1 @@
-"""Locality for the vision transformers of timm: a start as convolution, positional scores, heads as convolutions."""
+"""Quadratic positional scores for the vision transformers of timm."""

@@ -26,7 +26,6 @@ from torch import Generator, Tensor, nn
 from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 from sa_zoo.vit.layers import (
     attentions,
-    chosen,
     follow_input_size,
     grid_of,
     kernel_pixels,
@@ -146,8 +145,7 @@ class PositionAttention(nn.Module):
             )[..., : self.head_dim]
         else:
             q, k, v = projected(self, x, rope)
-            # As timm scales them: with an alpha of 0, the network keeps its function.
-            scores = (self.scale * q) @ k.mT
+            scores = self.scale * q @ k.mT
             scores = scores + self.position_scores().to(scores.dtype)
             bias = resolve_self_attn_mask(x.shape[1], scores, attn_mask, is_causal)
             P = maybe_add_mask(scores, bias).softmax(dim=-1)
@@ -182,8 +180,7 @@ def add_positions(
     Args:
         vit: new or trained, with or without position embedding, class and register tokens.
         alpha: initial sharpness, per squared pixel of the grid of patches. With 0, a trained network keeps its
-            function: bit for bit in float32 on a CPU if heads are a multiple of 16 wide, or with `TIMM_FUSED_ATTN=0`,
-            else up to rounding.
+            function, up to rounding.
         blocks: those to change, by default all.
         generator: of the CPU; draws the centers of the heads from a normal distribution, as in the paper. Without one,
             they are the pixels of a kernel, nearest to the middle first.
@@ -191,7 +188,7 @@ def add_positions(
     Returns the same network; `Delta` and `alpha` train with all other parameters.
     Raises ValueError for a network other than timm's plain ones, and for arguments that do not fit.
     """
-    layers = attentions(vit, AttentionRope)
+    layers = attentions(vit)
     grid = grid_of(vit)
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha: got {alpha}, expected a number from 0")
@@ -199,19 +196,22 @@ def add_positions(
         raise ValueError(
             "vit: got patch_drop_rate > 0, expected 0: positions are those of all patches"
         )
-    some = chosen(layers, blocks)
+    chosen = range(len(layers)) if blocks is None else sorted(set(blocks))
+    if not chosen or not set(chosen) <= set(range(len(layers))):
+        raise ValueError(f"blocks: got {blocks}, expected numbers from 0 to {len(layers) - 1}")
     network: Any = vit
-    for block in network.blocks:
-        if block.attn in some:
-            Delta = kernel_pixels(grid, block.attn.num_heads)
-            if generator is not None:
-                Delta = CENTERS_STD * torch.randn(Delta.shape, generator=generator)
-            block.attn = PositionAttention(block.attn, grid, vit.num_prefix_tokens, Delta, alpha)
+    for number in chosen:
+        layer = layers[number]
+        Delta = kernel_pixels(grid, layer.num_heads)
+        if generator is not None:
+            Delta = CENTERS_STD * torch.randn(Delta.shape, generator=generator)
+        network.blocks[number].attn = PositionAttention(
+            layer, grid, vit.num_prefix_tokens, Delta, alpha
+        )
     follow_input_size(vit)
     cfg = getattr(vit, "pretrained_cfg", None)
     if cfg is not None:  # timm writes it into config.json
         given = {"vit": cfg["architecture"]} | getattr(vit, "_model_args", {})
-        given.pop("start", None)  # of other blocks, perhaps; it is in the weights
         network._model_args = given | {"alpha": alpha, "blocks": blocks}
         network.pretrained_cfg = cfg | NAME
     return vit
