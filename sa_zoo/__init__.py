@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .convolution.harden import harden
     from .convolution.layer_conversion import attention_from_conv, conv_from_attention
     from .convolution.network_conversion import convert
-    from .convolution.scale import scale
     from .folders.opened import open_model as open
     from .publishing.hub import publish
     from .vit.positions import add_positions
@@ -36,7 +35,6 @@ __all__ = [
     "harden",
     "open",
     "publish",
-    "scale",
     "train",
 ]
 
@@ -53,7 +51,6 @@ HOMES = {
     "harden": "convolution.harden.harden",
     "open": "folders.opened.open_model",
     "publish": "publishing.hub.publish",
-    "scale": "convolution.scale.scale",
     "train": "commands.train.train_recipe",
 }
 

@@ -1,11 +1,9 @@
-"""python scripts/study.py taps RUN HARDENED CONTROL --data DATA | sizes RUN... --data DATA | vits | figures
+"""python scripts/study.py taps RUN HARDENED CONTROL --data DATA | vits | figures
 
-Measurements without training: docs/taps.json and docs/sizes.json of heads.md, docs/tables/vits.csv of vit.md.
+Measurements without training: docs/taps.json of heads.md, docs/tables/vits.csv of vit.md.
 
 taps: what becomes of a run if each head reads one pixel. HARDENED is what `sa-zoo harden RUN --out HARDENED` left, and
 CONTROL the same without model.harden: at the same rates, and for as much work.
-
-sizes: runs with small images, tested with the larger ones of DATA, unchanged and scaled, in the folder of the runs.
 
 vits: the vision transformers of timm that heads can be given to, and why others are refused.
 
@@ -34,7 +32,6 @@ from sa_zoo.training.config import data_of, load_config
 from sa_zoo.vit.layers import attentions, grid_of
 
 DOCS = ROOT / "docs"
-RATIO = 2.0  # of the size of test images to that of training
 # Top-1 at 16x16 and at 32x32 in percent, as published by Romero et al. (2022, arXiv:2110.08059).
 PUBLISHED = {
     "FlexNet-7": (86.5, 82.7),
@@ -83,25 +80,6 @@ def taps(run: Path, hardened: Path, control: Path, data: Data = "") -> None:
     if row["seed"] == 0:
         figure = head_positions(gaussian_layers(network.state_dict()))
         save_figure(figure, DOCS / f"taps-{run.name}.png")
-
-
-@app.command()
-def sizes(runs: list[Path], data: Data = "") -> None:
-    """Write docs/sizes.json."""
-    accuracy = {}
-    for run in runs:
-        opened, config = open_folder(run), data_of(run)
-        network = opened.network.eval()
-        side = round(RATIO * config.image_size)
-        larger = TestImages(opened, config.model_copy(update={"name": data, "image_size": side}))
-        found = {
-            "as trained": TestImages(opened, config).scores(network).top1,
-            f"{side}x{side}, unchanged": larger.scores(network).top1,
-            f"{side}x{side}, scaled": larger.scores(sa_zoo.scale(network, RATIO)).top1,
-        }
-        accuracy[run.name] = found
-        print(run.name, found, flush=True)
-    write_json(DOCS / "sizes.json", accuracy)
 
 
 @app.command()

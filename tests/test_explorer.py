@@ -92,7 +92,6 @@ MODELS = {
     "quadratic": small_network,
     "quadratic_gen": lambda: small_network("quadratic_gen"),
     "learned": lambda: small_network("learned"),
-    "mixed": lambda: small_network("mixed"),
     "plain": lambda: small_network("plain", depth=(1, 2), hidden_dim=0, patch_size=1),
     "converted": converted,
     "converted, content": lambda: converted(content=True),

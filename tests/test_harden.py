@@ -251,7 +251,7 @@ def adapt(layer):
 
 REFUSED = [
     ("learned tables", lambda: network("learned")),
-    ("depend on content", lambda: network("mixed")),
+    ("depend on content", lambda: network("content")),
     ("its 1x1 pixels have 1 displacements for 5 heads", lambda: network(img_size=4)),
     ("looks at content", lambda: converted(3.0, content=True)),
     ("expected one with quadratic heads", lambda: attention_from_conv(nn.Conv2d(3, 5, 3))),

@@ -78,7 +78,7 @@ def logits_by_every_route(folder, x):
         yield route.from_pretrained(folder)(x).logits
 
 
-VARIANTS = "quadratic_gen quadratic_kernel learned content content_kernel eq8 absolute mixed plain"
+VARIANTS = "quadratic_gen quadratic_kernel learned content content_kernel eq8 absolute plain"
 
 
 @pytest.mark.parametrize("variant", VARIANTS.split())

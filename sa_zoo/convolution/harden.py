@@ -103,7 +103,6 @@ def _harden_attention(layer: Attention) -> list[list[int]]:
     layer.W_val.weight.copy_(mixed.flatten(1))
     one = torch.eye(2) if term.spread.ndim == 3 else torch.ones(())
     term.spread.copy_(TAP_SPREAD * one)
-    term.dilation = 1  # taps of a scaled network may be any pixels
     pixels = _fixed(taps, term.Delta, term.spread)
     layer.set_grid(layer.grid)  # a deployed layer renews its constants
     return pixels

@@ -29,13 +29,8 @@ class DropPath(nn.Dropout):
 class MaxPool(nn.Module):
     """Max-pooling of stride 2; a last row or column without a partner is dropped: (B, H_in, W_in, D) -> (B, H, W, D)"""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.dilation = 1  # larger in scaled networks
-
     def forward(self, x: Tensor) -> Tensor:
-        x = x.permute(0, 3, 1, 2)
-        return max_pool2d(x, 2, dilation=self.dilation).permute(0, 2, 3, 1)
+        return max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
 
 
 class Block(nn.Module):

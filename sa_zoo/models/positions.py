@@ -42,12 +42,6 @@ def displacements(size: int, device: torch.device) -> Tensor:
     return displacements_between(position, position)
 
 
-def gaps(size: int, dilation: int, device: torch.device) -> Tensor:
-    """Scores of displacements along one axis: 0 for multiples of `dilation`, -inf for others. (size, size)"""
-    delta = displacements(size, device)
-    return torch.zeros_like(delta).masked_fill(delta % dilation != 0, -float("inf"))
-
-
 def table_rows(table: Tensor, size: int) -> Tensor:
     """r_delta along one axis: (2 * size - 1, D_p), from delta = -(size - 1) to size - 1 -> (size, size, D_p), [q, k]"""
     table = table.unflatten(0, [2 * size - 1])  # raises RuntimeError for a table of another size

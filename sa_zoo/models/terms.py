@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from .positions import (
     at_least_float32,
-    gaps,
     generalized_quadratic_scores,
     learned_axis_scores,
     one_hot_displacements,
@@ -76,7 +75,6 @@ class Quadratic(Separable):
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, **dd))
         self.spread = nn.Parameter(torch.empty(num_heads, **dd))
-        self.dilation = 1  # of the pixels that a query sees; larger in scaled networks
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,7 +84,7 @@ class Quadratic(Separable):
 
     def taps(self) -> list[list[int]]:
         alpha = 0.5 * at_least_float32(self.spread).square()
-        return one_hot_displacements(self.Delta, alpha) if self.dilation == 1 else []
+        return one_hot_displacements(self.Delta, alpha)
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         alpha = 0.5 * at_least_float32(self.spread).square()
@@ -94,9 +92,6 @@ class Quadratic(Separable):
         x = pixels(width, alpha.device)
         down = quadratic_scores(self.Delta[:, 0], alpha, y, y)
         across = quadratic_scores(self.Delta[:, 1], alpha, x, x)
-        if self.dilation > 1:
-            down = down + gaps(height, self.dilation, down.device)
-            across = across + gaps(width, self.dilation, across.device)
         return down, across
 
 
@@ -121,7 +116,6 @@ class GeneralizedQuadratic(Term):
         super().__init__()
         self.Delta = nn.Parameter(torch.empty(num_heads, 2, **dd))
         self.spread = nn.Parameter(torch.empty(num_heads, 2, 2, **dd))
-        self.dilation = 1  # of the pixels that a query sees; larger in scaled networks
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -135,16 +129,12 @@ class GeneralizedQuadratic(Term):
         tilted = (self.spread - axes.diag_embed()).abs().amax(dim=(1, 2)) > 0
         alpha = 0.5 * axes.square().amin(dim=1)
         alpha = alpha.masked_fill(tilted, 0.0)
-        return one_hot_displacements(self.Delta, alpha) if self.dilation == 1 else []
+        return one_hot_displacements(self.Delta, alpha)
 
     def forward(self, X: Tensor) -> Tensor:
         """(N_h, T, T)"""
         height, width = X.shape[1], X.shape[2]
-        scores = generalized_quadratic_scores(self.Delta, self.spread, height, width)
-        if self.dilation > 1:
-            down = gaps(height, self.dilation, scores.device)
-            scores = scores + outer_sum(down, gaps(width, self.dilation, scores.device))
-        return scores
+        return generalized_quadratic_scores(self.Delta, self.spread, height, width)
 
 
 class RelativeTables(Term):
