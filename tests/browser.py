@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from programs import missing_programs
 from selenium import webdriver
@@ -55,10 +56,10 @@ class Browser:
         self.driver = driver
         self.downloads = downloads
 
-    def open(self, path: Path, fragment: str = "") -> None:
-        """Load a page, and wait until it has drawn its first view."""
+    def open(self, path: Path, **state: Any) -> None:
+        """Load a page with a view, and wait until it is drawn."""
         self.driver.get("about:blank")  # otherwise another fragment would not load the page again
-        self.driver.get(f"{path.as_uri()}#{fragment}")
+        self.driver.get(f"{path.as_uri()}#{quote(json.dumps(state))}")
         self.wait("document.body.dataset.ready")
 
     def find(self, selector: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sa_zoo.analysis.heads import mean_distance, sample, spaced
+from sa_zoo.analysis.heads import mean_distance, sample
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
@@ -28,7 +28,6 @@ FORMULAS = {  # parameters by kind of maps; the formulas are in maps.js
     "learned": ("down", "across"),
 }
 LARGEST_ALPHA = 1e30  # for heads with infinite alpha
-FILTERS = 16  # shown of a CNN's kernel
 
 
 def numbers(x: Tensor) -> Json:
@@ -55,11 +54,9 @@ def described(layer: LayerMaps, recorded: Tensors) -> Json:
         path = {name: recorded[name] for name in own if name in recorded}
         if path:
             page["path"] = _parameters(layer.kind, path)
+    page["convolution"] = isinstance(module, ConvolutionalAttention)
     if isinstance(module, ConvolutionalAttention):
-        kernel = module.W_val()
-        page["values"] = _values(kernel.double().flatten(2).transpose(1, 2))
-        page["kernel"] = module.kernel_size
-        page["filters"] = _filters(kernel.float())
+        page["values"] = _values(module.W_val().double().flatten(2).transpose(1, 2))
     elif isinstance(module, Attention):
         page["values"] = _values(value_matrices(module))
     return page
@@ -102,12 +99,3 @@ def _values(W: Tensor) -> Json:
     norms = W.abs().sum(dim=2)  # (D_out, N_h): factors of missed attention in certificate.py
     gram = torch.einsum("ohi,ogi->hg", W, W)  # (N_h, N_h): norms of any sum of value matrices
     return {"norms": numbers(norms), "gram": numbers(gram)}
-
-
-def _filters(kernel: Tensor) -> Json:
-    """Some filters of a kernel: all colors of a first layer, else the input channel of most weight: (n, C, *K)"""
-    kernel = kernel[spaced(len(kernel), FILTERS)]
-    if kernel.shape[1] != 3:
-        strongest = kernel.square().sum(dim=(2, 3)).argmax(dim=1)
-        kernel = kernel[torch.arange(len(kernel)), strongest][:, None]
-    return numbers(kernel)

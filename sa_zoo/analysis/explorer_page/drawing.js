@@ -50,10 +50,10 @@ function pictureBox(layer) {
 
 /** The part of the keys that is shown: all, or those around a query. */
 function viewOf(layer, query, zoom) {
-  const standing = standingOf(layer, query);
+  const origin = originOf(layer, query);
   const [height, width] = layer.keys.map((size) => (zoom ? Math.min(size, ZOOMED) : size));
   const [row, column] = [height, width].map((size, axis) =>
-    clamp(standing[axis] - Math.floor(size / 2), 0, layer.keys[axis] - size),
+    clamp(origin[axis] - Math.floor(size / 2), 0, layer.keys[axis] - size),
   );
   return { row, column, height, width };
 }
@@ -81,23 +81,17 @@ function drawMaps(canvas, layer, picture, marks, view) {
   for (const mark of marks) {
     context.drawImage(overlayOf(mark.P, layer.keys, mark.color), 0, 0, layer.keys[1], layer.keys[0]);
   }
-  for (const mark of marks) {
-    for (const [x, y, size, stroke, line] of queryLines(standingOf(layer, mark.query), view, mark.color)) {
-      context.lineWidth = line;
-      context.strokeStyle = stroke;
-      context.strokeRect(x, y, size, size);
-    }
-  }
+  for (const mark of marks) outlineQuery(context, originOf(layer, mark.query), mark.color, view.width / 150);
 }
 
-/** The query: squares in its color between two that stand out from any picture, [x, y, side, color, width of lines]. */
-function queryLines([row, column], view, hex) {
-  const line = view.width / 150;
-  const side = Math.max(1, 5 * line);
-  const [x, y] = [column + (1 - side) / 2, row + (1 - side) / 2];
-  return [["#ffffff", line], [hex, 0], ["#000000", -line]].map(([stroke, outset]) => [
-    x - outset, y - outset, side + 2 * outset, stroke, line,
-  ]);
+/** A square in the color of the query between two that stand out from any picture. */
+function outlineQuery(context, [row, column], hex, line) {
+  context.lineWidth = line;
+  for (const [stroke, outset] of [["#ffffff", line], [hex, 0], ["#000000", -line]]) {
+    const side = Math.max(1, 5 * line) + 2 * outset;
+    context.strokeStyle = stroke;
+    context.strokeRect(column + (1 - side) / 2, row + (1 - side) / 2, side, side);
+  }
 }
 
 /** An SVG element with attributes, and text if given. */
@@ -144,27 +138,4 @@ function kernelPicture(norms, window, largest, labels, marked) {
     picture.append(svg("rect", { x, y, width: 1, height: 1, class: "marked" }));
   }
   return picture;
-}
-
-/** A filter of a CNN, (C, K, K): its colors if C is 3, else red for positive and blue for negative weights. */
-function drawFilter(canvas, filter, pixel) {
-  const [height, width] = [filter[0].length, filter[0][0].length];
-  [canvas.width, canvas.height] = [12 * width, 12 * height];
-  const context = canvas.getContext("2d");
-  const largest = Math.max(...filter.flatMap((channel) => channel.flatMap((row) => Array.from(row, Math.abs))), 1e-30);
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      const weights = filter.map((channel) => channel[y][x] / largest);
-      const [w] = weights;
-      const faded = Math.round(255 * (1 - Math.abs(w)));
-      const rgb = weights.length === 3 ? weights.map((v) => Math.round(127.5 * (1 + v)))
-        : w > 0 ? [255 - Math.round(60 * w), faded, faded] : [faded, faded, 255 - Math.round(-60 * w)];
-      context.fillStyle = `rgb(${rgb.join(",")})`;
-      context.fillRect(12 * x, 12 * y, 12, 12);
-    }
-  }
-  const [row, column] = [Math.floor(pixel / width), pixel % width];
-  context.lineWidth = 2;
-  context.strokeStyle = color("--query");
-  context.strokeRect(12 * column + 1, 12 * row + 1, 10, 10);
 }

@@ -33,35 +33,13 @@ function play() {
   }, 4000 / Math.max(data.epochs.length, 20));
 }
 
-/** A picture of the reader's own, cropped to the size of the model's input; it stays in this page. */
-async function openFile(file) {
-  if (!positionalOnly || !file?.type.startsWith("image/")) return;
-  const bitmap = await createImageBitmap(file);
-  const [, height, width] = data.size;
-  const canvas = html("canvas", { width, height });
-  const scale = Math.max(width / bitmap.width, height / bitmap.height);
-  const [w, h] = [bitmap.width * scale, bitmap.height * scale];
-  canvas.getContext("2d").drawImage(bitmap, (width - w) / 2, (height - h) / 2, w, h);
-  await addImage({ name: file.name, url: canvas.toDataURL("image/png") });
-  update({ image: data.images.length - 1 });
-}
-
 async function addImage(image) {
-  pictures.push(paleOf(await loadedImage(image.url)));
-  if (!data.images.includes(image)) data.images.push(image);
-  const index = pictures.length - 1;
+  const shownImage = html("img", { src: `data:image/png;base64,${image.png}`, alt: image.name });
+  await shownImage.decode();
+  const index = pictures.push(paleOf(shownImage)) - 1;
   const button = html("button", { type: "button", title: image.name, onclick: () => update({ image: index }) });
-  button.append(html("img", { src: image.url, alt: image.name }));
+  button.append(shownImage);
   byId("images").append(button);
-}
-
-/** The view as SVG, from what was drawn last. */
-function exported() {
-  const query = ([row, column]) => `row ${row + 1}, column ${column + 1}`;
-  const lines = [`Layer ${state.layer + 1} (${shown.layer.name}), head ${state.head + 1}; query ${query(state.query)}`];
-  if (state.pin) lines[0] += ` and ${query(state.pin)}`;
-  if (state.epoch !== null) lines[0] += `; epoch ${data.epochs[state.epoch]}`;
-  return viewAsSvg({ ...shown, title: data.title, lines, head: state.head, pictureUrl: pictures[state.image].toDataURL("image/png") });
 }
 
 /** Keys work wherever they mean nothing else. */
@@ -85,7 +63,7 @@ function onKey(event) {
 function onPointer(event) {
   if (event.type === "pointerdown") {
     byId("stage").setPointerCapture(event.pointerId);
-    held = shown.marks[0].view;
+    held = shownView;
   }
   if (!event.buttons || !held) return;
   const [layer, box] = [data.layers[state.layer], byId("stage").firstChild.getBoundingClientRect()];
@@ -128,28 +106,20 @@ function listen() {
     edit(null, (head) => ({ Delta: Delta[head].map(Math.round) }));
   };
   byId("reset").onclick = () => update({ edits: { ...state.edits, [state.layer]: {} } });
-  byId("svg").onclick = () => download(svgBlob(exported()), "attention.svg");
-  byId("png").onclick = async () => download(await pngBlob(exported()), "attention.png");
+  byId("png").onclick = () => html("a", { href: viewAsCanvas().toDataURL("image/png"), download: "attention.png" }).click();
   byId("copy").onclick = copyCode;
-  byId("file").onchange = (event) => openFile(event.target.files[0]);
-  const dropping = (on) => (event) => { event.preventDefault(); document.body.classList.toggle("dropping", on && positionalOnly); };
-  document.addEventListener("dragover", dropping(true));
-  document.addEventListener("dragleave", dropping(false));
-  document.addEventListener("drop", (event) => { dropping(false)(event); openFile(event.dataTransfer.files[0]); });
   window.addEventListener("hashchange", () => update(stateOf(location.hash, state)));
   window.addEventListener("resize", () => update({}));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({}));
 }
 
 async function start() {
-  for (const image of data.images) image.url = `data:image/png;base64,${image.png}`;
   for (const image of data.images) await addImage(image);
   data.layers.forEach((layer, index) => {
     const button = html("button", { type: "button", textContent: index + 1, title: layer.name, onclick: () => update({ layer: index }) });
     button.setAttribute("aria-label", `Layer ${index + 1}, ${layer.name}`);
     byId("layers").append(button);
   });
-  byId("own").hidden = !positionalOnly;
   const [heads, kinds] = [data.layers.map((layer) => layer.heads), new Set(data.layers.map((layer) => layer.kind))];
   const attention = positionalOnly ? "attention by position, computed here from the heads' parameters" : kinds.size > 1 ? "attention by position and content" : "attention that depends on the image";
   const range = [...new Set([Math.min(...heads), Math.max(...heads)])].join(" to ");

@@ -47,21 +47,17 @@ function borderlessMap(kind, heads, head) {
   };
 }
 
-/** 1 - P[target]: what a head gives to keys other than its target (theorem.missed_attention). */
+/** What a head gives to keys other than its target, where no border cuts it; 1 - P[target] would lose digits. */
 function missedAttention(kind, heads, head, target) {
-  if (kind !== "quadratic") return 1 - borderlessMap(kind, heads, head)(...target);
-  const [alpha, offset] = [heads.alpha[head], heads.Delta[head].map((center, axis) => center - target[axis])];
-  if (alpha < 1e-4) return 1;
-  const reach = Math.ceil(Math.sqrt(708 / alpha) + Math.max(...offset.map(Math.abs)));
-  let logarithm = 0; // of P[target]
-  for (const f of offset) {
-    let others = 0;
-    for (let t = 1; t <= reach; t++) {
-      others += Math.exp(-alpha * (t * t - 2 * t * f)) + Math.exp(-alpha * (t * t + 2 * t * f));
+  const { rows, columns } = reachOf(kind, heads, head);
+  const P = borderlessMap(kind, heads, head);
+  let missed = 0;
+  for (let row = rows[0]; row <= rows[1]; row++) {
+    for (let column = columns[0]; column <= columns[1]; column++) {
+      if (row !== target[0] || column !== target[1]) missed += P(row, column);
     }
-    logarithm += Math.log1p(others);
   }
-  return -Math.expm1(-logarithm);
+  return missed;
 }
 
 /**

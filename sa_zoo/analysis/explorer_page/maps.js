@@ -1,7 +1,8 @@
 // The mathematics of attention maps: pure functions of parameters, without a document.
 //
 // Symbols are those of models/attention.py: delta = k - q, Delta a center of attention, alpha a sharpness, both with
-// the order (row, column). A query (i, j) stands on the key stride * (i, j) + center.
+// the order (row, column). Displacements of the query (i, j) count from the key
+// stride * (i, j) + center.
 //
 // `heads`, everywhere below, holds the parameters of all heads of a layer at one moment:
 //
@@ -35,8 +36,8 @@ function softmax(scores) {
   return P.map((p) => p / sum);
 }
 
-/** The key that a query stands on, (row, column): displacements count from there. */
-function standingOf(layer, query) {
+/** The key from which displacements of a query count, (row, column). */
+function originOf(layer, query) {
   return [0, 1].map((axis) => layer.stride[axis] * query[axis] + layer.center[axis]);
 }
 
@@ -72,18 +73,18 @@ function scoreOf(kind, heads, head) {
 
 /** Attention of one head from the query (row, column) to all keys, in row-major order: Float64Array. */
 function headMap(layer, heads, head, query) {
-  const [standing, [height, width]] = [standingOf(layer, query), layer.keys];
+  const [origin, [height, width]] = [originOf(layer, query), layer.keys];
   const score = scoreOf(layer.kind, heads, head);
   if (layer.kind === "generalized") {
     const scores = new Float64Array(height * width);
     for (let key = 0; key < scores.length; key++) {
-      scores[key] = score(Math.floor(key / width) - standing[0], (key % width) - standing[1]);
+      scores[key] = score(Math.floor(key / width) - origin[0], (key % width) - origin[1]);
     }
     return softmax(scores);
   }
   // The scores are a sum over the axes, so the softmax is a product. The other axis only adds a constant.
-  const down = softmax(Float64Array.from({ length: height }, (_, row) => score(row - standing[0], 0)));
-  const across = softmax(Float64Array.from({ length: width }, (_, column) => score(0, column - standing[1])));
+  const down = softmax(Float64Array.from({ length: height }, (_, row) => score(row - origin[0], 0)));
+  const across = softmax(Float64Array.from({ length: width }, (_, column) => score(0, column - origin[1])));
   const P = new Float64Array(height * width);
   for (let row = 0; row < height; row++) {
     for (let column = 0; column < width; column++) P[row * width + column] = down[row] * across[column];
@@ -105,11 +106,11 @@ async function storedMaps(layer, packed) {
 
 /** What one looks for first in a map: its largest share, where that is, and how far the head looks on average. */
 function summaryOf(layer, P, query) {
-  const [standing, width] = [standingOf(layer, query), layer.keys[1]];
+  const [origin, width] = [originOf(layer, query), layer.keys[1]];
   let [best, distance] = [0, 0];
   for (let key = 0; key < P.length; key++) {
     if (P[key] > P[best]) best = key;
-    distance += P[key] * Math.hypot(Math.floor(key / width) - standing[0], (key % width) - standing[1]);
+    distance += P[key] * Math.hypot(Math.floor(key / width) - origin[0], (key % width) - origin[1]);
   }
   return { largest: P[best], key: [Math.floor(best / width), best % width], distance };
 }

@@ -8,7 +8,7 @@ const pictures = []; // a pale canvas per image, in the order of data.images
 const unpacked = new Map(); // arrays and decoded maps of layers, made when they are first shown
 let state = validState(data, stateOf(location.hash, initialState(data, distances)));
 let waiting = false; // a frame is requested
-let shown = null; // what the last rendering drew, for export
+let shownView = null; // of the last rendering
 let held = null; // the view in which a drag began: a zoomed one would move away under the pointer
 
 function remembered(key, make) {
@@ -77,7 +77,7 @@ async function render() {
     query, color: color(index ? "--second" : "--query"), view: (!index && held) || viewOf(layer, query, state.zoom),
     maps: Array.from({ length: layer.heads }, (_, head) => maps(head, query)),
   }));
-  shown = { layer, marks };
+  shownView = marks[0].view;
   const picture = pictures[state.image];
   renderChoices(layer);
   byId("second").hidden = !state.pin;
@@ -102,7 +102,7 @@ function captionOf(layer, { query, maps }) {
   const { largest, key, distance } = summaryOf(layer, maps[state.head], query);
   const pixel = ([row, column]) => `row ${row + 1}, column ${column + 1}`;
   const inside = (place) => pixel(place.map((at, axis) => at - layer.padding[axis]));
-  const on = layer.stride.some((step) => step > 1) ? ` on ${inside(standingOf(layer, query))} of the input` : "";
+  const on = layer.stride.some((step) => step > 1) ? ` on ${inside(originOf(layer, query))} of the input` : "";
   const most = `${(100 * largest).toFixed(1)} % to ${inside(key)}`;
   return `Query ${pixel(query)}${on}. Most attention: ${most}. Mean distance ${distance.toFixed(1)} px.`;
 }
@@ -151,7 +151,6 @@ function renderPositional(layer) {
   const computed = layer.kind !== "stored";
   byId("geometry-card").hidden = !computed || layer.kind === "learned";
   byId("kernel-card").hidden = !computed || !layer.values;
-  byId("filter-card").hidden = !layer.filters || layer.kernel.every((size) => size === 1);
   byId("epochs").hidden = !computed || !layer.path;
   if (computed) {
     const heads = currentHeads(state.layer);
@@ -172,7 +171,6 @@ function renderPositional(layer) {
     }
     byId("final").hidden = state.epoch === null;
   }
-  if (!byId("filter-card").hidden) renderFilters(layer);
 }
 
 /** The slider shows alpha where a head has one, else a factor of the scores. */
@@ -183,19 +181,4 @@ function renderSharpness(layer, heads) {
   // the smallest alpha that leaves one pixel: ONE_HOT of models/positions.py
   const tap = layer.kind === "quadratic" && value >= 39 && heads.Delta[state.head].every(Number.isInteger);
   byId("sharpness-text").textContent = (layer.kind === "quadratic" ? "" : "× ") + value.toPrecision(3) + (tap ? ", a tap" : "");
-}
-
-function renderFilters(layer) {
-  const filters = remembered(`filters ${state.layer}`, () => arrayOf(layer.filters));
-  byId("filters").replaceChildren(
-    ...filters.map((filter) => {
-      const canvas = html("canvas", {}, { "aria-hidden": "true" });
-      drawFilter(canvas, filter, state.head);
-      return canvas;
-    }),
-  );
-  const channels = filters[0].length === 3 ? "in color" : "at their input channel of most weight; red is positive, blue negative";
-  byId("filter-text").textContent =
-    `${filters.length} filters of the ${layer.kernel.join(" × ")} kernel that the heads replace, ${channels}. ` +
-    `The square is the pixel of the kernel that head ${state.head + 1} stands for.`;
 }
