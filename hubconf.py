@@ -11,7 +11,7 @@ import timm as _timm
 import sa_zoo.convolution.timm_backbones as _timm_backbones
 import sa_zoo.models.timm_models as _timm_models
 
-dependencies = ["torch", "torchvision", "timm", "transformers", "pydantic", "wrapt"]
+dependencies = ["torch", "torchvision", "timm", "wrapt"]
 
 for _module in (_timm_models, _timm_backbones):
     for _name in _timm.list_models(module=_module.__name__.rpartition(".")[2], include_tags=True):

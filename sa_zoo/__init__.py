@@ -7,6 +7,7 @@ Importing it registers the models with timm, `timm.create_model("sa_quadratic_ci
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .extras import explained
 from .registration import register_on_import
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, function = HOMES[name].rpartition(".")
-    return getattr(import_module(f"{__name__}.{module}"), function)
+    try:
+        return getattr(import_module(f"{__name__}.{module}"), function)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"sa_zoo.{name}: {explained(error)}", name=error.name) from error
 
 
 register_on_import()

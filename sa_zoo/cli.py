@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import sa_zoo
+from sa_zoo.extras import explained
 
 
 class Commands(TyperGroup):
@@ -54,6 +55,8 @@ class Commands(TyperGroup):
             return f"{error}\nresume with: sa-zoo {typed}", 130
         if isinstance(error, (ValueError, OSError, FloatingPointError)):
             return f"error: {error}", 1
+        if isinstance(error, ModuleNotFoundError):
+            return f"error: {explained(error)}", 1
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
         shows = f"python -X dev -m sa_zoo {typed} shows the traceback"

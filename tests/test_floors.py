@@ -15,7 +15,7 @@ FLOORS = [
     {"fast"},
     {"convolution"},
     {"vit"},
-    {"cost", "registration", "timm_registration"},
+    {"cost", "extras", "registration", "timm_registration"},
     {"folders"},
     {"data", "training", "publishing", "analysis"},
     {"commands"},
