@@ -18,11 +18,8 @@ from torch import Tensor
 from sa_zoo.analysis.heads import Heads
 from sa_zoo.convolution.theorem import spread_matrices
 
+MARGIN = 2  # pixels around all centers
 SHARES = {0.5: "solid", 0.9: "dotted"}  # of attention inside a contour -> line style
-ENCLOSED = 0.5  # share of heads with contours fully inside a figure
-# Pixels. A smaller contour is a point: the head is drawn as one pixel.
-POINT = 0.25
-WIDEST = 20  # pixels; contours enlarge a figure up to this
 
 Layers = Sequence[dict[str, Tensor]]
 Color = Any  # of matplotlib
@@ -47,17 +44,13 @@ def head_positions(layers: Layers) -> Figure:
 
     Away from borders, attention is proportional to exp(-1/2 (delta - Delta)^T S S^T (delta - Delta)), with S the spread
     of the head, (N_h,) or (N_h, 2, 2), and Delta: (N_h, 2), (row, column). All panels have the same scale: all centers
-    and the contours of the sharper half of the heads are inside.
+    are inside.
     """
     outlines = torch.cat([_contours(layer["Delta"], layer["spread"]) for layer in layers])
-    widest = float(outlines.abs().amax(dim=(1, 2, 3)).quantile(ENCLOSED))
-    figure, heads = _heads_by_layer([layer["Delta"] for layer in layers], min(widest, WIDEST))
+    figure, heads = _heads_by_layer([layer["Delta"] for layer in layers])
     for (axes, color, center), contours in zip(heads, outlines, strict=True):
         row, column = center
         axes.plot(column, row, ".", color=color, markersize=5)
-        if (contours - center[:, None]).abs().max() < POINT:
-            corner = (column - 0.5, row - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, color=color, alpha=0.4))
         for curve, style in zip(contours, SHARES.values(), strict=True):
             axes.plot(curve[1], curve[0], linestyle=style, color=color, linewidth=1)
     return figure
@@ -76,15 +69,13 @@ def head_paths(layers: Layers) -> Figure:
     return figure
 
 
-def _heads_by_layer(
-    layers: Sequence[Tensor], reach: float = 0.0
-) -> tuple[Figure, list[tuple[Axes, Color, Tensor]]]:
+def _heads_by_layer(layers: Sequence[Tensor]) -> tuple[Figure, list[tuple[Axes, Color, Tensor]]]:
     """A square of displacements per layer, rows downwards, with the numbers of the heads at their last centers.
 
-    Centers: (N_h, 2) or (epochs, N_h, 2). A square extends one pixel beyond all centers and `reach`. Returns the
-    figure, and the panel, color and centers of each head.
+    Centers: (N_h, 2) or (epochs, N_h, 2). A square extends MARGIN pixels beyond all centers. Returns the figure, and
+    the panel, color and centers of each head.
     """
-    reach = 1 + max(reach, *(float(centers.abs().max()) for centers in layers))
+    reach = MARGIN + max(float(centers.abs().max()) for centers in layers)
     columns = min(len(layers), 3)
     rows = math.ceil(len(layers) / columns)
     size = (max(2.5 * columns + 0.3, 3.6), max(2.6 * rows + 0.2, 3.6))
@@ -94,22 +85,15 @@ def _heads_by_layer(
         axes.set_axis_off()
     for number, (axes, centers) in enumerate(zip(figure.axes, layers, strict=False), start=1):
         axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor="0.85", edgecolor="black", zorder=1))
-        title = f"layer {number}"
-        axes.set(title=title, aspect="equal", xlim=(-reach, reach), ylim=(reach, -reach))
+        axes.set(
+            title=f"layer {number}", xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal"
+        )
         axes.locator_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)
-        axes.tick_params(labelsize="small")
         for head, color in enumerate(head_colors(centers.shape[-2])):
             path = centers[..., head, :]
             row, column = path.reshape(-1, 2)[-1]
-            axes.annotate(
-                str(head + 1),
-                (column, row),
-                (2, 2),
-                textcoords="offset points",
-                fontsize=7,
-                color=color,
-            )
+            axes.text(column, row, f" {head + 1}", fontsize=7, color=color, clip_on=True)
             heads.append((axes, color, path))
     figure.supxlabel("columns from the query, in pixels of the layer", fontsize="medium")
     figure.supylabel("rows from the query, in pixels of the layer", fontsize="medium")
@@ -137,10 +121,7 @@ def head_maps(layers: Sequence[Tensor]) -> Figure:
         axes.set(xticks=[], yticks=[])
         height, width = layers[layer].shape[1:]
         corner = (width // 2 - 0.5, height // 2 - 0.5)
-        # A black and white outline is visible on any color.
-        for color, thickness in (("black", 2.4), ("white", 1.2)):
-            outline = Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=thickness)
-            axes.add_patch(outline)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=1.2))
     return figure
 
 

@@ -33,10 +33,7 @@ class Heads:
     reach: Tensor  # mean distance from the query to the attended pixels
     distance: Tensor  # to the nearest convolution, from 0 to 2
     variation: Tensor  # share of attention that an image moves, from 0 to 1
-    overlap: Tensor  # with the most similar other head of the layer, from 0 to 1
-    twin: Tensor  # that head
-    alpha: Tensor | None = None  # of Gaussian heads, as is condition
-    condition: Tensor | None = None
+    alpha: Tensor | None  # of Gaussian heads
 
 
 @dataclass(frozen=True)
@@ -82,22 +79,17 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
     P = sampled.P.mean(dim=0)
     delta = sampled.delta
     inside = delta.abs().amax(dim=-1) <= window // 2
-    overlaps = torch.stack([per_head(torch.minimum(P, other)) for other in P])
-    overlap, twin = overlaps.fill_diagonal_(0).max(dim=-1)
-    alpha = condition = None
+    alpha = None
     center = torch.einsum("hqk,qkd->hqd", P, delta)[:, sampled.inner].mean(dim=1)
     module = layer.module
     if isinstance(module, ConvolutionalAttention) and layer.positional:
         center = module.Delta.detach()
         alpha = module.alpha.detach()
-        condition = torch.ones_like(alpha)
     elif isinstance(module, Attention) and layer.kind in ("quadratic", "generalized"):
         (term,) = module.terms
         center = term.Delta.detach()
         S = spread_matrices(term.spread.detach().double())
-        # The eigenvalues of S S^T are the squared singular values of S; their sum is that of the squared entries.
-        alpha = S.square().sum(dim=(1, 2)) / 4
-        condition = torch.linalg.cond(S).square()
+        alpha = S.square().sum(dim=(1, 2)) / 4  # half of the mean eigenvalue of S S^T
     return Heads(
         layer.name,
         center,
@@ -105,10 +97,7 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         reach=mean_distance(sampled),
         distance=distance_to_convolution(P, delta, layer.keys, window),
         variation=0.5 * per_head((sampled.P - P).abs()).mean(dim=0),
-        overlap=overlap,
-        twin=twin,
         alpha=alpha,
-        condition=condition,
     )
 
 
@@ -149,18 +138,18 @@ def distance_to_convolution(P: Tensor, delta: Tensor, keys: Sequence[int], K: in
 def heads_table(layers: Sequence[Heads], window: int) -> str:
     """Markdown with a row per head, and a row of means after each layer."""
     measured = [title.format(window) for title in MEASURES]
-    names = ["layer", "head", "center", "alpha", "condition", *measured, "most like"]
+    names = ["layer", "head", "center", "alpha", *measured]
     rows = [names, ["---"] * len(names)]
     for heads in layers:
         for head, center in enumerate(heads.center):
-            row = [heads.layer, str(head + 1), "{:+.2f}, {:+.2f}".format(*center), "", ""]
-            if heads.alpha is not None and heads.condition is not None:
-                row[3:] = [f"{heads.alpha[head]:.3g}", f"{heads.condition[head]:.3g}"]
+            alpha = ""
+            if heads.alpha is not None:
+                alpha = f"{heads.alpha[head]:.3g}"
                 if heads.alpha[head] >= ONE_HOT and torch.equal(center, center.round()):
-                    row[3] = "tap"
-            twin = f"{heads.twin[head] + 1} ({heads.overlap[head]:.0%})"
-            rows.append([*row, *_means(heads, [head]), twin])
-        rows.append([heads.layer, "mean", "", "", "", *_means(heads, slice(None)), ""])
+                    alpha = "tap"
+            place = "{:+.2f}, {:+.2f}".format(*center)
+            rows.append([heads.layer, str(head + 1), place, alpha, *_means(heads, [head])])
+        rows.append([heads.layer, "mean", "", "", *_means(heads, slice(None))])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
