@@ -1,11 +1,8 @@
-"""README.md and docs/: tables are rendered, names exist, examples run, commands parse."""
+"""README.md and docs/: examples run, commands parse, and the site builds."""
 
-import ast
 import os
-import pkgutil
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,24 +15,6 @@ from sa_zoo.cli import app
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-THEOREM = "".join(
-    path.read_text(encoding="utf-8")
-    for path in (ROOT / "docs" / "theorem.md", *(ROOT / "docs" / "tables").glob("[el]*.csv"))
-)
-NAMES = sorted(set(re.findall(r"`((?:sa_zoo\.|tests/)[\w./:]+)`", THEOREM)))
-
-
-def test_rendering_again_gives_the_same_tables(tmp_path):
-    for name in ("scripts", "results", "docs", "model_cards"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    text = README.read_text(encoding="utf-8")
-    assert "1,841,466" in text
-    (tmp_path / "README.md").write_text(text.replace("1,841,466", "1,841,467"))
-    (tmp_path / "results" / "results-cifar10-jpeg75.csv").unlink()
-    run("scripts/render.py", folder=tmp_path)
-    for path in (README, *DOCS, *(ROOT / "results").iterdir()):
-        again = tmp_path / path.relative_to(ROOT)
-        assert again.read_text() == path.read_text(), f"{path.name}: python scripts/render.py"
 
 
 def commands() -> list[str]:
@@ -57,15 +36,6 @@ def test_commands_of_the_documents_exist_with_their_options(command):
         assert {argument for argument in arguments if argument.startswith("--")} <= options
     if verb == "train" and arguments[0] not in ("...", "NAME"):
         assert (ROOT / "configs" / f"{arguments[0]}.toml").is_file()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_names_in_the_walk_through_the_theorem_exist(name):
-    path, _, test = name.partition("::")
-    if test:
-        assert re.search(rf"^def {test}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    else:
-        pkgutil.resolve_name(name)
 
 
 def test_the_documents_build_as_a_site(tmp_path):
@@ -95,11 +65,9 @@ def run(*arguments, folder) -> str:
     return done.stdout
 
 
-def test_the_functions_for_vision_transformers_run(tmp_path):
+def test_the_example_for_vision_transformers_runs(tmp_path):
     printed = run("-c", python_of("vit.md"), folder=tmp_path)
-    assert "torch.Size([18]) torch.Size([9])" in printed  # Delta and alpha
-    heads = ast.literal_eval(printed.splitlines()[-1])
-    assert len(heads) == 6 and sum(map(len, heads)) == 4
+    assert printed == "torch.Size([18]) torch.Size([9])\n"  # Delta and alpha
 
 
 CHECKS = """

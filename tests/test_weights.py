@@ -1,5 +1,6 @@
-"""Weights by name: in a checkout, in an installation, and, once they are published, from the Hub."""
+"""Weights of trained models: by name, in a checkout or an installation, and as folders that both libraries load."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -7,14 +8,26 @@ import pytest
 import timm
 import torch
 
+import sa_zoo
 from sa_zoo.models import timm_models
 from sa_zoo.models.variants import VARIANTS
+from sa_zoo.publishing.folder import check_loads
 
 ROOT = Path(__file__).parents[1]
 MODEL_CARDS = ROOT / "model_cards"
 TRAINED = sorted(path.parent.name for path in MODEL_CARDS.glob("*/model.safetensors"))
 # those of mhsa_* are of their CNN
 OWN = [name for name in TRAINED if not name.startswith("mhsa_")]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_committed_folder_loads_everywhere_with_the_logits_of_its_weights(name):
+    opened = sa_zoo.open(MODEL_CARDS / name)
+    check = json.loads((MODEL_CARDS / name / "check.json").read_text())
+    content = (MODEL_CARDS / name / "model.safetensors").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == check["sha256"]
+    logits = check_loads(opened.network, MODEL_CARDS / name)
+    assert torch.allclose(logits, torch.tensor(check["logits"]), rtol=1e-4, atol=1e-4)
 
 
 def test_timm_lists_the_models_that_have_weights():
