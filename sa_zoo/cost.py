@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import TRANSPOSED
-from sa_zoo.fast.choose import only
+from sa_zoo.fast.route import only
 
 # Layers that apply `weight` (D_out, ..) once per output position, among them attention made of a convolution.
 # Transposed convolutions apply theirs (D_in, ..) once per input position.

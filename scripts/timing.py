@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from sa_zoo.fast.choose import only
+from sa_zoo.fast.route import only
 from sa_zoo.folders.metrics import environment
 from sa_zoo.folders.write import write_json
 

@@ -21,7 +21,7 @@ from sa_zoo.convolution.theorem import (
     windows_with,
 )
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.norm import holds
+from sa_zoo.models.linear import owns
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
 # Of a tap: an alpha of 2048, exact in every floating-point type, leaves nothing for other pixels.
@@ -66,7 +66,7 @@ def why_not_taps(layer: Layer) -> str:
     if isinstance(layer, ConvolutionalAttention):
         if not isinstance(layer, SoftAttention):
             return "it looks at content"
-        if not holds(layer, "Delta", "alpha") or not holds(layer.W_val, "weight"):
+        if not owns(layer, "Delta", "alpha") or not owns(layer.W_val, "weight"):
             return COMPUTED
         if not layer.windows():
             return "one sees without end (its alpha is not positive, or its Delta not finite)"
@@ -78,7 +78,7 @@ def why_not_taps(layer: Layer) -> str:
         return "its encodings are learned tables, which have no center and no sharpness"
     if type(layer.W_val) is not nn.Linear:
         return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
-    if not holds(term, "Delta", "spread") or not holds(layer.W_val, "weight"):
+    if not owns(term, "Delta", "spread") or not owns(layer.W_val, "weight"):
         return COMPUTED
     if not all(parameter.isfinite().all() for parameter in term.parameters()):
         return "its Delta or its spread is not finite"

@@ -20,7 +20,7 @@ from sa_zoo.convolution.slices import Slices
 from sa_zoo.convolution.soft import SoftAttention
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows_with
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.norm import as_one_map, is_watched
+from sa_zoo.models.linear import as_one_map, is_watched
 
 # Any: torch declares sizes as tuples of one, two or three items.
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

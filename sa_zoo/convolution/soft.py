@@ -19,7 +19,7 @@ from torch import Tensor
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.padding import Keys
 from sa_zoo.convolution.theorem import windows
-from sa_zoo.fast.situation import is_ordinary
+from sa_zoo.fast.taps import is_ordinary
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32
 

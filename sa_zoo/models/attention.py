@@ -27,13 +27,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 
-from .norm import as_one_map, bias_of
+from .linear import as_one_map, bias_of
 from .positions import at_least_float32
 from .stages import Grid
 from .terms import Terms
 
-# Above this many pixels (8x8 is below, 16x16 above), the factors of P by axis are faster than P itself.
+# The factors of P by axis are never faster than P up to the first number of pixels, and always above the second.
 AXES_FROM = 128
+AXES_ALWAYS_FROM = 256
 
 
 def probabilities_from(scores: Tensor) -> Tensor:
@@ -97,6 +98,8 @@ class Attention(nn.Module):
         self.separable = all(term.separable for term in self.terms)
         self.grid = grid
         self.num_heads = num_heads
+        # With fewer channels than pixels, mixing by P costs more than W_val.
+        self.axes_from = max(AXES_FROM, min(dim, AXES_ALWAYS_FROM))
         self.attn_drop = nn.Dropout(attn_drop)
         self.W_val = nn.Linear(num_heads * dim, dim_out, **dd)
         sizes = (dim_out, dim_out) if W_out is nn.Linear else (dim_out,)
@@ -126,9 +129,9 @@ class Attention(nn.Module):
         """Whether P, with its dropout, is a product of one factor per axis."""
         return self.separable and not self.drops()
 
-    def axes_pay(self, grid: Grid, least: int = AXES_FROM) -> bool:
-        """Whether the factors of P are faster than P: it factorizes, with more than `least` pixels."""
-        return self.factorizes() and grid[0] * grid[1] > least
+    def axes_pay(self) -> bool:
+        """Whether the factors of P are faster than P for the expected images, on a CPU."""
+        return self.factorizes() and self.grid[0] * self.grid[1] > self.axes_from
 
     def values(self, P: Tensor, X: Tensor) -> Tensor:
         """sum_h P_h X W_h + b (Eq. 10): (N_h, T, T) or (B, N_h, T, T), and (B, H, W, D) -> (B, H, W, D)"""
@@ -147,16 +150,16 @@ class Attention(nn.Module):
     def cheaper(self, X: Tensor) -> Tensor:
         """Eq. 10 in the cheaper of the two forms: (B, H, W, D) -> (B, H, W, D)"""
         # TorchScript compiles the first form only for layers that have it.
-        if self.separable and self.axes_pay(self.grid):
+        if self.separable and self.axes_pay():
             return self.by_axes(X)
         return self.definition(X)
 
-    # The method that evaluates Eq. 10. In the whole package, fast/choose.py sets one with more forms.
-    evaluator = cheaper
+    # fast/route.py replaces this method and `fuse`.
+    evaluate = cheaper
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, H, W, D) -> (B, H, W, D)"""
-        return self.W_out(self.evaluator(X))
+        return self.W_out(self.evaluate(X))
 
     def set_grid(self, grid: Grid) -> None:
         """Expect images of (H, W) pixels; learned encodings of another grid are interpolated."""
@@ -178,5 +181,5 @@ class Attention(nn.Module):
             self.W_out = nn.Identity()
         return self
 
-    # timm.utils.reparameterize_model replaces the layer by the result. fast/choose.py sets `deployed` instead.
+    # timm.utils.reparameterize_model replaces the layer by the result.
     fuse = fold

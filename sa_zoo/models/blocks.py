@@ -66,7 +66,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, D), or (B, 2 H, 2 W, D_in) if it pools -> (B, H, W, D)"""
-        return self.evaluate_block(x)
+        return self.rest(x, self.attended(x))
 
     def attended(self, x: Tensor) -> Tensor:
         """Attention, and pooling if there is any: as `forward`."""
@@ -76,12 +76,6 @@ class Block(nn.Module):
         """The residual connection and later layers: the block's input, and (B, H, W, D) -> (B, H, W, D)"""
         raise NotImplementedError
 
-    def at_once(self, x: Tensor) -> Tensor:
-        """As `forward`."""
-        return self.rest(x, self.attended(x))
-
-    # Evaluates a block. fast/choose.py sets a method that divides large batches in inference.
-    evaluate_block = at_once
 
 
 class PostNormBlock(Block):

@@ -59,7 +59,7 @@ class SABlock(GradientCheckpointingLayer, Block):
         X = hidden_states.unflatten(1, grid)
         if output_attentions:
             return self.rest(X, self.attended(X, True)).flatten(1, 2)
-        return self.evaluate_block(X).flatten(1, 2)
+        return self.rest(X, self.attended(X)).flatten(1, 2)
 
     def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
         return self.attn(x, output_attentions)[0]

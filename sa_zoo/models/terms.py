@@ -33,6 +33,11 @@ class Term(nn.Module):
     not_decayed: tuple[str, ...] = ()  # its parameters without weight decay
     positional_parameters: tuple[str, ...] = ()  # its parameters that decide where heads look
 
+    def __init_subclass__(cls) -> None:
+        """Scores of its own need taps of its own."""
+        if vars(cls).keys() & {"forward", "axis_scores"} and "taps" not in vars(cls):
+            cls.taps = Term.taps  # type: ignore[method-assign]
+
     def taps(self) -> list[list[int]]:
         """The displacement (row, column) of each head if all read one pixel in images of any size, else none."""
         return []

@@ -29,7 +29,7 @@ class OneNode(Block):
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
-        return self.evaluate_block(x)
+        return self.rest(x, self.attended(x))  # `super` is unknown to TorchScript
 
 
 class TimmPostNormBlock(OneNode, PostNormBlock):
