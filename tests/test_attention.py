@@ -1,4 +1,4 @@
-"""Attention, its terms and the network against a float64 NumPy loop, conv and torch's own attention."""
+"""The definition of attention and its terms; test_routes.py compares both with loops over pixels."""
 
 import copy
 import importlib.util
@@ -30,7 +30,7 @@ def pixels(dtype=torch.float64) -> torch.Tensor:
 
 @pytest.fixture
 def published():
-    """models/ as a package of its own, like the copy in a Hub repository: kernels/ does not reach it."""
+    """models/ as a package of its own, like the copy in a Hub repository: fast/ does not reach it."""
     folder = Path(sa_zoo.__file__).parent / "models"
     spec = importlib.util.spec_from_file_location(
         "published", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -62,7 +62,7 @@ def test_a_published_copy_evaluates_large_images_by_axes(published, monkeypatch)
         layer.train()(X)  # with dropout on probabilities
         assert taken == ["definition"]
     small = published.Attention(D, HEADS, (Quadratic,), (H, W))
-    assert not small.axes_pay(small.grid)
+    assert not small.axes_pay()
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])

@@ -77,7 +77,7 @@ import timm, torch
 from laplacian import Laplacian
 from transformers import AutoModelForImageClassification, TimmWrapperForImageClassification
 import sa_zoo
-from sa_zoo.fast.choose import only
+from sa_zoo.fast.route import only
 
 torch.manual_seed(0)
 term, X = Laplacian(5, 3, (7, 11)), torch.randn(2, 7, 11, 5)

@@ -24,7 +24,7 @@ from sa_zoo.convolution.layer_conversion import (
     conv_from_attention,
 )
 from sa_zoo.convolution.theorem import head_shifts
-from sa_zoo.fast.choose import choose, only
+from sa_zoo.fast.route import form_of, only
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
@@ -85,7 +85,7 @@ def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(terms, offsets, t
     layer = layer_with(offsets, terms=terms)
     layer.W_val.requires_grad_(trains)
     X = pixels().requires_grad_(trains)
-    assert choose(layer, X)[0].name == "taps"
+    assert form_of(layer, X) == "taps"
     with only("definition"):
         definition = layer(X)
     expected = read_by_loops(layer, offsets, X)
@@ -113,7 +113,7 @@ def test_other_heads_do_not_take_that_route(spread, changed, value):
     getattr(layer.terms[0], changed)[2] = value
     with only("definition"):
         expected = layer(X)
-    assert choose(layer, X)[0].name != "taps"
+    assert form_of(layer, X) != "taps"
     torch.testing.assert_close(layer(X), expected, **close)
 
 
@@ -125,7 +125,7 @@ def test_sharp_heads_that_move_tilt_or_drop_do_not_either():
     tilted.terms[0].spread[1, 0, 1] = 40.0  # reads another pixel of the border
     dropping = Attention(D, HEADS, (Quadratic,), (H, W), attn_drop=0.1, dtype=torch.float64)
     dropping.terms = layer_with(KERNEL[:HEADS]).terms
-    assert all(choose(layer, pixels())[0].name != "taps" for layer in (free, tilted, dropping))
+    assert all(form_of(layer, pixels()) != "taps" for layer in (free, tilted, dropping))
 
 
 def mixing(Delta, S, taps):

@@ -48,7 +48,7 @@ def test_the_auto_classes_know_the_networks_in_any_order(first):
     "first",
     [
         "from timm.models import create_model; import sa_zoo",
-        "from sa_zoo.fast import choose",
+        "from sa_zoo.fast import route",
     ],
 )
 def test_names_and_kernels_are_there_in_any_order(first):
@@ -59,7 +59,7 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import SANet
 assert timm.is_model("sa_quadratic_cifar") and timm.is_model("mhsa_resnet18")
 model = timm.create_model("sa_quadratic_tiny_cifar", depth=1)
-assert isinstance(model, SANet) and Attention.evaluator.__module__ == "sa_zoo.fast.choose"
+assert isinstance(model, SANet) and Attention.evaluate.__module__ == "sa_zoo.fast.route"
 """
     run(code)
 

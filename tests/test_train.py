@@ -29,8 +29,6 @@ from torch.utils.data import DataLoader, get_worker_info
 import sa_zoo
 from sa_zoo.cost import training_macs
 from sa_zoo.data.sources import open_source
-from sa_zoo.fast import portions, recomputed
-from sa_zoo.fast.choose import only
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_model
 from sa_zoo.training.augment import ORDER, permutation
@@ -290,24 +288,6 @@ def test_steps_are_those_of_plain_sgd(tmp_path):
         optimizer.step()
     for name, trained in weights(tmp_path / "run").items():
         assert torch.allclose(trained, model.state_dict()[name], atol=1e-5), name
-
-
-def test_heads_that_are_built_again_accumulate_gradients(tmp_path, monkeypatch):
-    """Compared with the definition of attention, in one large batch."""
-    calls = []
-    apply = recomputed.ProjectedHeads.apply
-    monkeypatch.setattr(
-        recomputed.ProjectedHeads, "apply", lambda *given: calls.append(1) or apply(*given)
-    )
-    table = {"model": MUON["model"], "optim": SGD}
-    with only("definition"):
-        train(tiny_config(**table, train={"batch_size": 210}), tmp_path / "whole")
-    assert not calls
-    monkeypatch.setattr(portions, "PORTION", 11 * 16 * 16)  # 11 images of 16 tokens and 16 channels
-    parts = {"batch_size": 210, "accumulation": 3}
-    train(tiny_config(**table, train=parts), tmp_path / "parts")
-    assert len(calls) >= 2 * 6 * 3 * 2, "layers, steps, parts, epochs"
-    assert_same_curve(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_compiled_run_follows_the_same_curve(plain, tmp_path, monkeypatch):

@@ -4,6 +4,8 @@
 factors by axis. W_out, or batch normalization in its place, is folded into W_val.
 """
 
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,7 @@ class Deployed(Attention):
     Images of another size than the network's are evaluated as in other layers.
     """
 
+    separable: Final[bool]  # again: TorchScript reads the annotations of one class
     P: Tensor | None
     P_across: Tensor | None  # P is then the factor down the rows
 

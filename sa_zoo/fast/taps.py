@@ -75,7 +75,11 @@ def gathered(offsets: Offsets, X: Tensor) -> Tensor:
     images = torch.arange(B, device=X.device)[:, None] * (height * width)
     index = images + torch.stack(places, dim=-1).flatten()
     # along the first axis, torch copies whole pixels, and on all threads
-    return X.flatten(0, 2).index_select(0, index.flatten()).view(B, height, width, -1)
+    return (
+        X.flatten(0, 2)
+        .index_select(0, index.flatten())
+        .view(B, height, width, len(offsets) * X.shape[3])
+    )
 
 
 def lattice_of(offsets: Offsets) -> Lattice | None:

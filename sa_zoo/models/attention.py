@@ -37,6 +37,14 @@ AXES_FROM = 128
 AXES_ALWAYS_FROM = 256
 
 
+def total(scores: list[Tensor]) -> Tensor:
+    """Their sum; TorchScript has no `sum` of tensors."""
+    A = scores[0]
+    for more in scores[1:]:
+        A = A + more
+    return A
+
+
 def probabilities_from(scores: Tensor) -> Tensor:
     """softmax over the last axis (Eq. 1), in at least float32; negligible values are 0: denormals slow CPUs down."""
     P = torch.softmax(at_least_float32(scores), dim=-1)
@@ -107,19 +115,20 @@ class Attention(nn.Module):
 
     def probabilities(self, X: Tensor) -> Tensor:
         """softmax(A): (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); at least float32."""
-        A = self.terms[0](X)
-        for term in self.terms[1:]:
-            A = A + term(X)
-        return probabilities_from(A)
+        scores: list[Tensor] = []
+        for term in self.terms:
+            scores.append(term(X))
+        return probabilities_from(total(scores))
 
     def axis_probabilities(self, X: Tensor) -> list[Tensor]:
         """The factors of `probabilities`, (N_h, H, H) and (N_h, W, W), if all terms are separable."""
-        down, across = self.terms[0].axis_scores(X.shape[1], X.shape[2])
-        for term in self.terms[1:]:
-            more_down, more_across = term.axis_scores(X.shape[1], X.shape[2])
-            down = down + more_down
-            across = across + more_across
-        return [probabilities_from(down), probabilities_from(across)]
+        down: list[Tensor] = []
+        across: list[Tensor] = []
+        for term in self.terms:
+            scores = term.axis_scores(X.shape[1], X.shape[2])
+            down.append(scores[0])
+            across.append(scores[1])
+        return [probabilities_from(total(down)), probabilities_from(total(across))]
 
     def drops(self) -> bool:
         """Whether P has dropout; P then does not factorize."""

@@ -77,7 +77,6 @@ class Block(nn.Module):
         raise NotImplementedError
 
 
-
 class PostNormBlock(Block):
     """The paper's block: LayerNorm(x + attention(x)), then LayerNorm(x + W_2 GELU(W_1 x))."""
 
