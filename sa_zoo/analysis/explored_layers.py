@@ -17,7 +17,7 @@ from sa_zoo.analysis.heads import mean_distance, sample
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.norm import as_one_map
+from sa_zoo.models.linear import as_one_map
 
 Json = dict[str, Any]  # of the page
 Tensors = Mapping[str, Tensor]  # parameters by name
