@@ -269,15 +269,12 @@ def publish_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")
     ] = False,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Publish next to other work; replace equal names.")
-    ] = False,
     space: Annotated[
         str, typer.Option(help="Space to publish the explorer as, as in you/NAME.")
     ] = "",
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
-    sa_zoo.publish(folder, repo_id, private, tag, dry_run, merge, space)
+    sa_zoo.publish(folder, repo_id, private, tag, dry_run, space)
 
 
 @app.command("models")

@@ -99,7 +99,7 @@ def render(model_cards: Path) -> list[Path]:
     return cards
 
 
-def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool, merge: bool) -> None:
+def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool) -> None:
     """Publish every model with weights as OWNER/NAME, finished; all are checked before the first is sent."""
     with TemporaryDirectory() as temporary:
         finished = []
@@ -108,10 +108,10 @@ def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool, m
             shutil.copytree(folder, copy)
             finished.append(finish(open_folder(copy)))
         for opened in finished:
-            publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, True, merge)
+            publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, True)
         for opened in finished:
             if not dry_run:
-                publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, False, merge)
+                publish(opened, f"{owner}/{opened.local_folder.name}", False, tag)
 
 
 def _trained(model_cards: Path) -> list[Path]:
@@ -179,10 +179,9 @@ def publish_models(
     model_cards: Annotated[Path, typer.Option(help="Folder of the models.")] = MODEL_CARDS,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; send nothing.")] = False,
-    merge: Annotated[bool, typer.Option("--merge", help="Publish next to other work.")] = False,
 ) -> None:
     """Publish every model with weights as OWNER/NAME, after all are checked."""
-    publish_all(model_cards, owner, tag, dry_run, merge)
+    publish_all(model_cards, owner, tag, dry_run)
 
 
 if __name__ == "__main__":

@@ -1,73 +1,71 @@
-"""A small Hub on 127.0.0.1: the part of the protocol that publishing uses, plain LFS included, and faults on demand.
+"""A small Hub on 127.0.0.1 for the official client: repositories, commits, trees, tags, downloads, faults on demand.
 
-The official client talks to it as to huggingface.co: repositories, commits as NDJSON, trees with git's sha1 and LFS's
-sha256, tags, downloads. It keeps everything in memory and believes one token.
+It keeps everything in memory, stores no file as LFS, and believes one token, of the user "you".
 """
 
+import base64
 import json
 import re
-import socket
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from hub_routes import ROUTES, USER, Problem, Repository
-
-WRITING = r"(POST|PUT) (?!.*(validate-yaml|preupload|batch))"
 TOKEN = "hf_" + "t" * 34
+EXAMPLE = {"README.md": b"an example", "index.html": b"<h1>", "style.css": b"h1 {}"}  # of a Space
+DATE = "2020-02-20T20:20:20.000Z"
+
+
+class Problem(Exception):
+    """An HTTP status to answer."""
 
 
 @dataclass
-class Fault:
-    """What goes wrong with the next `times` requests whose "METHOD path" matches.
+class Repository:
+    private: bool = False
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)  # path -> title of the last commit to it
+    tags: dict[str, str] = field(default_factory=dict)
+    head: str = ""
 
-    kind: "drop" (closed before anything happens), "lose" (done, then closed without an answer), "cut" (closed after the
-    share `at` of the answer), "flip" (one bit of the answer, there), "slow" (an answer after 1/3 second), or an
-    HTTP status to answer instead.
-    """
+    def commit(self, files: dict[str, bytes], title: str = "Upload by hand") -> str:
+        before = self.commits.get(self.head, {})
+        self.titles |= {path: title for path in files if files[path] != before.get(path)}
+        self.head = sha1(f"{self.head}{sorted(files)}".encode()).hexdigest()
+        self.commits[self.head] = files
+        return self.head
 
-    pattern: str
-    kind: str | int
-    times: int = 1
-    headers: dict[str, str] = field(default_factory=dict)
-    at: float = 0.5
+    def at(self, revision: str) -> str:
+        return {"main": self.head, **self.tags}.get(revision, revision)
 
 
 class HubServer(ThreadingHTTPServer):
+    """faults: pattern of "METHOD path" -> what happens to the next such request, once.
+
+    "drop": it is closed unanswered; "lose": it is done, then closed unanswered; a number: the HTTP status to answer; a
+    function: called before the answer.
+    """
+
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.repositories: dict[str, Repository] = {}
-        self.objects: dict[str, bytes] = {}
-        self.faults: list[Fault] = []
-        self.before: dict[
-            str, Callable[[], None]
-        ] = {}  # pattern -> what somebody else does just before, once
-        self.log: list[str] = []
-        self.lock = threading.RLock()
+        self.faults: dict[str, str | int | Callable[[], Any]] = {}
+        self.log: list[str] = []  # METHOD path
+        self.seen: list[str] = []  # headers, apart from that of the token, and bodies
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def server_close(self) -> None:
+        self.shutdown()
+        super().server_close()
 
     def count(self, pattern: str) -> int:
         return sum(bool(re.search(pattern, line)) for line in self.log)
-
-    def writes(self) -> list[str]:
-        """Requests that changed something, or tried."""
-        return [line for line in self.log if re.match(WRITING, line)]
-
-    def fault_for(self, line: str) -> Fault | None:
-        with self.lock:
-            for pattern in [pattern for pattern in self.before if re.search(pattern, line)]:
-                self.before.pop(pattern)()
-            for fault in self.faults:
-                if fault.times and re.search(fault.pattern, line):
-                    fault.times -= 1
-                    return fault
-        return None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -75,90 +73,166 @@ class Handler(BaseHTTPRequestHandler):
     server: HubServer
 
     def handle_any(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        body, line = self.read_body(), f"{self.command} {path}"
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.token = self.headers.get("Authorization")
+        del self.headers["Authorization"]
+        self.server.seen.append(f"{self.path} {self.headers} {body.decode('latin-1')}")
+        line = f"{self.command} {unquote(urlsplit(self.path).path)}"
         self.server.log.append(line)
-        fault = self.server.fault_for(line)
-        if fault and fault.kind == "drop":
-            return self.hang_up()
+        pattern = next((each for each in self.server.faults if re.search(each, line)), "")
+        fault = self.server.faults.pop(pattern, None)
+        if callable(fault):
+            fault()
+        status, answer = 200, b""
+        headers = {"Content-Type": "application/json"}
         try:
-            if fault and isinstance(fault.kind, int):
-                raise Problem(
-                    fault.kind, f"as the test wished for {self.headers.get('Authorization')}"
-                )
-            with self.server.lock:
-                status, headers, answer = 200, *self.answer(path, body)
+            if isinstance(fault, int):
+                raise Problem(fault)
+            if fault != "drop":
+                answer = self.answer(line, body, headers)
         except Problem as problem:
-            status, headers, answer = problem.status, problem.headers, problem.body
-            headers |= fault.headers if fault else {}
-        if fault and fault.kind == "lose":
-            return self.hang_up()
-        if fault and fault.kind == "slow":
-            time.sleep(1 / 3)
-        place = int(len(answer) * fault.at) if fault else 0
-        if fault and fault.kind == "flip" and answer:
-            answer = answer[:place] + bytes([answer[place] ^ 1]) + answer[place + 1 :]
+            status = problem.args[0]
+            headers["X-Error-Code"] = "EntryNotFound"
+            answer = json.dumps({"url": f"{self.server.url}/you/it"}).encode()
+        if fault in ("drop", "lose"):
+            self.close_connection = True
+            return
         self.send_response(status)
         for key, value in {"Content-Length": str(len(answer)), **headers}.items():
             self.send_header(key, value)
         self.end_headers()
-        if fault and fault.kind == "cut":
-            self.wfile.write(answer[:place])
-            return self.hang_up()
         if self.command != "HEAD":
             self.wfile.write(answer)
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_any
+    do_GET = do_HEAD = do_POST = handle_any
 
-    def answer(self, path: str, body: bytes) -> tuple[dict[str, str], bytes]:
-        for pattern, respond in ROUTES.items():
-            if found := re.fullmatch(pattern, f"{self.command} {path}"):
-                repo = found.groupdict().get("repo")
-                if self.command in ("POST", "PUT") or not self.readable(repo):
-                    self.authorise(repo)
-                made = respond(self, body, **found.groupdict())
-                if isinstance(made, tuple):
-                    return made
-                return {"Content-Type": "application/json"}, json.dumps(made).encode()
-        raise Problem(404, f"no such route: {self.command} {path}")
+    def answer(self, line: str, body: bytes, headers: dict[str, str]) -> bytes:
+        route = next((each for each in ROUTES if re.fullmatch(each, line)), None)
+        if route is None:
+            raise Problem(404)
+        found: Any = re.fullmatch(route, line)
+        place = found.groupdict()
+        request = [json.loads(part) for part in body.splitlines()]
+        if not place:
+            return json.dumps(ROUTES[route](self, request)).encode()
+        repository = self.server.repositories.get(place.pop("repo"))
+        if repository is None:
+            raise Problem(404)
+        if self.command == "POST" or line.endswith("/write"):
+            self.authorize(found["repo"])
+        made = ROUTES[route](repository, request, **place)
+        if isinstance(made, bytes):
+            headers |= {"X-Repo-Commit": repository.at(place["revision"]), "ETag": git_sha1(made)}
+            return made
+        return json.dumps(made).encode()
 
-    def authorise(self, repo: str | None) -> None:
-        if self.path.startswith("/lfs/"):  # a signed URL of a storage needs no token
-            return
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise Problem(401, "Invalid credentials in Authorization header")
-        if repo and repo.removeprefix("spaces/").split("/")[0] != USER:
-            raise Problem(403, f"you have no write access to {repo}")
-
-    def readable(self, repo: str | None) -> bool:
-        return repo not in self.server.repositories or not self.server.repositories[repo].private
-
-    def repository(self, repo: str) -> Repository:
-        if repo not in self.server.repositories:
-            raise Problem(404, "Repository not found", "RepoNotFound")
-        return self.server.repositories[repo]
-
-    def files(self, repo: str, revision: str) -> tuple[str, dict[str, bytes]]:
-        repository = self.repository(repo)
-        commit = repository.at(revision)
-        if commit not in repository.commits:
-            raise Problem(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return commit, repository.commits[commit]
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def hang_up(self) -> None:
-        self.close_connection = True
-        self.wfile.flush()
-        self.connection.shutdown(socket.SHUT_RDWR)
+    def authorize(self, repo: str) -> None:
+        if self.token != f"Bearer {TOKEN}":
+            raise Problem(401)
+        if not repo.removeprefix("spaces/").startswith("you/"):
+            raise Problem(403)
 
     def log_message(self, *args: object) -> None:
         """Silence."""
+
+
+def git_sha1(content: bytes) -> str:
+    return sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def create(handler: Handler, request: list[Any]) -> Any:
+    server = handler.server
+    wanted = request[0]
+    files = {".gitattributes": b"*"}
+    repo = f"{wanted['organization']}/{wanted['name']}"
+    if wanted.get("type") == "space":
+        repo = f"spaces/{repo}"
+        files |= EXAMPLE
+    handler.authorize(repo)
+    if repo in server.repositories:
+        raise Problem(409)
+    server.repositories[repo] = Repository(wanted["visibility"] == "private")
+    server.repositories[repo].commit(files, "initial commit")
+    return {"url": f"{server.url}/{repo}"}
+
+
+def info(repository: Repository, _: Any, revision: str = "main") -> Any:
+    sha = repository.at(revision)
+    siblings = [{"rfilename": path} for path in repository.commits[sha]]
+    return {"id": "it", "sha": sha, "private": repository.private, "siblings": siblings}
+
+
+def tree(repository: Repository, _: Any, revision: str) -> Any:
+    return [
+        {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
+        | {"lastCommit": {"id": "0", "title": repository.titles[path], "date": DATE}}
+        for path, content in repository.commits[repository.at(revision)].items()
+    ]
+
+
+def preupload(repository: Repository, request: list[Any]) -> Any:
+    files = repository.commits[repository.head]
+    answers = []
+    for path in (file["path"] for file in request[0]["files"]):
+        known = {"oid": git_sha1(files[path])} if path in files else {}
+        answers.append({"path": path, "uploadMode": "regular", "shouldIgnore": False, **known})
+    return {"files": answers}
+
+
+def commit(repository: Repository, request: list[Any]) -> Any:
+    header, *operations = request
+    if header["value"]["parentCommit"] != repository.head:
+        raise Problem(412)
+    files = dict(repository.commits[repository.head])
+    for operation in operations:
+        value = operation["value"]
+        if operation["key"] == "deletedFile":
+            del files[value["path"]]
+        else:
+            files[value["path"]] = base64.b64decode(value["content"])
+    sha = repository.commit(files, header["value"]["summary"])
+    return {
+        "success": True,
+        "commitOid": sha,
+        "commitUrl": f"https://huggingface.co/you/it/commit/{sha}",
+    }
+
+
+def refs(repository: Repository, _: Any) -> Any:
+    tags = [
+        {"name": name, "ref": f"refs/tags/{name}", "targetCommit": sha}
+        for name, sha in repository.tags.items()
+    ]
+    return {"branches": [], "converts": [], "tags": tags}
+
+
+def tag(repository: Repository, request: list[Any], revision: str) -> Any:
+    if request[0]["tag"] in repository.tags:
+        raise Problem(409)
+    repository.tags[request[0]["tag"]] = revision
+    return {}
+
+
+def resolve(repository: Repository, _: Any, revision: str, path: str) -> bytes:
+    files = repository.commits[repository.at(revision)]
+    if path not in files:
+        raise Problem(404)
+    return files[path]
+
+
+REPO = r"(?P<repo>(?:spaces/)?[^/]+/[^/]+)"
+API = rf"/api/(?:models/|(?=spaces/)){REPO}"
+REVISION = r"(?P<revision>[^/]+)"
+ROUTES: dict[str, Callable[..., Any]] = {
+    "POST /api/repos/create": create,
+    "POST /api/validate-yaml": lambda *_: {"errors": [], "warnings": []},
+    f"GET {API}/auth-check/write": lambda *_: {},
+    f"GET {API}": info,
+    f"GET {API}/revision/{REVISION}": info,
+    f"GET {API}/tree/{REVISION}": tree,
+    f"POST {API}/preupload/main": preupload,
+    f"POST {API}/commit/main": commit,
+    f"GET {API}/refs": refs,
+    f"POST {API}/tag/{REVISION}": tag,
+    f"(GET|HEAD) /{REPO}/resolve/{REVISION}/(?P<path>.+)": resolve,
+}

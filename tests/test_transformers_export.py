@@ -217,7 +217,7 @@ save_file({{key: value.contiguous() for key, value in out.items()}}, results)
 def test_a_process_without_the_packages_gets_equal_numbers(run, tmp_path):
     folder, network, images, logits = run
     server = HubServer()
-    server.repositories["you/small-run"] = Repository(private=False)
+    server.repositories["you/small-run"] = Repository()
     server.repositories["you/small-run"].commit(
         {path.name: path.read_bytes() for path in folder.iterdir()}
     )
@@ -234,7 +234,6 @@ def test_a_process_without_the_packages_gets_equal_numbers(run, tmp_path):
             command, capture_output=True, text=True, cwd=tmp_path, env=environment
         )
     finally:
-        server.shutdown()
         server.server_close()
     assert done.returncode == 0, done.stderr
     results = load_file(tmp_path / "results")

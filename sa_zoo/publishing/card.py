@@ -55,6 +55,9 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     """
     facts = _facts(opened)
     text = _text(opened.local_folder / "README.md")
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    if title:  # the folder may have been renamed since
+        facts["title"] = title[1]
     if text in ("", _render(facts)):
         return _render(facts, repo_id, space_url)
     text = text.replace(f"you/{facts['title']}", repo_id)

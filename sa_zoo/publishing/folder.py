@@ -1,10 +1,7 @@
 """The manifest of a model folder to publish, and its offline checks. The folder is only read."""
 
-import json
 import re
 import tomllib
-from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +9,17 @@ import timm
 import tomli_w
 import torch
 from huggingface_hub import get_token
-from huggingface_hub.utils.sha import git_hash
-from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, deserialize
+from safetensors import deserialize
 from torch import nn
 
-from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.parts import parts_of
 from sa_zoo.folders.write import check_sums
 
-# Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and PEM private keys.
+# Hugging Face, GitHub, OpenAI-like, Slack and AWS keys, and private keys in PEM or of PGP.
 SECRET = re.compile(
     rb"\b(?:hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}"
-    rb"|github_pat_\w{30,}|sk-[A-Za-z0-9_-]{32,}|xox[abpr]-[A-Za-z0-9-]{20,}|AKIA[A-Z0-9]{16})\b"
-    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    rb"|github_pat_\w{30,}|sk-[A-Za-z0-9_-]{32,}|(?:xox[a-z]|xapp)-[A-Za-z0-9-]{20,}|A[KS]IA[A-Z0-9]{16})\b"
+    rb"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 # Start of a pickle (protocol 2 and later) or of a zip archive, as from torch.save.
 PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
@@ -35,34 +29,12 @@ HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # of a model or data set
 IMAGES = "path/to/images"
 MODEL = "path/to/model"
 
-# Path in the repository -> content. Files are read once, so the checked bytes are the published ones.
-Manifest = dict[str, bytes]
-PUBLISHED = "sa_zoo.json"  # list of the files published by this package, which never touches others
 
-
-def digests(content: bytes) -> dict[str, str]:
-    """The digests that a Hub states: sha256 for a large file, the sha1 of git's blob for a small one."""
-    return {"sha256": sha256(content).hexdigest(), "git": git_hash(content)}
-
-
-def with_list(manifest: Manifest) -> Manifest:
-    """The manifest with the file PUBLISHED added, the digests of all its files."""
-    files = {name: digests(content) for name, content in manifest.items()}
-    return manifest | {PUBLISHED: (json.dumps({"files": files}, indent=2) + "\n").encode()}
-
-
-def published_files(content: bytes) -> dict[str, dict[str, str]]:
-    """Path -> digests, from a file PUBLISHED; empty for other contents."""
-    try:
-        return TypeAdapter(dict[str, dict[str, dict[str, str]]]).validate_json(content)["files"]
-    except (ValidationError, KeyError):
-        return {}
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The files to publish, sorted by path. Raises ValueError for a damaged file, or a link out of the folder."""
+def read_manifest(folder: Path) -> dict[str, bytes]:
+    """The files of a folder to publish, without code. Raises ValueError for a damaged file or a link out of it."""
     check_sums(folder)
-    return {name: (folder / name).read_bytes() for name in parts_of(folder)}
+    names = [name for name in parts_of(folder) if not name.endswith(".py")]
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def without_paths(recipe: str, data: str | None) -> str:
@@ -82,35 +54,17 @@ def without_paths(recipe: str, data: str | None) -> str:
     return tomli_w.dumps(settings)
 
 
-def check_folder(opened: Opened, manifest: Manifest) -> None:
-    """Raise ValueError with a remedy unless the folder is complete and both libraries load it."""
-    if "metrics.json" not in manifest:
-        raise ValueError(
-            f"got {opened.folder} without metrics.json, expected the folder of a finished run; "
-            f"`sa-zoo finish {opened.folder} --out NEW` makes one of a folder of another trainer"
-        )
-    for name, content in manifest.items():
-        check_content(name, content)
-    check_loads(opened.network, opened.local_folder)
-
-
 def check_content(name: str, content: bytes) -> None:
-    """Raise ValueError for a pickle, an archive or a token."""
-    # A safetensors file begins with the size of its header, which may look like a pickle.
-    is_tensors = False
+    """Raise ValueError for a pickle, an archive or a token, SafetensorError for damaged weights."""
     if name.endswith(".safetensors"):
-        with suppress(SafetensorError):
-            is_tensors = bool(deserialize(content))
-    if PICKLE.match(content) and not is_tensors:
+        deserialize(content)  # the size of its header may look like a pickle
+    elif PICKLE.match(content):
         raise ValueError(
             f"got a pickle or an archive in {name}, expected none: weights are safetensors only"
         )
-    token = (get_token() or "").encode()
-    found = SECRET.search(content) or (token and re.search(re.escape(token), content))
-    if found:
-        raise ValueError(
-            f"got what looks like a token in {name}, byte {found.start()}: remove it and revoke it"
-        )
+    token = get_token()
+    if SECRET.search(content) or (token and token.encode() in content):
+        raise ValueError(f"got what looks like a token in {name}: remove it and revoke it")
 
 
 def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from huggingface_hub import SpaceCardData
 
-from sa_zoo.publishing.folder import Manifest, with_list
-
 README = """---
 {metadata}
 ---
@@ -13,7 +11,7 @@ Its two photographs come with scikit-learn (CC BY 2.0).
 """
 
 
-def space_files(manifest: Manifest, repo_id: str, url: str) -> Manifest:
+def space_files(manifest: dict[str, bytes], repo_id: str, url: str) -> dict[str, bytes]:
     """The files of the Space for a model with these checked files, published as `repo_id` at `url`.
 
     Raises ValueError for a model without an explorer.
@@ -28,4 +26,4 @@ def space_files(manifest: Manifest, repo_id: str, url: str) -> Manifest:
         title=f"Attention of {network}", sdk="static", app_file="index.html", models=[repo_id]
     )
     readme = README.format(metadata=metadata.to_yaml(), repo_id=repo_id, url=url)
-    return with_list({"README.md": readme.encode(), "index.html": manifest["explorer.html"]})
+    return {"README.md": readme.encode(), "index.html": manifest["explorer.html"]}
