@@ -23,7 +23,6 @@ import sa_zoo
 from sa_zoo.data.sources import Images, Source
 from sa_zoo.folders.check import check_config, count_elements
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.publishing.folder import published_files
 from sa_zoo.training.config import load_config
 from sa_zoo.training.model import InputFormat
 from sa_zoo.training.splits import StreamedSplit
@@ -120,7 +119,6 @@ TARGETS: dict[str, Callable[[bytes], Any]] = {
     "weights": on_file("model.safetensors", count_elements),
     "recipe": on_file("train.toml", load_config),
     "metrics": on_file("metrics.json", lambda path: read_metrics(path.parent)),
-    "published": lambda data: published_files(data),
     "image": decode,
     "network": settings(database=None, deadline=None)(
         given(CHANGES)(load_changed)
