@@ -24,8 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from sa_zoo.fast.route import only
-from sa_zoo.folders.metrics import environment
 from sa_zoo.folders.write import write_json
+from sa_zoo.training.environment import environment
 
 Run = Callable[[], object]
 Row = dict[str, Any]

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.analysis import explorer
-from sa_zoo.analysis.explorer import explore
+from sa_zoo.analysis.explorer import explore, explorer_files
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
-from sa_zoo.commands.explore import explore_source, explorer_files
+from sa_zoo.commands.explore import explore_source
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.folders.opened import open_folder

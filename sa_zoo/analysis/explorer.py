@@ -26,6 +26,7 @@ from torchvision.transforms.functional import to_pil_image
 from sa_zoo.analysis.explored_layers import Json, described, stored
 from sa_zoo.analysis.heads import spaced
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
+from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import write_file
 
 _logger = logging.getLogger(__name__)
@@ -101,6 +102,24 @@ def explore(
     }
     _add_images(data, layers, {name: _shown(image, expected) for name, image in inputs.items()})
     return Page(_assembled(data))
+
+
+def explorer_files(opened: Opened) -> dict[str, bytes]:
+    """explorer.html of a model; none without maps, or with too many maps for a page.
+
+    Shows freely licensed photographs, as the images of the run may not be public.
+    """
+    try:
+        page = page_of(opened, f"local-dir:{opened.local_folder.resolve().name}")
+    except ValueError:
+        return {}
+    return {"explorer.html": page.html.encode()}
+
+
+def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | None = None) -> Page:
+    """The page of a model. Its code loads the model from `load_from`."""
+    recorded = opened.tensors("heads.safetensors")
+    return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
 def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:

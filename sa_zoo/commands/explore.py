@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from sa_zoo.analysis.explorer import Page, explore
+from sa_zoo.analysis.explorer import Page, page_of
 from sa_zoo.data.pictures import open_picture
 from sa_zoo.data.sources import open_source
 from sa_zoo.folders.opened import Opened, open_model
@@ -22,24 +22,6 @@ def explore_source(source: str, files: list[Path] | None = None, count: int = 0)
     if count and not pictures:
         pictures = _test_pictures(opened, count)
     return page_of(opened, opened.source, pictures or None)
-
-
-def explorer_files(opened: Opened) -> dict[str, bytes]:
-    """explorer.html of a model; none without maps, or with too many maps for a page.
-
-    Shows freely licensed photographs, as the images of the run may not be public.
-    """
-    try:
-        page = page_of(opened, f"local-dir:{opened.local_folder.resolve().name}")
-    except ValueError:
-        return {}
-    return {"explorer.html": page.html.encode()}
-
-
-def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | None = None) -> Page:
-    """The page of a model. Its code loads the model from `load_from`."""
-    recorded = opened.tensors("heads.safetensors")
-    return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
 def _pictures(files: list[Path]) -> dict[str, Image.Image]:

@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from sa_zoo.analysis.explorer import explorer_files
 from sa_zoo.analysis.figures import figure_files
-from sa_zoo.commands.explore import explorer_files
 from sa_zoo.data.sources import open_source
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import metrics_of, write_metrics

@@ -15,7 +15,7 @@ import datasets
 from datasets.data_files import SPLIT_KEYWORDS
 
 from sa_zoo.data.pictures import EXTENSIONS
-from sa_zoo.folders.check import listed
+from sa_zoo.folders.messages import listed
 
 METADATA = ("metadata.csv", "metadata.jsonl")  # for the "imagefolder" builder of `datasets`
 # prefixes of system files: macOS, Jupyter, Python, Windows, Synology, Office

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from sa_zoo.data.pictures import size_of_picture
 from sa_zoo.data.sources import Images, Rows, Source, UnreadableImage
-from sa_zoo.folders.check import listed
+from sa_zoo.folders.messages import listed
 from sa_zoo.training.progress import MANY, shown
 
 SHOWN_CLASSES = 3  # classes at either end

@@ -22,7 +22,7 @@ from timm.utils import natural_key
 
 from sa_zoo.data.picture_folder import SPLIT_WORDS, Found, table_of, tables_in
 from sa_zoo.data.pictures import open_picture
-from sa_zoo.folders.check import did_you_mean, listed
+from sa_zoo.folders.messages import did_you_mean, listed
 from sa_zoo.training.config import DataConfig
 from sa_zoo.training.progress import shown
 

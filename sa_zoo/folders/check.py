@@ -4,10 +4,9 @@ A checked folder holds safetensors weights, names an architecture of timm, and l
 elsewhere. While it is loaded, the size of its networks is bounded.
 """
 
-import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,8 +19,9 @@ from timm.models import parse_model_name
 from torch import nn
 from torch.nn.modules import module as registration
 
+from sa_zoo.folders.messages import did_you_mean, mistakes
+
 LARGEST = 2**20  # of any number in config.json
-LISTED = 5  # names of a long list shown in a message
 # Limit over all networks built while a folder is loaded; 8 times its weights if larger.
 PARAMETERS = 2**26
 # Each tensor counts as at least this many parameters, so a million tiny layers are refused too.
@@ -79,10 +79,10 @@ class Pretrained(BaseModel):
         return self
 
 
-class FolderConfig(Pretrained):  # an older config.json has the keys of pretrained_cfg at the top
+class FolderConfig(BaseModel):
     architecture: Architecture
     model_args: Arguments = Arguments()
-    pretrained_cfg: Pretrained = Pretrained()
+    pretrained_cfg: Pretrained
 
 
 @contextmanager
@@ -156,14 +156,6 @@ def check_config(path: Path) -> None:
         ) from error
 
 
-def mistakes(error: ValidationError) -> str:
-    """All mistakes found by pydantic, as "key: got value: reason"."""
-    return "; ".join(
-        f"{'.'.join(map(str, each['loc']))}: got {each['input']!r}: {each['msg']}"
-        for each in error.errors()
-    )
-
-
 def count_elements(path: Path) -> int:
     """Elements in a file of weights, from its header, counted as in `at_most`.
 
@@ -209,15 +201,3 @@ def check_name(name: str, expected: str = "a timm name") -> None:
         raise ValueError(
             f"model.name: got {name}, expected {expected}{did_you_mean(name, timm.list_models())}"
         )
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest known name, if any is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def listed(names: Sequence[object]) -> str:
-    """The first names, and the number of the others."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(map(str, names[:LISTED])) + more

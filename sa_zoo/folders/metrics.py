@@ -4,26 +4,18 @@ Training, conversion and evaluation write it; cards are rendered from it. Keys w
 """
 
 import math
-import platform
-import re
-import shutil
-import subprocess
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
-from torch.backends import cuda, cudnn
 
-from sa_zoo.folders.check import mistakes
+from sa_zoo.folders.messages import mistakes
 from sa_zoo.folders.write import read_json, write_json
 
 FILE = "metrics.json"
-ARCHIVED = "$Format:%H$"  # `git archive` puts the commit here
 
 
 class Section(BaseModel):
@@ -102,7 +94,7 @@ class Baseline(Section):
 
 
 class Metrics(Section):
-    version: Literal[1] = 1  # older files have none, and the same keys
+    version: Literal[1] = 1
     model: str | None = None
     base_model: str | None = None  # Hub repository of the model before its conversion
     conversion: Conversion | None = None
@@ -183,43 +175,3 @@ def write_result(path: Path, measured: Metrics) -> None:
         write_test(folder, measured)
     else:
         write_json(path, measured.result())
-
-
-def environment(device: torch.device) -> dict[str, str | int]:
-    """Hardware, versions and settings of a measurement."""
-    name = device.type
-    settings = {}
-    if name == "cuda":
-        name = torch.cuda.get_device_name(device)
-        settings["tf32_products"] = str(cuda.matmul.allow_tf32)
-        settings["tf32_convolutions"] = str(cudnn.allow_tf32)
-    packages = ("torch", "timm", "accelerate", "datasets", "numpy")
-    return {
-        "python": platform.python_version(),
-        **{package: version(package) for package in packages},
-        "device": name,
-        **settings,
-        "cpu": _cpu(),
-        "threads": torch.get_num_threads(),
-        "sa_zoo_commit": _own_commit(),
-    }
-
-
-def _cpu() -> str:
-    """Number and name of the cores, or the architecture if the system does not list cores."""
-    listed = Path("/proc/cpuinfo")
-    if listed.is_file():
-        cores = re.findall(r"^model name\s*:\s*(.*)$", listed.read_text(), re.MULTILINE)
-        if cores:
-            return f"{len(cores)} x {cores[0]}"
-    return platform.machine()
-
-
-def _own_commit() -> str:
-    """The commit of a checkout or of a git archive; empty for an installed package."""
-    checkout = Path(__file__).parents[2]
-    git = shutil.which("git")
-    if git is None or not (checkout / ".git").exists():
-        return "" if ARCHIVED.startswith("$") else ARCHIVED
-    command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout.strip()

@@ -22,7 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from sa_zoo.folders.check import LARGEST, Arguments, did_you_mean
+from sa_zoo.folders.check import LARGEST, Arguments
+from sa_zoo.folders.messages import did_you_mean
 
 # setup.py installs configs/ of the repository as sa_zoo/recipes. A checkout has no such folder.
 INSTALLED_RECIPES = Path(__file__).parents[1] / "recipes"

@@ -18,7 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from sa_zoo.data.sources import Source, digest_of, open_source
-from sa_zoo.folders.check import listed
+from sa_zoo.folders.messages import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import DataConfig, data_of

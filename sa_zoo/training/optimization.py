@@ -6,7 +6,7 @@ import torch
 from timm.optim import create_optimizer_v2, list_optimizers
 from torch import nn
 
-from sa_zoo.folders.check import did_you_mean
+from sa_zoo.folders.messages import did_you_mean
 from sa_zoo.training.config import OptimConfig
 
 

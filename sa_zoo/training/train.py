@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 
 from sa_zoo.data.sources import open_source
-from sa_zoo.folders.metrics import Metrics, Training, environment, write_metrics
+from sa_zoo.folders.metrics import Metrics, Training, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import open_launched, report_lost_process
+from sa_zoo.training.environment import environment
 from sa_zoo.training.evaluate import score
 from sa_zoo.training.loop import Run, train_epochs
 from sa_zoo.training.model import check_start, prepare_model
