@@ -30,7 +30,7 @@ def by_numpy(layer, conv, x):
     )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(layers())
 def test_the_hard_limit_and_the_definition_are_the_convolution(drawn):
     x = drawn.inputs(batch=2)
@@ -42,7 +42,7 @@ def test_the_hard_limit_and_the_definition_are_the_convolution(drawn):
         assert torch.allclose(layer.definition(x), expected, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(layers(), st.floats(0.3, 2.0))
 def test_the_layer_is_what_the_paper_defines(drawn, alpha):
     layer, generator = attention_from_conv(drawn.conv, alpha), torch.Generator().manual_seed(0)

@@ -387,21 +387,18 @@ def test_the_command_shows_test_images_and_pictures(run, tmp_path):
         assert refused.exit_code == 1 and f"got {path}, expected" in refused.output
 
 
+def test_a_model_without_maps_has_no_page(tmp_path):
+    folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
+    assert explorer_files(open_folder(folder)) == {}
+
+
 @pytest.mark.parametrize(
     "given", [Image.new("RGB", (20, 28)), {"a": pictures()[0]}, pictures()[0], pictures(0)]
 )
 def test_images_of_another_kind_are_refused(given):
     with pytest.raises(ValueError, match=r"^images: got .*, expected a tensor \(B, C, H, W\)"):
         explore(small_network(), given)
-
-
-def test_a_model_of_five_channels_needs_tensors():
     model = small_network(in_chans=5)
     with pytest.raises(ValueError, match="model of 5 channels"):
         explore(model)
     assert data_of(explore(model, pictures(channels=5)).html)["size"] == [5, 28, 20]
-
-
-def test_a_model_without_maps_has_no_page(tmp_path):
-    folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
-    assert explorer_files(open_folder(folder)) == {}

@@ -15,7 +15,6 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import make_run
 
@@ -120,7 +119,4 @@ TARGETS: dict[str, Callable[[bytes], Any]] = {
     "recipe": on_file("train.toml", load_config),
     "metrics": on_file("metrics.json", lambda path: read_metrics(path.parent)),
     "image": decode,
-    "network": settings(database=None, deadline=None)(
-        given(CHANGES)(load_changed)
-    ).hypothesis.fuzz_one_input,
 }
