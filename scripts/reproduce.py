@@ -1,15 +1,13 @@
-"""python scripts/reproduce.py RUNS --data DATA --title 'CIFAR-10 (JPEG q75 copy)' [--only 'resnet_tiny_cifar*']
+"""python scripts/reproduce.py RUNS --data DATA --title CIFAR-10 [--only 'resnet_tiny_cifar*']
 
 Trains the rows of results/runs.toml, in order: one run folder per row and seed, NAME-SEED, in RUNS. With --gpu, the
 rows that need a GPU instead of those for a CPU. Stop it at any time (Ctrl-C, SIGTERM or power failure) and run it
-again: finished runs stay as they are, others resume. DATA is a folder or a Hub data set; RUNS/data/clothes has to be a
-clone of https://github.com/alexeygrigorev/clothing-dataset-small for the rows that name it. Each run has one thread
-unless OMP_NUM_THREADS is set, and its log in RUNS/logs.
+again: finished runs stay as they are, others resume. DATA is a folder or a Hub data set. Each run has one thread unless
+OMP_NUM_THREADS is set, and its log in RUNS/logs.
 """
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +16,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import numpy as np
 import typer
-from datasets import DatasetDict, load_dataset
-from PIL import Image
 from runs import ALLOCATOR, ROOT, read_runs
-from sklearn.datasets import load_digits
 
 # One thread per run. Narrow heads of vision transformers are slow in fused attention on a CPU.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TIMM_FUSED_ATTN": "0"} | ALLOCATOR
@@ -43,7 +37,7 @@ def jobs_left(runs: Path, only: str, gpu: bool, data: str, title: str) -> dict[s
     """What is not finished, by name of the run."""
     jobs = {}
     for row in read_runs():
-        if not row.command or row.gpu != gpu or not fnmatch(row.name, only):
+        if row.gpu != gpu or not fnmatch(row.name, only):
             continue
         for seed in range(row.seeds):
             if not finished(runs / f"{row.name}-{seed}"):
@@ -56,8 +50,6 @@ def jobs_left(runs: Path, only: str, gpu: bool, data: str, title: str) -> dict[s
 def start(arguments: list[str], runs: Path, name: str, lock: int) -> subprocess.Popen[bytes]:
     if (runs / name / "train.toml").is_file():
         arguments = [*arguments, "--resume"]
-    elif (runs / name).exists():  # a conversion that was interrupted; it takes a minute
-        shutil.rmtree(runs / name)
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with (runs / "logs" / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
@@ -98,39 +90,6 @@ def work(waiting: dict[str, Job], runs: Path, beside: int, lock: int) -> list[st
     return failed
 
 
-def write_digits(folder: Path, n: int = 1000) -> None:
-    """scikit-learn's digits as a folder of PNG files: n to train on, the others to test on."""
-    images, labels = load_digits(return_X_y=True)
-    for i, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
-        place = folder / ("train" if i < n else "test") / str(label)
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(place / f"{i:04d}.png")
-
-
-def write_tenth(data: str, folder: Path) -> None:
-    """A tenth of the training images of a data set, drawn, and its test images, as parquet files."""
-    splits = load_dataset(data)
-    images = len(splits["train"])
-    drawn = np.random.default_rng(0).permutation(images)[: images // 10]
-    splits["train"] = splits["train"].select(np.sort(drawn))
-    write_parquet(splits, folder)
-
-
-def write_half(data: str, folder: Path) -> None:
-    """The images of a data set at half their size: each pixel is the mean of four."""
-    splits = load_dataset(data)
-    column = next(iter(splits["train"].features))
-    write_parquet(splits.map(lambda row: {column: row[column].reduce(2)}), folder)
-
-
-def write_parquet(splits: DatasetDict, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in ("test", "train"):
-        temporary = folder / f"{split}.new"
-        splits[split].to_parquet(temporary)
-        temporary.rename(folder / f"{split}.parquet")
-
-
 def name_of_data(data: str, runs: Path) -> str:
     """What runs call the data: the same on every machine, by a link if it is a folder."""
     if not Path(data).is_dir():
@@ -159,12 +118,6 @@ def main(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             name = name_of_data(data, runs)
             left = jobs_left(runs, only, gpu, name, title)
-            settings = " ".join(word for job in left.values() for word in job.arguments)
-            if "data/digits" in settings:
-                write_digits(runs / "data" / "digits")
-            for part, write in {"data/tenth": write_tenth, "data/half": write_half}.items():
-                if part in settings and not (runs / part / "train.parquet").is_file():
-                    write(data, runs / part)
             failed = work(left, runs, jobs, lock.fileno())
         except BlockingIOError:
             sys.exit(f"got {runs}, in which runs are still going on; wait for them, or stop them")

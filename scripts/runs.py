@@ -25,12 +25,10 @@ class Row:
     seeds: int = 1
     after: str = ""
     says: str = ""
-    table: str = "all"
+    table: str = "results"
     weights: str = ""
     baseline: str = ""
     gpu: bool = False
-    speed: str = ""
-    top1: tuple[float, ...] = ()
 
     @property
     def model(self) -> str:
@@ -48,8 +46,6 @@ class Row:
     def arguments(self, seed: int, data: str, title: str) -> list[str]:
         """Arguments of `sa-zoo` for a run in the folder NAME-SEED of the working directory."""
         words = [*shlex.split(self.command), "--out", f"{self.name}-{seed}"]
-        if words[0] == "convert":
-            return [*words, "--data", data]
         values = [f"model.name={self.model}", f"data.name={data}", f"data.title={title}"]
         values += self.set.replace("SEED", str(seed)).split()
         for value in (*values, f"train.seed={seed}", "train.checkpoint_steps=200"):
@@ -58,11 +54,7 @@ class Row:
 
     def results(self) -> list[Metrics]:
         """Metrics of the runs that are finished."""
-        return read_results(self.folder).get(self.recipe, [])
-
-    def accuracies(self) -> list[float]:
-        """Top-1 of all runs on the test images, in percent."""
-        return list(self.top1) or [100 * run.test.top1 for run in self.results() if run.test]
+        return [run for run in read_results(self.folder).get(self.recipe, []) if run.test]
 
 
 def read_runs() -> list[Row]:
@@ -70,11 +62,10 @@ def read_runs() -> list[Row]:
     rows = []
     for row in content["run"]:
         settings = row.get("set", "").format(**content["short"])
-        rows.append(Row(**row | {"set": settings, "top1": tuple(row.get("top1", ()))}))
+        rows.append(Row(**row | {"set": settings}))
     return rows
 
 
 def rivals() -> list[Row]:
     """Vision transformers that differ in how they know positions."""
-    both = ("timm_", "positions_")
-    return [row for row in read_runs() if row.table == "positions" or row.recipe.startswith(both)]
+    return [row for row in read_runs() if row.table == "positions"]

@@ -38,7 +38,8 @@ SMALL = (
 # All commands are typed as they stand, except for those that need a network or hours. The first half of a row is the
 # end of a command; its second half is typed instead of that.
 STAND_INS = {
-    "git clone ADDRESS sa_zoo": f"mkdir sa_zoo && (cd {ROOT} && cp -r {CLONED} ~/sa_zoo) && cp -r files/* sa_zoo",
+    "git clone --depth 1 ADDRESS sa_zoo": f"mkdir sa_zoo && (cd {ROOT} && cp -r {CLONED} ~/sa_zoo)"
+    " && cp -r files/* sa_zoo",
     # which downloads nothing: the environment sees the packages of this one, except for setuptools as old as Python
     ". .venv/bin/activate": ". .venv/bin/activate && rm -rf .venv/lib/python*/site-packages/setuptools*"
     f" && echo {PACKAGES} > $(echo .venv/lib/python*/site-packages)/packages.pth",
@@ -114,7 +115,9 @@ def test_every_command_of_the_readme_works_on_a_fresh_machine(typed):
     assert " passed in " in printed and "logits (1, 10)" in printed
     where = run("cd /; python -c 'import sa_zoo; print(sa_zoo.__file__)'").strip()
     assert ".venv" in where and not list(Path(where).parent.rglob("*.so"))
-    left = "page.html mine/README.md mine.onnx mhsa/README.md runs/finetune_folder/README.md"
+    left = (
+        "page.html mine/README.md mine.onnx mhsa/README.md runs/taps runs/finetune_folder/README.md"
+    )
     run(f"ls {left}")
 
 

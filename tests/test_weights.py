@@ -11,6 +11,7 @@ import torch
 import sa_zoo
 from sa_zoo.models import timm_models
 from sa_zoo.models.variants import VARIANTS
+from sa_zoo.publishing.card import render_card
 from sa_zoo.publishing.folder import check_loads
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,7 @@ OWN = [name for name in TRAINED if not name.startswith("mhsa_")]
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_committed_folder_loads_everywhere_with_the_logits_of_its_weights(name):
     opened = sa_zoo.open(MODEL_CARDS / name)
+    assert (MODEL_CARDS / name / "README.md").read_text() == render_card(opened)
     check = json.loads((MODEL_CARDS / name / "check.json").read_text())
     content = (MODEL_CARDS / name / "model.safetensors").read_bytes()
     assert hashlib.sha256(content).hexdigest() == check["sha256"]
