@@ -9,13 +9,10 @@ from safetensors.torch import load_file
 from small_networks import NETWORKS, PLAIN, images, small
 from tiny_runs import tiny_config
 from transformers import AutoBackbone, AutoModelForImageClassification
-from typer.testing import CliRunner
 
-from sa_zoo.cli import app
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.harden import harden
 from sa_zoo.cost import cost_of, inference_macs, training_macs
-from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
 from sa_zoo.models.network import attention_in
@@ -142,11 +139,3 @@ def test_a_run_leaves_figures_and_a_folder_for_both_libraries(run):
     with torch.no_grad():
         x = torch.zeros(2, 3, 32, 32)
         assert torch.equal(ours(x).logits, theirs(x))
-
-
-def test_heads_studies_every_stage(run):
-    result = CliRunner().invoke(app, ["heads", str(run), "--convolve", "3"])
-    assert result.exit_code == 0, result.output
-    rows = [line.split("|")[1].strip() for line in result.output.splitlines() if "|" in line]
-    assert rows[2:] == [*(f"blocks.{i}.attn" for i in range(6)), "all"]
-    assert read_metrics(run).test.n == 354
