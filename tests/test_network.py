@@ -13,41 +13,42 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
 from sa_zoo.models.network import SANet, attention_in
-from sa_zoo.models.stages import Layout, Level, Stage, layout_of
+from sa_zoo.models.plain import PlainNet
+from sa_zoo.models.stages import Level
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic, QuadraticKernel
-from sa_zoo.models.variants import TERMS
+from sa_zoo.models.variants import TYPES
 
 FIXED = [name for name in NETWORKS if small(name).fixed_img_size]
 
 
-NUMPY = {  # term, its reference, sizes of the network
-    "quadratic": (Quadratic, oracle.quadratic, ONE_STAGE),
-    "generalized": (GeneralizedQuadratic, oracle.generalized, ONE_STAGE),
-    "learned": (Learned, oracle.learned, ONE_STAGE),
-    "content": (Content, oracle.content, ONE_STAGE),
-    "eq8": (Relative, oracle.eq8, ONE_STAGE),
-    "absolute": (Absolute, oracle.absolute, ONE_STAGE),
-    "plain": (QuadraticKernel, oracle.quadratic, PLAIN),
-    "plain, content": (Content, oracle.content, PLAIN),
+NUMPY = {  # term, its reference, network and sizes
+    "quadratic": (Quadratic, oracle.quadratic, SANet, ONE_STAGE),
+    "generalized": (GeneralizedQuadratic, oracle.generalized, SANet, ONE_STAGE),
+    "learned": (Learned, oracle.learned, SANet, ONE_STAGE),
+    "content": (Content, oracle.content, SANet, ONE_STAGE),
+    "eq8": (Relative, oracle.eq8, SANet, ONE_STAGE),
+    "absolute": (Absolute, oracle.absolute, SANet, ONE_STAGE),
+    "plain": (QuadraticKernel, oracle.quadratic, PlainNet, PLAIN),
+    "plain, content": (Content, oracle.content, PlainNet, PLAIN),
 }
 
 
 @pytest.mark.parametrize("case", NUMPY)
 def test_a_network_is_that_of_the_numpy_loop(case):
-    term, reference, sizes = NUMPY[case]
+    term, reference, network, sizes = NUMPY[case]
     torch.manual_seed(3)
-    plain = sizes.get("plain", False)
+    plain = network is PlainNet
     width = 16 if plain else 8
     arguments = sizes | {"img_size": (24, width), "in_chans": 2, "dtype": torch.float64}
-    model = SANet(((term,),), **arguments).eval()
+    model = network(((term,),), **arguments).eval()
     for name, value in model.state_dict().items():  # away from ones and zeros
         if ("norm" in name or ".bn." in name) and value.is_floating_point():
             torch.nn.init.uniform_(value, 0.5, 2.0)
     x = torch.randn(2, 2, 24, width, dtype=torch.float64)
     arrays = {name: value.numpy() for name, value in model.state_dict().items()}
     pooled_in = (0, 2, 3) if plain else ()
-    numbers = (arrays, x.numpy(), reference, model.patch_size, pooled_in if plain else None)
-    expected = oracle.network(*numbers)
+    patch = model.sizes["patch_size"]
+    expected = oracle.network(arrays, x.numpy(), reference, patch, pooled_in if plain else None)
     assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
     simpler = reparameterize_model(reparameterize_model(model))
     modules = simpler.named_modules()
@@ -117,7 +118,7 @@ def test_attention_maps_are_the_probabilities_on_each_grid(name):
 
 
 def test_each_stage_has_its_width_and_grid_each_block_its_rate():
-    layers = [block.attn for block in small("learned, plain").blocks]
+    layers = [block.attn for block in small("plain, learned").blocks]
     assert [layer.W_val.out_features for layer in layers] == [7, 7, 5, 11, 11, 11]
     tables = [(len(layer.terms[0].row), len(layer.terms[0].col)) for layer in layers]
     assert tables == [(77, 45), (37, 21), (37, 21), (17, 9), (7, 3), (7, 3)]
@@ -127,9 +128,9 @@ def test_each_stage_has_its_width_and_grid_each_block_its_rate():
 
 
 def test_layers_of_plain_networks_start_as_the_identity():
-    again = SANet(((QuadraticKernel,),), **PLAIN)
+    again = PlainNet(((QuadraticKernel,),), **PLAIN)
     again.init_weights()
-    for network in (SANet(((QuadraticKernel,),), **PLAIN), again):
+    for network in (PlainNet(((QuadraticKernel,),), **PLAIN), again):
         for block in network.blocks:
             slices = block.attn.W_val.weight.unflatten(1, [2, -1])  # (D, N_h, D_in)
             same = min(slices.shape[0], slices.shape[2])
@@ -145,10 +146,10 @@ def test_groups_of_terms_divide_the_blocks_equally():
 
 
 def test_a_number_alone_is_that_of_all_stages():
-    stages = [Stage(7, 2, 3, 0), Stage(7, 4, 5, 0)]
-    assert layout_of(3, 7, [2, 4], [3, 5], 0, True) == Layout(3, stages, True)
-    assert Layout(3, stages, True).levels == [Level(2, 7, 6), Level(6, 7, 12)]
-    assert Layout(3, stages[:1]).levels == [Level(1, 7, 3), Level(2, 7, 3)]
+    layout = PlainNet.layout_of(3, 7, [2, 4], [3, 5])
+    assert layout == PlainNet.layout_of(3, (7, 7), (2, 4), (3, 5))
+    assert layout.levels == [Level(2, 7, 6), Level(6, 7, 12)]
+    assert SANet.layout_of(3, 7, 2, 5, 11).levels == [Level(1, 7, 3), Level(2, 7, 3)]
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -177,14 +178,9 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
         {"depth": ()},
         {"depth": [1] * 9, "embed_dim": 7},
         {"depth": (2, 0, 3)},
-        {"hidden_dim": 13},
-        {"hidden_dim": (0, 0.0, 0)},
         {"global_pool": "max"},
         {"in_chans": 0},
-        {"drop_path_rate": 0.1},
         {"img_size": (8, 40)},
-        ONE_STAGE | {"plain": False, "depth": (2, 1)},
-        ONE_STAGE | {"plain": False, "hidden_dim": 0},
         *(
             {"terms": terms}
             for terms in ("quadratic", Quadratic, (Quadratic,), (), ((), (Learned,)))
@@ -195,7 +191,13 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
 def test_arguments_that_make_no_network_are_refused(changes):
     arguments = PLAIN | {"terms": ((Quadratic,),), "img_size": (24, 40)} | changes
     with pytest.raises(ValueError, match=r"got .*expected"):
-        SANet(**arguments)
+        PlainNet(**arguments)
+
+
+@pytest.mark.parametrize("changes", [{"depth": (2, 1)}, {"hidden_dim": 0}, {"img_size": 22}])
+def test_sizes_that_make_no_network_of_one_stage_are_refused(changes):
+    with pytest.raises(ValueError, match=r"got .*expected"):
+        SANet(((Quadratic,),), **ONE_STAGE | changes)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_images_that_do_not_fit_are_refused(shape, said):
 
 
 def test_init_weights_draws_anew_from_the_same_distributions():
-    model = SANet(TERMS["quadratic"], embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
+    model = SANet(TYPES["quadratic"].terms, embed_dim=101, depth=1, num_heads=97, hidden_dim=103)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.init_weights()
     for name, value in model.state_dict().items():
@@ -234,5 +236,5 @@ def test_drop_path_is_torchvisions_and_dropout_spares_residuals(p):
         results.append(module.train()(x))
         assert torch.equal(module.eval()(x), x)
     assert torch.equal(*results)
-    block = PostNormBlock(Stage(7, 1, 3, 11), (Quadratic,), (5, 3), 7, proj_drop=1.0)
+    block = PostNormBlock(7, 3, 11, (Quadratic,), (5, 3), proj_drop=1.0)
     assert torch.equal(block(x), block.norm2(block.norm1(x)))

@@ -1,21 +1,19 @@
 """Plain networks in transformers, and from a run to its figures and studies."""
 
-import math
-
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from small_networks import NETWORKS, PLAIN, images, small
+from small_networks import PLAIN, images, small
 from tiny_runs import tiny_config
+from torch import nn
 from transformers import AutoBackbone, AutoModelForImageClassification
 
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.harden import harden
 from sa_zoo.cost import cost_of, inference_macs, training_macs
-from sa_zoo.models.configuration_sa import SAConfig
-from sa_zoo.models.modeling_sa import SABackbone, SAForImageClassification
-from sa_zoo.models.network import attention_in
+from sa_zoo.models.configuration_sa import SIZES, SAConfig
+from sa_zoo.models.modeling_sa import SABackbone
 from sa_zoo.training.run_folder import record_maps
 
 IMAGE = (24, 40)
@@ -23,57 +21,21 @@ STEM = (23, 39)
 GRIDS = [STEM, (11, 19), (11, 19), (5, 9), (2, 4), (2, 4)]  # that attention sees
 POOLED = [*GRIDS[1:], (2, 4)]
 WIDTHS = [7, 7, 5, 11, 11, 11]
-PLAIN_ONES = [name for name in NETWORKS if NETWORKS[name]["img_size"] == IMAGE]
 
 
-def in_transformers(name: str, cls=SAForImageClassification, **changes):
-    """The network of the table, with its weights."""
-    sizes = NETWORKS[name]
-    config = SAConfig(
-        attention_type=name.partition(",")[0],
-        plain=True,
-        patch_size=1,
-        hidden_size=list(sizes["embed_dim"]),
-        num_hidden_layers=list(sizes["depth"]),
-        num_attention_heads=sizes["num_heads"],
-        intermediate_size=sizes["hidden_dim"],
-        image_size=list(IMAGE),
-        num_labels=11,
-        **changes,
-    )
-    model = cls(config).eval()
-    weights = small(name).state_dict()
+def backbone_of(network: nn.Module, **changes) -> SABackbone:
+    """A plain network as a backbone of transformers."""
+    sizes = {SIZES[name]: size for name, size in network.sizes.items()}
+    config = SAConfig(attention_type="plain", image_size=list(IMAGE), **sizes, **changes)
+    model = SABackbone(config).eval()
+    weights = network.state_dict()
     model.load_state_dict({key: weights[key] for key in model.state_dict()})
     return model
 
 
-@pytest.mark.parametrize("name", PLAIN_ONES)
-def test_transformers_has_the_same_keys_logits_states_and_maps(name):
-    network, model, x = small(name), in_transformers(name), images(name)
-    assert list(model.state_dict()) == list(network.state_dict())
-    with torch.no_grad():
-        outputs = model(x, output_hidden_states=True, output_attentions=True)
-        assert torch.equal(model(x).logits, network(x))
-        maps = network.attention_maps(x)
-    shapes = [(2, h * w, dim) for (h, w), dim in zip(POOLED, WIDTHS, strict=True)]
-    assert [state.shape for state in outputs.hidden_states] == [(2, 23 * 39, 24), *shapes]
-    expected = [math.prod(layer.grid) for layer in attention_in(network.blocks).values()]
-    assert [P.shape[-1] for P in maps] == expected
-    for ours, theirs in zip(outputs.attentions, maps, strict=True):
-        assert torch.allclose(ours, theirs.expand(ours.shape), atol=1e-6)
-    if network.fixed_img_size:
-        network.set_input_size((32, 56))
-        model.set_input_size((32, 56))
-    x = torch.randn(2, 3, 32, 56)
-    assert torch.allclose(model(x).logits, network(x), atol=1e-5)
-    for size in ((20, 40), (24, 36)):
-        with pytest.raises(ValueError, match=r"got .*, expected positive multiples of 8"):
-            model(torch.randn(1, 3, *size))
-
-
 def test_a_backbone_of_transformers_has_the_stages():
     network, x = small("plain"), images("plain")
-    backbone = in_transformers("plain", SABackbone, out_indices=[0, 1, 2, 3])
+    backbone = backbone_of(network, out_indices=[0, 1, 2, 3])
     assert backbone.config.stage_names == ["stem", "stage1", "stage2", "stage3"]
     assert backbone.channels == [24, 7, 5, 11]
     with torch.no_grad():
@@ -108,7 +70,7 @@ def test_work_is_that_of_each_stages_grid_and_width():
 
 
 def test_maps_of_the_middle_pixel_are_recorded_on_each_grid(tmp_path):
-    network, x = small("content, plain"), images("content, plain", 7)
+    network, x = small("plain, content"), images("plain, content", 7)
     record_maps(tmp_path, network, x)
     recorded = load_file(tmp_path / "attention.safetensors")
     for index, P in enumerate(network.attention_maps(x)):

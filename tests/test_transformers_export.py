@@ -85,7 +85,7 @@ VARIANTS = "quadratic_gen quadratic_kernel learned content content_kernel eq8 ab
 def test_every_kind_of_attention_survives_the_journey(variant, tmp_path):
     sizes = SMALL | {"depth": 2, "img_size": 12}
     if variant == "plain":
-        sizes["hidden_dim"] = 0
+        del sizes["hidden_dim"]
     network = make_run(tmp_path / "run", f"sa_{variant}_cifar", 12, **sizes)
     images = torch.randn(3, 3, 12, 12)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
-from sa_zoo.models.network import SANet
+from sa_zoo.models.network import AttentionNetwork
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.evaluate import evaluate_opened
 
@@ -42,7 +42,7 @@ def convert_model(
     conversion: dict[str, Any] = {"layers": layers, "alpha": alpha, "content": content}
     with new_folder(out) as new:
         cnn = open_model(source)
-        if isinstance(cnn.network, SANet):
+        if isinstance(cnn.network, AttentionNetwork):
             raise ValueError(
                 f"source: got {cnn.source}, which is a network of attention, expected a CNN"
             )

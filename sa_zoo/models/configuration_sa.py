@@ -16,11 +16,17 @@ from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
+from .attention import Attention  # noqa: F401
+from .blocks import Block  # noqa: F401
 from .content import Content  # noqa: F401
+from .linear import is_plain  # noqa: F401
+from .network import SANet
+from .norm import BatchNorm  # noqa: F401
+from .plain import PlainNet  # noqa: F401
 from .positions import pixels  # noqa: F401
-from .stages import Layout, layout_of
+from .stages import Layout
 from .terms import has_fixed_size
-from .variants import TERMS
+from .variants import TYPES, Variant
 
 # Where transformers finds the classes in a folder with copies of these files.
 AUTO_MAP = {
@@ -37,9 +43,17 @@ DERIVED = {
     "label_descriptions",
     "model_args",
     "stage_names",
+    "plain",  # of older folders
+    "mirrored",
 }
-
-
+# The fields with the arguments of a network.
+SIZES = {
+    "patch_size": "patch_size",
+    "embed_dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+}
 # One number for all stages, or one per stage. JSON has lists.
 PerStage = int | list[int] | tuple[int, ...]
 
@@ -49,11 +63,11 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     """Self-attention networks of Cordonnier, Loukas, Jaggi (ICLR 2020); by default SA-quadratic with two classes.
 
     Args:
-        attention_type: the score terms (TERMS in variants.py); the part of a timm name between `sa_` and `_cifar`.
+        attention_type: the network and its score terms (TYPES in variants.py); the part of a timm name between `sa_`
+            and `_cifar`.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: D, number of blocks, N_h, width of the
-            feed-forward layers; for a plain network, one number per stage, and 0. Every head sees all D channels.
+            feed-forward layers; for a plain network, one number per stage, and None. Every head sees all D channels.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
-        plain: whether the network is plain, as in timm.
         num_channels: of the images.
         hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
             attn_drop_rate, drop_rate and drop_path_rate.
@@ -73,10 +87,9 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     hidden_size: PerStage = 400
     num_hidden_layers: PerStage = 6
     num_attention_heads: PerStage = 9
-    intermediate_size: PerStage = 512
+    intermediate_size: PerStage | None = 512
     image_size: int | list[int] | tuple[int, int] = 32
     patch_size: int = 2
-    plain: bool = False
     num_channels: int = 3
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
@@ -90,9 +103,11 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.attention_type not in TERMS:
+        if self.attention_type not in TYPES:
             got = f"attention_type: got {self.attention_type!r}"
-            raise ValueError(f"{got}, expected one of {', '.join(TERMS)}")
+            raise ValueError(f"{got}, expected one of {', '.join(TYPES)}")
+        if self.variant.network is not SANet:
+            self.intermediate_size = None
         kwargs = {key: value for key, value in kwargs.items() if key not in DERIVED}
         if self.architecture is None:
             self.architecture = f"sa_{self.attention_type}_cifar"
@@ -107,15 +122,19 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         return ["stem", *(f"stage{number}" for number, _ in enumerate(self.layout.levels, start=1))]
 
     @property
+    def variant(self) -> Variant:
+        """The row with this `attention_type`."""
+        return TYPES[self.attention_type]
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Arguments of the network."""
+        sizes = {name: getattr(self, field) for name, field in SIZES.items()}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    @property
     def layout(self) -> Layout:
-        return layout_of(
-            self.patch_size,
-            self.hidden_size,
-            self.num_hidden_layers,
-            self.num_attention_heads,
-            self.intermediate_size,
-            self.plain,
-        )
+        return self.variant.network.layout_of(**self.sizes)
 
     @property
     def height_and_width(self) -> tuple[int, int]:
@@ -131,18 +150,13 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
         labels = sorted((int(index), label) for index, label in (self.id2label or {}).items())
         derived = {
             "num_classes": self.num_labels,
-            "num_features": self.layout.stages[-1].dim,
+            "num_features": self.layout.levels[-1].dim,
             "global_pool": "avg",
             "label_names": [label for _, label in labels],
             "model_args": {
                 "img_size": self.image_size,
                 "in_chans": self.num_channels,
-                "patch_size": self.patch_size,
-                "embed_dim": self.hidden_size,
-                "depth": self.num_hidden_layers,
-                "num_heads": self.num_attention_heads,
-                "hidden_dim": self.intermediate_size,
-                "plain": self.plain,
+                **self.sizes,
             },
             "pretrained_cfg": {
                 "first_conv": "patch_embed",
@@ -151,7 +165,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
                 "num_classes": self.num_labels,
                 "input_size": [self.num_channels, *self.height_and_width],
                 "pool_size": None,
-                "fixed_input_size": has_fixed_size(TERMS[self.attention_type]),
+                "fixed_input_size": has_fixed_size(self.variant.terms),
             },
         }
         return super().to_dict() | derived | {"auto_map": dict(AUTO_MAP)}

@@ -1,7 +1,7 @@
 """The paper's networks for transformers: a base model, an image classifier and a backbone, built from the same blocks.
 
 Modules have the same names as in timm_models.py, at the top level, so one file of weights fits both libraries.
-Hidden states are (B, T, D), as is usual in transformers. R is the last of the layout's `reductions`. This file is also
+Hidden states are (B, T, D), as is usual in transformers. R is the layout's `reduction`. This file is also
 published together with weights, as remote code.
 """
 
@@ -22,17 +22,19 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .blocks import Block, PlainBlock, PostNormBlock, new_blocks
+from .blocks import Block, PostNormBlock
 from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
 from .content import Content  # noqa: F401
-from .network import new_embedding, new_head, set_grids
+from .linear import is_plain  # noqa: F401
+from .network import AttentionNetwork, SANet, new_head, set_grids
 from .norm import BatchNorm  # noqa: F401
+from .plain import PlainBlock, PlainNet
 from .positions import pixels  # noqa: F401
 from .stages import Grid, ImageSize
-from .terms import has_fixed_size
-from .variants import TERMS
+from .terms import Term  # noqa: F401
+from .variants import TYPES
 
 
 class SAAttention(Attention):
@@ -57,12 +59,8 @@ class SABlock(GradientCheckpointingLayer, Block):
     def forward(self, hidden_states: Tensor, grid: Grid, output_attentions: bool = False) -> Tensor:
         """(B, T_in, D_in) -> (B, T, D), with T_in = H * W and (H, W) the grid of the input."""
         X = hidden_states.unflatten(1, grid)
-        if output_attentions:
-            return self.rest(X, self.attended(X, True)).flatten(1, 2)
-        return self.rest(X, self.attended(X)).flatten(1, 2)
-
-    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        return self.attn(x, output_attentions)[0]
+        Y, _ = self.attn(X, output_attentions)
+        return self.after_attention(X, Y).flatten(1, 2)
 
 
 class SAPostNormBlock(SABlock, PostNormBlock):
@@ -72,8 +70,20 @@ class SAPostNormBlock(SABlock, PostNormBlock):
 class SAPlainBlock(SABlock, PlainBlock):
     """The plain block in transformers."""
 
-    def attended(self, x: Tensor, output_attentions: bool = False) -> Tensor:
-        return self.merge(self.attn(x, output_attentions)[0])
+
+class SAPaperNet(SANet):
+    """The paper's network with blocks for transformers."""
+
+    block_class = SAPostNormBlock
+
+
+class SAPlainNet(PlainNet):
+    """The plain network with blocks for transformers."""
+
+    block_class = SAPlainBlock
+
+
+NETWORKS: dict[type[AttentionNetwork], Any] = {SANet: SAPaperNet, PlainNet: SAPlainNet}
 
 
 class SAPreTrainedModel(PreTrainedModel):
@@ -99,20 +109,27 @@ class SAPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
-        terms = TERMS[config.attention_type]
-        self.layout = config.layout
-        self.patch_embed = new_embedding(config.num_channels, self.layout)
-        size = self.layout.checked_size(config.height_and_width)
-        drops: dict[str, Any] = {
-            "proj_drop": config.hidden_dropout_prob,
-            "attn_drop": config.attention_probs_dropout_prob,
+        drops = {
+            "proj_drop_rate": config.hidden_dropout_prob,
+            "attn_drop_rate": config.attention_probs_dropout_prob,
         }
-        classes = (SAPostNormBlock, SAPlainBlock)
-        dim_in = self.patch_embed.out_channels
-        rate = config.drop_path_rate
-        blocks = new_blocks(classes, self.layout, terms, size, dim_in, rate, **drops)
-        self.blocks = nn.ModuleList(blocks)
-        self.fixed_img_size = has_fixed_size(terms)
+        if config.drop_path_rate:
+            drops["drop_path_rate"] = config.drop_path_rate
+        # not `config.variant`: as remote code, the configuration has other copies of these classes
+        variant = TYPES[config.attention_type]
+        network = NETWORKS[variant.network](
+            variant.terms,
+            img_size=config.height_and_width,
+            in_chans=config.num_channels,
+            num_classes=0,
+            **config.sizes,
+            **drops,
+        )
+        # at the top level, as timm has them
+        self.patch_embed = network.patch_embed
+        self.blocks = nn.ModuleList(network.blocks)
+        self.layout = network.layout
+        self.fixed_img_size = network.fixed_img_size
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -123,13 +140,12 @@ class SAPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """By each layer's `reset_parameters`; loaded tensors keep their values.
 
-        As in timm_models.py, but plain blocks do not start as the identity: a block cannot see which of its layers'
-        tensors were loaded.
+        As in timm, but plain blocks do not start as the identity: transformers skips modules without own tensors.
         """
         reset = getattr(module, "reset_parameters", None)
-        if reset is None or isinstance(module, Block):
+        if reset is None:
             return
-        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        tensors = [*module.parameters(), *module.buffers()]
         loaded = [(x, x.clone()) for x in tensors if getattr(x, "_is_hf_initialized", False)]
         reset()
         for tensor, value in loaded:
@@ -206,7 +222,7 @@ class SAForImageClassification(SAPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.head_drop = nn.Dropout(config.classifier_dropout)
-        self.head = new_head(self.layout, config.num_labels)
+        self.head = new_head(self.layout.levels[-1].dim, config.num_labels)
         self.post_init()
 
     @can_return_tuple

@@ -14,9 +14,16 @@ from timm.models._pretrained import DefaultCfg
 from timm.models.resnet import BasicBlock
 from torch import nn
 
+from .network import AttentionNetwork, SANet
+from .plain import PlainNet
 from .terms import has_fixed_size
-from .timm_network import CifarResNet, TimmSANet, checkpoint_filter_fn
+from .timm_network import CifarResNet, TimmNetwork, TimmPlainNet, TimmSANet, checkpoint_filter_fn
 from .variants import VARIANTS, Variant
+
+CLASSES: dict[type[AttentionNetwork], type[TimmNetwork]] = {
+    SANet: TimmSANet,
+    PlainNet: TimmPlainNet,
+}
 
 INSTALLED = Path(__file__).parents[1] / "weights"
 WEIGHTS = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "model_cards"
@@ -30,32 +37,39 @@ registered: dict[str, Variant] = {}
 
 
 def register(variant: Variant) -> Callable[..., nn.Module]:
-    """Register a variant with timm, under its name and with its weights; its entry point becomes an attribute here."""
+    """Register a variant with timm, under its name and with its weights."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_weights(variant.name, variant.name, pretrained, kwargs)
-        args = variant.sizes | kwargs
         network: nn.Module
-        if not variant.terms:
-            args = {"block": BasicBlock} | args
-            network = build_model_with_cfg(CifarResNet, variant.name, pretrained, **args)
-        else:
+        if variant.terms:
             network = build_model_with_cfg(
-                TimmSANet,
+                CLASSES[variant.network],
                 variant.name,
                 pretrained,
                 pretrained_filter_fn=checkpoint_filter_fn,
                 feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-                **{"terms": variant.terms} | args,
+                **{"terms": variant.terms} | variant.sizes | own_arguments(variant, kwargs),
             )
+        else:
+            args = {"block": BasicBlock} | variant.sizes | kwargs
+            network = build_model_with_cfg(CifarResNet, variant.name, pretrained, **args)
         return as_loaded(network) if pretrained else network
 
     create.__name__ = create.__qualname__ = variant.name
     create.__doc__ = variant.sentence
     default_cfgs[variant.name] = configurations(variant)
     registered[variant.name] = variant
-    globals()[variant.name] = create
     return register_model(create)
+
+
+def own_arguments(variant: Variant, args: dict[str, Any]) -> dict[str, Any]:
+    """`args` without those by which older folders tell plain networks from others."""
+    plain = variant.network is PlainNet
+    if args.get("plain") is not plain:
+        return args
+    old = {"plain", "mirrored", "hidden_dim"} if plain else {"plain", "mirrored"}
+    return {name: value for name, value in args.items() if name not in old}
 
 
 def as_loaded(network: nn.Module) -> nn.Module:

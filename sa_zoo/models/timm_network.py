@@ -12,10 +12,11 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .blocks import Block, PlainBlock, PostNormBlock
-from .network import SANet, block_of, checked_pool, new_head, terms_in
+from .blocks import Block, PostNormBlock
+from .network import AttentionNetwork, SANet, block_of, checked_pool, new_head, terms_in
+from .plain import PlainBlock, PlainNet
 from .stages import ImageSize
-from .terms import Groups, declared
+from .terms import declared
 
 _logger = logging.getLogger(__name__)
 
@@ -24,33 +25,24 @@ class OneNode(Block):
     """A block that is one node of torch.fx's graphs: fx cannot follow the choices in its evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D), or (B, 2 H, 2 W, D_in) if it pools -> (B, H, W, D)"""
+        """(B, H, W, D_in) -> (B, H', W', D)"""
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
             if isinstance(x, Proxy):
                 path = x.tracer.path_of_module(self)
                 return x.tracer.create_proxy("call_module", path, (x,), {})
-        return self.rest(x, self.attended(x))  # `super` is unknown to TorchScript
+        return self.after_attention(x, self.attn(x))
 
 
-class TimmPostNormBlock(OneNode, PostNormBlock):
-    """The paper's block in timm."""
-
-
-class TimmPlainBlock(OneNode, PlainBlock):
-    """The plain block in timm."""
-
-
-class TimmSANet(SANet):
-    """SANet with the rest of timm's interface. Arguments as SANet's; features are (B, H, W, D), one per level.
+class TimmNetwork(AttentionNetwork):
+    """The rest of timm's interface, for SANet and PlainNet. Features are (B, H, W, D), one per level of the layout.
 
     inference_mode: build the network as changed by timm.utils.reparameterize_model, to load weights saved after it.
     """
 
     output_fmt = "NHWC"
-    block_classes = (TimmPostNormBlock, TimmPlainBlock)
 
-    def __init__(self, terms: Groups, inference_mode: bool = False, **kwargs: Any) -> None:
-        super().__init__(terms, **kwargs)
+    def __init__(self, *args: Any, inference_mode: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if inference_mode:
             reparameterize_model(self, inplace=True)
         self.grad_checkpointing = False
@@ -99,7 +91,7 @@ class TimmSANet(SANet):
             self.global_pool = checked_pool(global_pool)
         self.num_classes = num_classes
         like = self.patch_embed.weight
-        self.head = new_head(self.layout, num_classes, device=like.device, dtype=like.dtype)
+        self.head = new_head(self.num_features, num_classes, device=like.device, dtype=like.dtype)
 
     def forward_intermediates(
         self,
@@ -139,6 +131,26 @@ class TimmSANet(SANet):
         return chosen
 
 
+class TimmPostNormBlock(OneNode, PostNormBlock):
+    """The paper's block in timm."""
+
+
+class TimmSANet(TimmNetwork, SANet):
+    """The paper's network in timm."""
+
+    block_class = TimmPostNormBlock
+
+
+class TimmPlainBlock(OneNode, PlainBlock):
+    """The plain block in timm."""
+
+
+class TimmPlainNet(TimmNetwork, PlainNet):
+    """The plain network in timm."""
+
+    block_class = TimmPlainBlock
+
+
 class CifarResNet(ResNet):
     """timm's ResNet for small images: a 3x3 stem of stride 1 and no max-pooling (He et al. 2016, as in the paper)."""
 
@@ -154,7 +166,7 @@ class CifarResNet(ResNet):
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmSANet) -> dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmNetwork) -> dict[str, Tensor]:
     """Interpolate learned encodings of a checkpoint trained on another image size."""
     fitted = dict(state_dict)
     grids = model.layout.grids(model.img_size)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .content import Absolute, Content, ContentKernel, Relative
+from .network import AttentionNetwork, SANet
+from .plain import PlainNet
 from .terms import GeneralizedQuadratic, Groups, Learned, Quadratic, QuadraticKernel
 
 
@@ -18,21 +20,22 @@ class Variant:
     """A row.
 
     Args:
-        name: timm's. The first row with its terms is `sa_{attention_type}_cifar`, the source of transformers'
-            `attention_type`.
+        name: timm's. The first row with its network and terms is `sa_{attention_type}_cifar`, the source of
+            transformers' `attention_type`.
         terms: groups of summed score terms; none for a ResNet.
         sentence: its description.
-        sizes: arguments other than the defaults of SANet, or of timm's ResNet.
+        sizes: arguments other than the defaults of the network, or of timm's ResNet.
+        network: the class of networks with score terms.
     """
 
     name: str
     terms: Groups
     sentence: str
     sizes: dict[str, Any] = field(default_factory=dict)
+    network: type[AttentionNetwork] = SANet
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
-PLAIN = {"plain": True, "patch_size": 1, "depth": (2, 2, 2), "hidden_dim": 0}
 
 # fmt: off
 VARIANTS = (
@@ -56,7 +59,7 @@ VARIANTS = (
             "Absolute positional encoding (Eq. 7), for contrast: scores do not depend on displacements only."),
     Variant("sa_plain_cifar", ((QuadraticKernel,),),
             "A plain network (no residual connections), after Jordan's CNN (airbench).",
-            PLAIN | {"embed_dim": (160, 640, 640)}),
+            {"embed_dim": (160, 640, 640)}, PlainNet),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY),
@@ -77,7 +80,7 @@ VARIANTS = (
             "Absolute positional encoding on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_plain_tiny_cifar", ((QuadraticKernel,),),
             "The plain network with 64 and 256 channels: for two CPU cores.",
-            PLAIN | {"embed_dim": (64, 256, 256)}),
+            {"embed_dim": (64, 256, 256)}, PlainNet),
     Variant("resnet18_cifar", (),
             "The paper's baseline: ResNet18 with a 3x3 stem and without max-pooling.",
             {"layers": (2, 2, 2, 2)}),
@@ -87,8 +90,9 @@ VARIANTS = (
 )
 # fmt: on
 
-# The groups of terms of each `attention_type`, named after the first row with them.
-TERMS: dict[str, Groups] = {}
+# The first row with each network and terms, by `attention_type`.
+TYPES: dict[str, Variant] = {}
 for row in VARIANTS:
-    if row.terms and row.terms not in TERMS.values():
-        TERMS[row.name.removeprefix("sa_").removesuffix("_cifar")] = row.terms
+    alike = [row.network, row.terms] in [[first.network, first.terms] for first in TYPES.values()]
+    if row.terms and not alike:
+        TYPES[row.name.removeprefix("sa_").removesuffix("_cifar")] = row

@@ -12,21 +12,20 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
 from sa_zoo.folders.opened import Opened
-from sa_zoo.models.blocks import terms_of_block
-from sa_zoo.models.configuration_sa import SAConfig
+from sa_zoo.models.configuration_sa import SIZES, SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.network import SANet, attention_in, block_of
-from sa_zoo.models.variants import TERMS
+from sa_zoo.models.network import AttentionNetwork, attention_in, block_of, terms_of_block
+from sa_zoo.models.variants import TYPES
 
 
 def transformers_files(opened: Opened) -> dict[str, bytes]:
-    """preprocessor_config.json, the code, and config.json with the keys of transformers, for a SANet.
+    """preprocessor_config.json, the code, and config.json with the keys of transformers, for the networks of models/.
 
     Other models need none: transformers loads them through its timm wrapper. Raises ValueError for a network without
     average pooling, a crop outside the center, or a wrong number of labels.
     """
     network = opened.network
-    kind = _kind(network) if isinstance(network, SANet) else ""
+    kind = _kind(network) if isinstance(network, AttentionNetwork) else ""
     if not kind:
         return {}
     if opened.config.get("model_type") == SAConfig.model_type:
@@ -53,14 +52,15 @@ def _kind(network: Any) -> str:
     depth = len(network.blocks)
     layers = attention_in(network.blocks)
     built = {path: tuple(type(term) for term in layer.terms) for path, layer in layers.items()}
-    for kind, terms in TERMS.items():
-        if built == {path: terms_of_block(terms, block_of(path), depth) for path in built}:
+    for kind, row in TYPES.items():
+        terms = {path: terms_of_block(row.terms, block_of(path), depth) for path in built}
+        if isinstance(network, row.network) and built == terms:
             return kind
     return ""
 
 
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
-    """The configuration of a SANet built by timm; `pretrained_cfg` is the one in its config.json."""
+    """The configuration of a network built by timm; `pretrained_cfg` is the one in its config.json."""
     if network.global_pool != "avg":
         raise ValueError(
             f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do"
@@ -73,16 +73,10 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
             f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes"
         )
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
-    dims, depths, heads, hidden = network.layout.sizes
     return SAConfig(
         attention_type=kind,
-        hidden_size=dims,
-        num_hidden_layers=depths,
-        num_attention_heads=heads,
-        intermediate_size=hidden,
         image_size=height if height == width else [height, width],
-        patch_size=network.patch_size,
-        plain=network.layout.plain,
+        **{SIZES[name]: size for name, size in network.sizes.items()},
         num_channels=network.in_chans,
         architecture=network.pretrained_cfg["architecture"],
         architectures=[SAForImageClassification.__name__],

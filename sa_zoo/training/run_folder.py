@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file, write_tensors
-from sa_zoo.models.network import SANet, attention_in, block_of, terms_in
+from sa_zoo.models.network import AttentionNetwork, attention_in, block_of, terms_in
 from sa_zoo.models.terms import declared
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
@@ -106,12 +106,12 @@ def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
 
 @torch.no_grad()
 def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
-    """Write the attention of the middle pixel in a SANet, averaged over images (B, C, R H, R W).
+    """Write the attention of the middle pixel of a network of attention, averaged over images (B, C, R H, R W).
 
     Each tensor of the file is (N_h, H, W), under the name of its layer. Nothing is written for purely positional
     attention or for other networks.
     """
-    if not isinstance(model, SANet):
+    if not isinstance(model, AttentionNetwork):
         return
     if all(term.positional for term in terms_in(model).values()):
         return
