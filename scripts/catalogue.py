@@ -1,4 +1,4 @@
-"""python scripts/catalogue.py add RUNS/NAME-SEED --data DATA | render | publish --owner OWNER
+"""python scripts/catalogue.py add RUNS/NAME-SEED --data DATA | render | publish [NAME...] --owner OWNER
 
 Keeps model_cards/: the results of all runs in results/runs.toml, and one folder per model with weights. `add` files a
 run as its row says: seed 0 of a row with weights with weights, card and figures, any other run with its metrics only.
@@ -30,7 +30,7 @@ from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.run_folder import HEADS
 
 FLOAT32_BYTES = 7_000_000  # larger files of weights are stored in bfloat16
-RECORD_BYTES = 2_000_000  # larger records of heads, those of learned tables, are left out
+RECORD_BYTES = 1_000_000  # larger records of heads, those of learned tables, are left out
 
 
 def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
@@ -99,19 +99,16 @@ def render(model_cards: Path) -> list[Path]:
     return cards
 
 
-def publish_all(model_cards: Path, owner: str, tag: str | None, dry_run: bool) -> None:
-    """Publish every model with weights as OWNER/NAME, finished; all are checked before the first is sent."""
+def publish_models(folders: list[Path], owner: str, tag: str | None, dry_run: bool) -> None:
+    """Publish models as OWNER/NAME, finished; all are checked before the first is sent."""
     with TemporaryDirectory() as temporary:
         finished = []
-        for folder in _trained(model_cards):
-            copy = Path(temporary) / folder.name
-            shutil.copytree(folder, copy)
+        for folder in folders:
+            copy = shutil.copytree(folder, Path(temporary) / folder.name)
             finished.append(finish(open_folder(copy)))
-        for opened in finished:
-            publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, True)
-        for opened in finished:
-            if not dry_run:
-                publish(opened, f"{owner}/{opened.local_folder.name}", False, tag)
+        for check_only in [True] if dry_run else [True, False]:
+            for opened in finished:
+                publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, check_only)
 
 
 def _trained(model_cards: Path) -> list[Path]:
@@ -174,14 +171,16 @@ def render_cards() -> None:
 
 
 @app.command("publish")
-def publish_models(
+def publish_command(
     owner: Annotated[str, typer.Option(help="Owner of the repositories.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Models (default: all).")] = None,
     model_cards: Annotated[Path, typer.Option(help="Folder of the models.")] = MODEL_CARDS,
     tag: Annotated[str | None, typer.Option(help="Tag to set after all checks.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; send nothing.")] = False,
 ) -> None:
-    """Publish every model with weights as OWNER/NAME, after all are checked."""
-    publish_all(model_cards, owner, tag, dry_run)
+    """Publish models with weights as OWNER/NAME, after all are checked."""
+    folders = [model_cards / name for name in names or []]
+    publish_models(folders or _trained(model_cards), owner, tag, dry_run)
 
 
 if __name__ == "__main__":

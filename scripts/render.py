@@ -20,7 +20,7 @@ from runs import MODEL_CARDS, ROOT, Row, read_runs
 
 from sa_zoo.analysis.heads import measure
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.cost import cost_of, training_macs
+from sa_zoo.cost import cost_of
 from sa_zoo.folders.metrics import Training
 from sa_zoo.models.variants import VARIANTS
 
@@ -83,7 +83,7 @@ def results() -> str:
             numbers = [f"{first.parameters:,}", str(train.epochs), f"{train.pflop:.3g}", minutes]
         theirs = [""] * 2
         if row.name in PAPER:
-            macs = training_macs(timm.create_model(row.name), (3, 32, 32))
+            macs = cost_of(timm.create_model(row.name), (3, 32, 32)).macs
             pflop = 6 * macs * 50_000 * PAPER_EPOCHS / 1e15
             theirs = [f"{pflop:.0f}", f"{PAPER[row.name]} %"]
         says = f", {row.says}" if row.says else ""
