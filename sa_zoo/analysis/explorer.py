@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from sa_zoo.analysis.explored_layers import Json, described, stored
-from sa_zoo.analysis.heads import spaced
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import write_file
@@ -90,7 +89,8 @@ def explore(
     layers = attention_layers(model, batch.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
     recorded = recorded or {}
-    epochs = spaced(min(map(len, recorded.values()), default=0), PATH_EPOCHS + 1)
+    rows = min(map(len, recorded.values()), default=0)
+    epochs = torch.linspace(0, rows - 1, min(rows, PATH_EPOCHS + 1)).round().int().tolist()
     path = {name: rows[epochs] for name, rows in recorded.items()}
     data = {
         "title": title or architecture or type(model).__name__,

@@ -14,7 +14,7 @@ from sa_zoo.convolution.theorem import spread_matrices
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.positions import ONE_HOT
 
-LARGEST = 2**25  # numbers in the maps of one layer; of larger layers, fewer queries are measured
+LARGEST = 2**22  # numbers in the maps of one layer; of larger layers, fewer queries are measured
 MEASURES = {  # columns of the table with a mean per layer: title -> measure, format
     "inside {0} x {0}": ("share", "{:.1%}"),
     "reach": ("reach", "{:.2f}"),
@@ -47,25 +47,24 @@ class Sample:
 
 def sample(layer: LayerMaps) -> Sample:
     """Maps of all queries, or of evenly spaced ones if the layer has too many of them."""
-    images = layer.factors[0].shape[0] if layer.factors[0].ndim == 4 else 1
+    images = 1 if layer.positional else len(layer.factors[0])
     per_query = images * layer.heads * math.prod(layer.keys)
     most = max(3, math.isqrt(LARGEST // per_query))  # per axis
     if math.prod(layer.grid) * per_query <= LARGEST:
         most = max(layer.grid)
-    queries = list(product(*(spaced(size, most) for size in layer.grid)))
+    counts = [min(size, most) for size in layer.grid]
+    axes = [
+        [int((at + 0.5) * size / count) for at in range(count)]
+        for size, count in zip(layer.grid, counts, strict=True)
+    ]
+    queries = list(product(*axes))
+    grid = torch.tensor(layer.grid)
+    at = torch.tensor(queries)
+    inner = ((at >= grid // 4) & (at < grid - grid // 4)).all(dim=-1)
     P = torch.stack([layer.at(query).double().cpu().flatten(-2) for query in queries], dim=-2)
     keys = torch.cartesian_prod(*(torch.arange(size).double() for size in layer.keys))
     origins = torch.tensor([layer.origin(query) for query in queries])
-    inner = [
-        all(size // 4 <= at < size - size // 4 for at, size in zip(query, layer.grid, strict=True))
-        for query in queries
-    ]
-    return Sample(P.reshape(-1, *P.shape[-3:]), keys - origins[:, None], torch.tensor(inner))
-
-
-def spaced(size: int, most: int) -> list[int]:
-    """At most `most` evenly spaced indices of `size`, including the first and the last."""
-    return [round(at) for at in torch.linspace(0, size - 1, min(size, most)).tolist()]
+    return Sample(P.reshape(-1, *P.shape[-3:]), keys - origins[:, None], inner)
 
 
 def measure(layer: LayerMaps, window: int = 3) -> Heads:
