@@ -17,7 +17,7 @@ setup(
     packages=[*find_packages(include=["sa_zoo*"]), "sa_zoo.recipes", "sa_zoo.weights"],
     package_dir={"sa_zoo.recipes": "configs", "sa_zoo.weights": "model_cards"},
     package_data={
-        "sa_zoo": ["publishing/*.jinja", "training/*.toml", "analysis/explorer_page/*"],
+        "sa_zoo": ["publishing/*.jinja", "analysis/explorer_page/*"],
         "sa_zoo.recipes": ["*.toml"],
         "sa_zoo.weights": [
             "*/metrics.json",

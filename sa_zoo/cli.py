@@ -85,9 +85,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.
 
 def print_once(text: str) -> None:
     """Print in the main process of those that `accelerate launch` started."""
-    from accelerate import PartialState
+    from sa_zoo.data.progress import is_main_process
 
-    if PartialState().is_main_process:
+    if is_main_process():
         typer.echo(text)
 
 
@@ -127,7 +127,7 @@ def data_command(
 ) -> None:
     """Print what training would make of a data set, and name all images that cannot be read."""
     from sa_zoo.commands.data import data_report
-    from sa_zoo.training.splits import refuse_unreadable
+    from sa_zoo.data.splits import refuse_unreadable
 
     report = data_report(name, changes or [])
     typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
@@ -180,18 +180,14 @@ def evaluate_command(
     detail: Annotated[
         bool, typer.Option("--detail", help="Add per-class accuracy, calibration, confusion.")
     ] = False,
-    corruptions: Annotated[
-        bool, typer.Option("--corruptions", help="Add accuracy on corrupted images (CIFAR-10-C).")
-    ] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
-    from accelerate import PartialState
-
+    from sa_zoo.data.progress import is_main_process
     from sa_zoo.folders.metrics import write_result
 
-    metrics = sa_zoo.evaluate(model, data, changes or [], detail, corruptions)
+    metrics = sa_zoo.evaluate(model, data, changes or [], detail)
     print_once(json.dumps(metrics.result(), indent=2))
-    if json_ and PartialState().is_main_process:
+    if json_ and is_main_process():
         write_result(json_, metrics)
 
 

@@ -18,6 +18,7 @@ from runs import MODEL_CARDS, read_runs
 from safetensors.torch import load_file, save
 
 from sa_zoo.commands.finish import finish
+from sa_zoo.data.config import DataConfig
 from sa_zoo.folders.metrics import read_metrics, write_metrics
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
@@ -25,7 +26,7 @@ from sa_zoo.publishing.card import name_baseline, write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.publishing.transformers_export import transformers_files
-from sa_zoo.training.config import DataConfig, data_of
+from sa_zoo.training.config import data_of
 from sa_zoo.training.evaluate import evaluate_opened
 from sa_zoo.training.run_folder import HEADS
 
@@ -52,8 +53,8 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
     """Make the folder of a trained model from a finished run; the results that the folder had remain.
 
     Weights of more than FLOAT32_BYTES become bfloat16. The test split is evaluated again, in detail and with the
-    weights as they are stored; corrupted images take hours with such a network, and are left out, as are records of
-    heads of more than RECORD_BYTES. check.json gets the sha256 of the weights and the logits of two fixed images.
+    weights as they are stored. Records of heads of more than RECORD_BYTES are left out. check.json gets the sha256 of
+    the weights and the logits of two fixed images.
     Returns the folder. Raises ValueError for a run that is not finished, does not load or is of another model.
     """
     _check(run, entry)
@@ -73,7 +74,7 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         large = (new / "model.safetensors").stat().st_size > FLOAT32_BYTES
         if large:
             _store_in_bfloat16(new)
-        test = evaluate_opened(open_folder(new), data, detail=True, corruptions=not large).test
+        test = evaluate_opened(open_folder(new), data, detail=True).test
         write_metrics(new, read_metrics(new).model_copy(update={"test": test}))
         opened = finish(open_folder(new))
         sha256 = hashlib.sha256((new / "model.safetensors").read_bytes()).hexdigest()

@@ -48,13 +48,6 @@ def test_the_table_holds_the_numbers_of_the_metrics(run):
     assert "## Results" not in card and "model-index" not in card
 
 
-def test_accuracy_on_corrupted_images_is_a_line(run):
-    assert "CIFAR-10-C" not in card_of(run)
-    corrupted = {"fog": [0.7, 0.5], "frost": [0.6, 0.3]}
-    change(run / "metrics.json", test=TEST | {"corrupted": corrupted})
-    assert "top-1 is 52.50 %: the mean over 2 corruptions" in card_of(run)
-
-
 def test_the_metadata_holds_the_test_scores_exactly(run):
     data = ModelCard(card_of(run)).data
     assert [result.metric_value for result in data.eval_results] == [TEST["top1"], TEST["top5"]]

@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.cli import app
-from sa_zoo.data.pictures import open_picture
-from sa_zoo.data.sources import open_source
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.image_file import open_image
+from sa_zoo.data.open_images import open_images
 from sa_zoo.folders.check import checked
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.training.config import DataConfig, ModelConfig
+from sa_zoo.training.config import ModelConfig
 from sa_zoo.training.model import create_model
 
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
@@ -116,10 +117,10 @@ def test_a_strange_image_is_read_or_refused(tmp_path, monkeypatch, attack):
     watch_ghostscript(tmp_path, monkeypatch)
     if said:
         with pytest.raises(ValueError, match=said) as raised:
-            open_picture(io.BytesIO(content))
+            open_image(io.BytesIO(content))
         assert "\n" not in str(raised.value)
     else:
-        assert open_picture(io.BytesIO(content)).size == (11, 7)
+        assert open_image(io.BytesIO(content)).size == (11, 7)
     assert not Path("executed").exists()
 
 
@@ -133,7 +134,7 @@ def test_images_outside_of_the_data_folder_are_refused(tmp_path, path):
     pyarrow.parquet.write_table(table.set_column(0, table.schema.field("img"), images), parquet)
     for name in (folder, folder / ".." / "data"):
         with pytest.raises(ValueError, match="expected images inside"):
-            open_source(DataConfig(name=str(name)))
+            open_images(DataConfig(name=str(name)))
 
 
 def refer(folder: Path, **settings: object) -> Path:
@@ -161,7 +162,7 @@ def test_what_the_metadata_of_a_data_folder_names_is_not_read(tmp_path, settings
     refer(folder, **json.loads(json.dumps(settings).replace("TMP", str(tmp_path))))
     (folder / ".huggingface.yaml").write_bytes((folder / "README.md").read_bytes().strip(b"-\n"))
     for name in (folder, folder / ".." / "data"):
-        assert len(open_source(DataConfig(name=str(name))).labels["train"]) == 3
+        assert len(open_images(DataConfig(name=str(name))).labels["train"]) == 3
 
 
 def test_data_files_inside_the_folder_are_read_through_links(tmp_path, monkeypatch):
@@ -171,7 +172,7 @@ def test_data_files_inside_the_folder_are_read_through_links(tmp_path, monkeypat
     (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "also").symlink_to(tmp_path / "data")
     for name in ("data", str(tmp_path / "data"), "also"):
-        assert len(open_source(DataConfig(name=name)).labels["train"]) == 3
+        assert len(open_images(DataConfig(name=name)).labels["train"]) == 3
 
 
 def metadata(*names: str) -> bytes:
@@ -193,7 +194,7 @@ def test_other_files_in_a_folder_of_images_are_not_read(tmp_path, monkeypatch, n
     Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
     folder = image_folder(tmp_path / "data", {"cat": 3, "dog": 2})
     (folder / name).write_bytes(content)
-    source = open_source(DataConfig(name="data"))
+    source = open_images(DataConfig(name="data"))
     assert source.classes == ("cat", "dog") and source.labels["train"].tolist() == [0, 0, 0, 1, 1]
     files = {source.images["train"].path(row) for row in range(5)}
     assert files == {str(path) for path in folder.rglob("*.png")}
@@ -201,13 +202,13 @@ def test_other_files_in_a_folder_of_images_are_not_read(tmp_path, monkeypatch, n
     for picture in folder.rglob("*.png"):
         picture.unlink()
     with pytest.raises(FileNotFoundError, match="expected images or parquet files in it"):
-        open_source(DataConfig(name="data"))
+        open_images(DataConfig(name="data"))
 
 
 def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"(?s)^data\.name: got .*Arrow"):
-        open_source(DataConfig(name=str(tmp_path)))
+        open_images(DataConfig(name=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

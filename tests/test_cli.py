@@ -15,12 +15,8 @@ from tiny_runs import image_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
-from sa_zoo.folders.opened import open_model
-from sa_zoo.training.config import data_of, dump_config
-from sa_zoo.training.corruptions import CorruptedSplit
-from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import open_test_split
-from sa_zoo.training.splits import StreamedSplit
+from sa_zoo.data.splits import StreamedSplit
+from sa_zoo.training.config import dump_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -164,23 +160,6 @@ def test_evaluating_a_run_writes_what_it_prints(run, tmp_path):
     assert result.exit_code == 1
     assert "no/such/result.json" in result.stderr
     assert json.loads(result.stdout)["test"]["n"] == 354
-
-
-def test_corrupted_images_are_evaluated_by_kind_and_strength(run, tmp_path):
-    result = sa_zoo("evaluate", run, "--corruptions", "--json", tmp_path / "result.json")
-    assert result.exit_code == 0, result.output
-    found = read(tmp_path / "result.json")["test"]["corrupted"]
-    opened, config = open_model(run), data_of(run)
-    _, split = open_test_split(opened, config, open_accelerator())
-    for name, number in (("contrast", 4), ("fog", 0)):
-        everything = list(range(len(split)))
-        images, labels, _ = CorruptedSplit(split, name, number).__getitems__(everything)
-        predicted = opened.network(split.input_format.normalize(images)).argmax(1)
-        right = (predicted == labels).float().mean().item()
-        assert found[name][number] == pytest.approx(right, abs=1.5 / len(split))
-    mean = sum(map(sum, found.values())) / 75
-    assert f"corrupted {mean:.4f}" in result.stderr
-    assert f"contrast          {sum(found['contrast']) / 5:.4f}: " in result.stderr
 
 
 def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):

@@ -27,7 +27,7 @@ def as_on_a_gpu(monkeypatch):
         yield
 
 
-MIXED = {"mixup": 0.8, "cutmix": 1.0, "small_epochs": 1, "small_size": 4}
+MIXED = {"mixup": 0.8, "cutmix": 1.0, "small_epochs": 1}
 # of an attention network; its grid stays, which decides how it is evaluated
 SIZES = {"embed_dim": 36, "hidden_dim": 17, "num_heads": 3, "depth": 2}
 

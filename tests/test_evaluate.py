@@ -1,3 +1,5 @@
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +14,20 @@ from sklearn.metrics import (
     log_loss,
     top_k_accuracy_score,
 )
-from tiny_runs import TINY_VIT, image_folder, tiny_config
+from tiny_runs import TINY_VIT, image_folder, noise_images
 from torch import nn
 
-from sa_zoo.data.sources import Source, changes, digest_of, open_source
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.hold_out import largest_draws, rows_of
+from sa_zoo.data.image_file import open_image
+from sa_zoo.data.images import LabeledImages, changes, digest_of
+from sa_zoo.data.input_format import InputFormat
+from sa_zoo.data.open_images import open_images
+from sa_zoo.data.splits import Split
 from sa_zoo.folders.metrics import Metrics, Scores
 from sa_zoo.folders.opened import Opened
-from sa_zoo.training.config import DataConfig, dump_config
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import class_table, open_test_split, score
-from sa_zoo.training.model import InputFormat
-from sa_zoo.training.splits import Split, rows_of
 
 FORMAT = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
 
@@ -104,14 +109,14 @@ def test_the_model_keeps_its_mode(answers, training):
     assert all(module.training is training for module in model.modules())
 
 
-def opened(names: list[str], folder: Path | None = None, digest: str | None = None) -> Opened:
+def opened(names: list[str] | None) -> Opened:
     """A network with classes of these names."""
     network = timm.create_model("test_vit", num_classes=3, **TINY_VIT)
     network.pretrained_cfg["label_names"] = names
-    return Opened("test_vit", folder, network, {}, Metrics(data_digest=digest))
+    return Opened("test_vit", None, network, {}, Metrics())
 
 
-def split_for(model: Opened, folder: Path) -> tuple[Source, Split]:
+def split_for(model: Opened, folder: Path) -> tuple[LabeledImages, Split]:
     return open_test_split(model, DataConfig(name=str(folder)), open_accelerator())
 
 
@@ -141,28 +146,47 @@ def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
     assert "matched by number, the model's with those of D: 0 is cat, 1 is owl" in caplog.text
 
 
-@pytest.mark.parametrize("known", ["", "digest", "config"])
-def test_all_images_of_an_unsplit_folder_count_unless_trained_on(tmp_path, known):
-    folder = image_folder(tmp_path / "D", {"cat": 13, "dog": 11, "owl": 7})
-    source = open_source(DataConfig(name=str(folder)))
-    digest = digest_of(source)["hash"] if known == "digest" else "of other data"
-    if known == "config":
-        config = tiny_config(data={"name": str(folder), "hold_out": "position"})
-        (tmp_path / "train.toml").write_text(dump_config(config))
-    model = opened(["cat", "dog", "owl"], tmp_path, digest)
-    count = len(split_for(model, folder)[1])
-    by_content = len(rows_of(source, 0.0)["test"][1])
-    assert count == {"": 31, "digest": by_content, "config": 6}[known]
+def test_no_training_image_is_counted_in_a_changed_copy(tmp_path, capsys):
+    """Images were renamed, added and removed, in a small class, too, since the run held out its test images."""
+    folder = image_folder(tmp_path / "D", {"cat": 53, "dog": 31, "owl": 5})
+    data = open_images(DataConfig(name=str(folder)))
+    rows = rows_of(data, 0.1)
+    trained = {data.images["train"].content(row) for row in rows["train"][1].tolist()}
+    held_out = largest_draws(data, rows["test"][1])
+    model = opened(["cat", "dog", "owl"])
+    model = replace(model, metrics=Metrics(held_out=held_out))
+    assert len(split_for(model, folder)[1]) == len(rows["test"][1])
+    folder = folder.rename(tmp_path / "E")
+    for number in range(2, 13):  # one of them was held out
+        (folder / "cat" / f"{number}.png").rename(folder / "cat" / f"x{number}.png")
+    for row in rows["test"][1].tolist():
+        path = Path(data.images["train"].path(row).replace("/D/", "/E/"))
+        if path.parent.name == "owl":
+            path.unlink()
+    for seed, image in enumerate(noise_images(7, seed=97)):
+        image.save(folder / "owl" / f"new{seed}.png")
+    _, split = split_for(model, folder)
+    counted = {pixels.permute(1, 2, 0).numpy().tobytes() for pixels in split.images}
+    pixels = {np.array(open_image(BytesIO(content))).tobytes() for content in trained}
+    assert not counted & pixels and len(split) > 10
+    assert "all of them" not in capsys.readouterr().err
+    assert len(split_for(opened(["cat", "dog", "owl"]), folder)[1]) == 53 + 31 + 11
+    assert "nothing says whether" in capsys.readouterr().err
 
 
 def test_a_digest_is_that_of_the_data_wherever_they_are(tmp_path):
     folder = image_folder(tmp_path / "D", {"train/cat": 5, "train/owl": 3, "test/owl": 2})
 
     def digest() -> dict:
-        return digest_of(open_source(DataConfig(name=str(folder))))
+        return digest_of(open_images(DataConfig(name=str(folder))))
 
     before = digest()
     folder = folder.rename(tmp_path / "E")
+    assert digest() == before
+    with (folder / "train/cat/0.png").open("ab") as image:
+        image.write(b"more")
+    assert changes(before, digest()).startswith("images of other")
+    noise_images(1)[0].save(folder / "train/cat/0.png")
     assert digest() == before
     (folder / "train/cat/0.png").rename(folder / "train/cat/7.png")
     assert changes(before, digest()).startswith("images of other names")

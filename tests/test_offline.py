@@ -27,7 +27,7 @@ sys.addaudithook(watch)
 COMMANDS = """
 import sys
 from pathlib import Path
-import sa_zoo, sa_zoo.training.splits
+import sa_zoo, sa_zoo.data.splits
 from sa_zoo.cli import app
 
 def sa_zoo_command(*arguments):
@@ -36,7 +36,7 @@ def sa_zoo_command(*arguments):
 small = ["--set", "model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }", "--set", "train.epochs=1"]
 sa_zoo_command("train", "quickstart", "--out", "digits", *small)
 for bound in (2**31, 0):  # also by worker processes
-    sa_zoo.training.splits.KEPT_BYTES = bound
+    sa_zoo.data.splits.KEPT_BYTES = bound
     data = ["--set", "data.name=images", "--set", "train.batch_size=5"]
     sa_zoo_command("train", "quickstart", "--out", f"images-{bound}", *small, *data)
 sa_zoo_command("evaluate", "digits", "--detail")

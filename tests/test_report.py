@@ -6,9 +6,9 @@ from tiny_runs import image_folder, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.open_images import open_images
 from sa_zoo.data.report import Report, report_of
-from sa_zoo.data.sources import open_source
-from sa_zoo.training.config import DataConfig
 from sa_zoo.training.train import train
 
 
@@ -47,7 +47,7 @@ def test_the_report_names_counts_origins_and_faults(folder):
 
 
 def test_headers_alone_show_sizes_and_files_that_are_no_images(folder):
-    source = open_source(DataConfig(name=str(folder)))
+    source = open_images(DataConfig(name=str(folder)))
     rows = {split: (split, np.arange(len(labels))) for split, labels in source.labels.items()}
     report = report_of(source, rows, decode=False)
     assert report.sizes == {"8x8": 19}
@@ -58,7 +58,7 @@ def test_headers_alone_show_sizes_and_files_that_are_no_images(folder):
 def test_a_run_names_all_broken_images_before_its_first_step(
     folder, tmp_path, capsys, monkeypatch, kept_bytes
 ):
-    monkeypatch.setattr("sa_zoo.training.splits.KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", kept_bytes)
     with pytest.raises(ValueError, match=r"(?s)2 images that cannot be read.*\.png.*\.png"):
         train(tiny_config(data={"name": str(folder)}), tmp_path / "run")
     assert "resized and cropped to 8x8" in capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_ctrl_c_says_what_it_interrupted(folder, monkeypatch):
     def interrupt(images, doing, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sa_zoo.training.progress.tqdm", interrupt)
+    monkeypatch.setattr("sa_zoo.data.progress.tqdm", interrupt)
     done = CliRunner().invoke(app, ["data", str(folder), "--set", "data.validation=0.0"])
     assert done.exit_code == 130
     assert "stopped by Ctrl-C while reading 15 images" in done.stderr

@@ -7,20 +7,20 @@ import pytest
 import torch
 from tiny_runs import image_folder, noise_images
 
-from sa_zoo.data.sources import open_source
-from sa_zoo.training.augment import HOLD_OUT, permutation
-from sa_zoo.training.config import DataConfig, dump_config, load_config
-from sa_zoo.training.model import InputFormat
-from sa_zoo.training.splits import rows_of, splits_of
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.hold_out import rows_of
+from sa_zoo.data.input_format import InputFormat
+from sa_zoo.data.open_images import open_images
+from sa_zoo.data.splits import splits_of
 
 FORMAT = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
 
 
-def split(folder: Path, validation: float = 0.1, **rule: str) -> dict[str, dict[bytes, str]]:
+def split(folder: Path, validation: float = 0.1) -> dict[str, dict[bytes, str]]:
     """Split -> bytes and class of its pictures, in their order."""
-    source = open_source(DataConfig(name=str(folder)))
+    source = open_images(DataConfig(name=str(folder)))
     found = {}
-    for name, (table, rows) in rows_of(source, validation, **rule).items():
+    for name, (table, rows) in rows_of(source, validation).items():
         images, labels = source.images[table], source.labels[table]
         found[name] = {images.content(row): source.classes[labels[row]] for row in rows.tolist()}
     return found
@@ -56,20 +56,7 @@ def test_names_do_not_matter_and_one_more_picture_moves_no_other(tmp_path):
 def test_with_a_validation_split_nothing_is_held_out_for_it(tmp_path):
     folder = image_folder(tmp_path, {"train/a": 11, "train/b": 13, "val/a": 5, "val/b": 7})
     image_folder(folder, {"test/a": 2, "test/b": 3})
-    source = open_source(DataConfig(name=str(folder)))
-    splits = splits_of(source, 0.1, FORMAT, torch.device("cpu"))
+    source = open_images(DataConfig(name=str(folder)))
+    splits = splits_of(source, rows_of(source, 0.1), FORMAT, torch.device("cpu"))
     counts = {name: np.bincount(each.labels).tolist() for name, each in splits.items()}
     assert counts == {"train": [11, 13], "validation": [5, 7], "test": [2, 3]}
-
-
-def test_earlier_runs_keep_their_splits(tmp_path):
-    """They held out by position, and took no notice of validation images."""
-    folder = image_folder(tmp_path / "D", {"train/a": 11, "train/b": 13, "val/a": 5, "test/b": 3})
-    source = open_source(DataConfig(name=str(folder)))
-    rows = rows_of(source, 0.3, "position")
-    assert rows["validation"][0] == "train"
-    assert rows["validation"][1].tolist() == sorted(permutation(24, HOLD_OUT)[:7].tolist())
-    config = dump_config(load_config("quickstart"))
-    old = config.replace('hold_out = "content"\n', "").replace("\nseed", "\nema = 0.0\nseed")
-    (tmp_path / "train.toml").write_text(old)
-    assert load_config(tmp_path / "train.toml").data.hold_out == "position"

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from sa_zoo.data.config import DataConfig
 from sa_zoo.folders.metrics import Metrics
 from sa_zoo.folders.opened import Opened, folder_of, open_model
-from sa_zoo.training.config import DataConfig, data_config, data_of
+from sa_zoo.training.config import data_config, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 
 
@@ -15,7 +16,6 @@ def evaluate(
     data: str = "",
     changes: Iterable[str] = (),
     detail: bool = False,
-    corruptions: bool = False,
 ) -> Metrics:
     """Evaluate a model on the test split of a data set, by default that of its run, as `sa-zoo evaluate` does.
 
@@ -29,13 +29,12 @@ def evaluate(
         data: Hub data set, folder or "digits".
         changes: values of a recipe to replace, "data.key=value".
         detail: add accuracy by class, calibration and the confusion matrix.
-        corruptions: add the accuracy on the images with each corruption of CIFAR-10-C.
 
     Raises:
         ValueError: for data that do not fit the model; and the errors of `sa_zoo.open`.
     """
     config = data_for(model, data, changes)
-    return evaluate_opened(open_model(model), config, detail, corruptions)
+    return evaluate_opened(open_model(model), config, detail)
 
 
 def data_for(model: str | Path | Opened, data: str, changes: Iterable[str] = ()) -> DataConfig:

@@ -5,8 +5,8 @@ from pathlib import Path
 from PIL import Image
 
 from sa_zoo.analysis.explorer import Page, page_of
-from sa_zoo.data.pictures import open_picture
-from sa_zoo.data.sources import open_source
+from sa_zoo.data.image_file import open_image
+from sa_zoo.data.open_images import open_images
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.training.config import data_of
 
@@ -31,7 +31,7 @@ def _pictures(files: list[Path]) -> dict[str, Image.Image]:
     for path in files:
         name = path.name if names.count(path.name) == 1 else str(path)
         try:
-            pictures[name] = open_picture(path)
+            pictures[name] = open_image(path)
         except ValueError as error:
             raise ValueError(f"--image: got {path}, expected a picture: {error}") from error
     return pictures
@@ -43,7 +43,7 @@ def _test_pictures(opened: Opened, count: int) -> dict[str, Image.Image]:
         raise ValueError(
             f"--images: got {count} for {opened.source}, which is no run with a data set; expected --image FILE"
         )
-    source = open_source(data_of(opened.folder))
+    source = open_images(data_of(opened.folder))
     split = "test" if "test" in source.images else "train"
     pictures = {}
     for row, label in enumerate(source.labels[split][:count].tolist()):

@@ -6,7 +6,8 @@ from typing import Any
 
 from sa_zoo.analysis.explorer import explorer_files
 from sa_zoo.analysis.figures import figure_files
-from sa_zoo.data.sources import open_source
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.open_images import open_images
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import metrics_of, write_metrics
 from sa_zoo.folders.opened import Opened, open_folder
@@ -15,7 +16,6 @@ from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
 from sa_zoo.publishing.card import card_files
 from sa_zoo.publishing.timm_checkpoint import network_from_checkpoint, with_safetensors
 from sa_zoo.publishing.transformers_export import transformers_files
-from sa_zoo.training.config import DataConfig
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _names_from(source: str) -> list[str]:
     """The lines of a file, or the classes of a data set (of a folder: in timm's natural order)."""
     if Path(source).is_file():
         return Path(source).read_text(encoding="utf-8").splitlines()
-    return list(open_source(DataConfig(name=source)).classes) if source else []
+    return list(open_images(DataConfig(name=source)).classes) if source else []
 
 
 def _name_classes(network: Any, names: list[str]) -> None:

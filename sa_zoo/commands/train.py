@@ -5,9 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from accelerate import PartialState
-
 from sa_zoo.commands.finish import finish
+from sa_zoo.data.progress import is_main_process
 from sa_zoo.folders.opened import Opened
 from sa_zoo.training.config import Config, load_config, run_name
 from sa_zoo.training.train import train
@@ -37,7 +36,7 @@ def train_recipe(
         The errors of `train_and_finish`.
     """
     if data:
-        changes = [f"data.name={json.dumps(data)}", "data.hold_out=content", *changes]
+        changes = [f"data.name={json.dumps(data)}", *changes]
     folder = Path(out or f"runs/{run_name(recipe, changes)}")
     return train_and_finish(load_config(recipe, changes), folder, resume)
 
@@ -45,7 +44,7 @@ def train_recipe(
 def train_and_finish(config: Config, out: Path, resume: bool = False) -> Opened:
     """Train, evaluate and leave a complete run folder. Raises the errors of `train`."""
     run = train(config, out, resume)
-    if PartialState().is_main_process:
+    if is_main_process():
         run = finish(run)
     return run
 

@@ -8,10 +8,11 @@ from multiprocessing.pool import ThreadPool
 import numpy as np
 from pydantic import BaseModel
 
-from sa_zoo.data.pictures import size_of_picture
-from sa_zoo.data.sources import Images, Rows, Source, UnreadableImage
+from sa_zoo.data.hold_out import Rows
+from sa_zoo.data.image_file import size_of_image
+from sa_zoo.data.images import Images, LabeledImages, UnreadableImage
+from sa_zoo.data.progress import MANY, shown
 from sa_zoo.folders.messages import listed
-from sa_zoo.training.progress import MANY, shown
 
 SHOWN_CLASSES = 3  # classes at either end
 
@@ -19,7 +20,7 @@ SHOWN_CLASSES = 3  # classes at either end
 class Report(BaseModel):
     name: str
     classes: list[str]  # in their order
-    input: str  # preprocessing of an image
+    input: str = ""  # preprocessing of an image
     skipped: dict[str, int] = {}  # files by "KIND in PLACE"
     origins: dict[str, str] = {}  # by split
     images: dict[str, list[int]] = {}  # per class, by split
@@ -62,22 +63,20 @@ def _counted(counts: Mapping[str, int]) -> str:
     return listed([f"{name} ({count})" for name, count in Counter(counts).most_common()])
 
 
-def report_of(source: Source, rows: Rows, decode: bool, input_text: str = "") -> Report:
+def report_of(data: LabeledImages, rows: Rows, decode: bool) -> Report:
     """Check every image: `decode` it, or read its header only."""
-    report = Report(
-        name=source.name, classes=source.classes, input=input_text, skipped=source.skipped
-    )
+    report = Report(name=data.name, classes=data.classes, skipped=data.skipped)
     looks: Counter[tuple[str, str]] = Counter()
     trained = np.empty(0, np.uint64)
     few = sum(len(own) for _, own in rows.values()) <= MANY
     if "train" in rows and (decode or few):  # hashing reads every byte
         table, own = rows["train"]
-        trained = source.images[table].hashes[own]
+        trained = data.images[table].hashes[own]
     for split, (table, own) in rows.items():
-        images, labels = source.images[table], source.labels[table]
+        images, labels = data.images[table], data.labels[table]
         held_out = ", held out" if split != table and len(own) < len(labels) else ""
-        report.origins[split] = f"{source.origins.get(table, table)}{held_out}"
-        report.images[split] = np.bincount(labels[own], minlength=len(source.classes)).tolist()
+        report.origins[split] = f"{data.origins.get(table, table)}{held_out}"
+        report.images[split] = np.bincount(labels[own], minlength=len(data.classes)).tolist()
         with ThreadPool() as pool, shown(own.tolist(), f"checking {split}") as progress:
             found = pool.imap(partial(_look, images, decode), own.tolist())
             looks.update(next(found) for _ in progress)
@@ -93,7 +92,7 @@ def _look(images: Images, decode: bool, row: int) -> tuple[str, str]:
     """Size of an image and an empty text, or an empty text and the reason why it cannot be read."""
     try:
         with images.naming(row):
-            width, height = images[row].size if decode else size_of_picture(images.file(row))
+            width, height = images[row].size if decode else size_of_image(images.file(row))
     except UnreadableImage as error:
         return "", str(error)
     return f"{width}x{height}", ""

@@ -4,9 +4,7 @@ Training, conversion and evaluation write it; cards are rendered from it. Keys w
 """
 
 import math
-from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -40,13 +38,6 @@ class Scores(Section):
     # confidence, accuracy and number of images per non-empty bin of confidence
     calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
-    # by `sa-zoo evaluate --corruptions`: top-1 of each corruption, at five strengths
-    corrupted: dict[str, list[float]] | None = None
-
-    @property
-    def mean_corrupted(self) -> float:
-        """Top-1 on corrupted images, the mean over corruptions and strengths."""
-        return fmean(chain.from_iterable((self.corrupted or {}).values()))
 
     @property
     def percent(self) -> str:
@@ -101,7 +92,9 @@ class Metrics(Section):
     parameters: int | None = None
     data: str | None = None
     data_revision: str | None = None
-    data_digest: str | None = None  # of the training data, see data/sources.py
+    data_digest: str | None = None  # of the training data, see data/images.py
+    # Largest draw of a test image held out of training, by class. An image with a larger draw may be a training image.
+    held_out: dict[str, float] | None = None
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None

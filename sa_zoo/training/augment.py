@@ -16,29 +16,24 @@ from timm.data.mixup import Mixup
 from torch import Tensor
 from torchvision.transforms.functional import pad
 
+from sa_zoo.data.hold_out import counter_hash
+from sa_zoo.data.input_format import to_device
 from sa_zoo.training.config import AugmentConfig
-from sa_zoo.training.device import to_device
 
 Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H, W)
 # independent streams of numbers
 ORDER, CROP_ROWS, CROP_COLUMNS, FLIP = range(4)
-STEP, HOLD_OUT = 5, 6
-
-
-def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
-    """64-bit hash of integers: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), chained over them."""
-    state: np.ndarray = np.zeros(1, np.uint64)
-    for counter in counters:
-        state = state + np.asarray(counter).astype(np.uint64) + 0x9E3779B97F4A7C15
-        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB
-        state = state ^ (state >> 31)
-    return state
+STEP = 5  # 6 is HOLD_OUT of data/hold_out.py
 
 
 def permutation(n: int, *counters: int) -> np.ndarray:
     """A permutation of range(n), determined by the counters alone, on any machine and with any NumPy."""
     return np.argsort(counter_hash(*counters, np.arange(n)), kind="stable")
+
+
+def small_size(height: int, width: int) -> tuple[int, int]:
+    """The size of images in the first epochs."""
+    return height * 3 // 4, width * 3 // 4
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -82,7 +77,7 @@ class Augment:
         if config.crop_padding or config.flip or config.alternate_flips:
             images = self._crop_and_flip(images, indices.cpu().numpy(), epoch)
         if epoch < config.small_epochs:
-            size = config.small_size
+            size = small_size(*images.shape[-2:])
             images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
             images = images.clamp_(0, 255)
         images = self.normalize(images)

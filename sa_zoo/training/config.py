@@ -8,12 +8,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,7 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from sa_zoo.folders.check import LARGEST, Arguments
+from sa_zoo.data.config import DataConfig, Fraction, Section, Text
+from sa_zoo.folders.check import Arguments
 from sa_zoo.folders.messages import did_you_mean
 
 # setup.py installs configs/ of the repository as sa_zoo/recipes. A checkout has no such folder.
@@ -35,20 +34,9 @@ DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.mode
 }
 
 
-class Section(BaseModel):
-    """Types are strict: TOML is typed, so a number in quotes is a mistake."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-Text = Annotated[str, Field(min_length=1)]
-Pixels = Annotated[int, Field(ge=0, le=LARGEST)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
 class ModelConfig(Section):
     name: Text  # any timm name
-    args: dict[str, Any] = {}  # passed to timm.create_model
+    args: dict[str, Any] = Field(default_factory=dict)  # passed to timm.create_model
     # initial weights, for an mhsa_* also its CNN's: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
     init: str = ""
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
@@ -56,29 +44,12 @@ class ModelConfig(Section):
     freeze: str = ""  # regular expression; parameters with a matching name are not trained
 
 
-class DataConfig(Section):
-    name: Text = "uoft-cs/cifar10"  # Hub data set, folder, or "digits"
-    revision: str = ""  # revision of a Hub data set; empty: the newest
-    config: str = ""  # configuration of a Hub data set, or a folder in the folder; empty: none
-    train_split: str = ""  # name of a split; empty: the usual one
-    validation_split: str = ""
-    test_split: str = ""  # empty: the usual one, or else the validation split
-    title: str = ""  # name of the data in results; empty: `name`
-    label_column: str = ""  # empty: the one ClassLabel column, or the usual name
-    image_size: Pixels = 0  # of a side; 0: the model's own
-    validation: Fraction = 0.1  # of the training images, held out
-    # criterion for held-out images: their bytes, per class; or their position, as in earlier versions, which ignored
-    # validation splits
-    hold_out: Literal["content", "position"] = "content"
-
-
 class AugmentConfig(Section):
     crop_padding: NonNegativeInt = 0  # pixels
     crop_fill: Literal["black", "reflect"] = "black"  # pixels outside of the image
     flip: bool = False  # left-right, with probability 1/2
     alternate_flips: bool = False  # left-right in every other epoch, beginning at random
-    small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to small_size
-    small_size: int = Field(24, ge=1, le=LARGEST)  # side in pixels
+    small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to three quarters of a side
     mixup: NonNegativeFloat = 0.0  # alpha of the beta distribution
     cutmix: NonNegativeFloat = 0.0
     label_smoothing: Fraction = 0.0
@@ -95,7 +66,7 @@ class OptimConfig(Section):
     warmup: Fraction = 0.05  # of the run, linear
     schedule: Literal["cosine", "linear"] = "cosine"  # after it, to zero
     clip: NonNegativeFloat = 0.0  # gradient norm; 0: none
-    args: dict[str, Any] = {}  # further arguments of timm's optimizer
+    args: dict[str, Any] = Field(default_factory=dict)  # further arguments of timm's optimizer
 
 
 class TrainConfig(Section):
@@ -188,10 +159,6 @@ def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
-    match table:
-        # earlier versions wrote train.ema = 0.0, and held out images by position without writing it
-        case {"train": {"ema": 0, **train}, "data": {**data}}:
-            table |= {"train": train, "data": {"hold_out": "position", **data}}
     return parse_config(_overridden(table, overrides))
 
 

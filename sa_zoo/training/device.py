@@ -1,7 +1,8 @@
-"""The device of a run: its Accelerator, copies of tensors to it, and errors when another process ends."""
+"""The device of a run: its Accelerator, the caller's process, and errors when another process ends."""
 
 import logging
 import os
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -10,56 +11,74 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType
-from accelerate.state import AcceleratorState, GradientState
-from torch import Tensor
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from sa_zoo.training.config import Config, parse_config
 
 _logger = logging.getLogger(__name__)
+# Every Accelerator shares them: a new one would take the precision of the caller's and change its accumulation.
+SHARED: tuple[Any, ...] = (PartialState, AcceleratorState, GradientState)
+
+
+@contextmanager
+def process_as_found() -> Iterator[None]:
+    """Leave the caller's Accelerators, process group and random numbers as they are."""
+    states = [shared._shared_state for shared in SHARED]
+    for shared in SHARED:
+        shared._shared_state = {}
+    group = torch.distributed.is_initialized()
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch.distributed.is_initialized() and not group:
+            torch.distributed.destroy_process_group()
+        for shared, state in zip(SHARED, states, strict=True):
+            shared._shared_state = state
 
 
 def open_accelerator(**settings: Any) -> Accelerator:
     """A new Accelerator. Without a GPU it needs `cpu=True`; otherwise each process would train alone."""
-    AcceleratorState._reset_state()  # all Accelerators of a process share it, with the precision of the first
-    GradientState._reset_state()
     return Accelerator(cpu=not torch.accelerator.is_available(), **settings)
 
 
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device. Copies to a GPU do not block: the host prepares the next steps meanwhile."""
-    if device.type != "cuda" or not values.is_cpu:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
-
-
-def open_launched(config: Config, out: Path) -> tuple[Config, Accelerator]:
-    """The config and its Accelerator. `accelerate launch` sets the precision if the config does not.
-
-    Warns if the two precisions differ. Raises ValueError for settings ruled out by this machine or the launcher.
-    """
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    chosen = config.train.precision or launched
-    if launched not in ("no", chosen):  # "no" is also the default of the launcher
+def launched(config: Config) -> Config:
+    """The config with the precision of `accelerate launch`, if it has none. Warns if the two differ."""
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    chosen = config.train.precision or precision
+    if precision not in ("no", chosen):  # "no" is also the default of the launcher
         _logger.warning(
             "train.precision: got %s from the launcher, but the config says %s, which counts",
-            launched,
+            precision,
             chosen,
         )
     train = config.train.model_dump() | {"precision": chosen}
-    config = parse_config(config.model_dump() | {"train": train})
+    return parse_config(config.model_dump() | {"train": train})
+
+
+def check_machine(config: Config) -> None:
+    """Raise ValueError for settings that this machine or the launcher rules out."""
     tracker = config.train.tracker
-    if chosen == "fp16" and not torch.accelerator.is_available():
+    if config.train.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("train.precision: got fp16, expected bf16 or no on a CPU")
     if tracker and find_spec(tracker) is None:
         raise ValueError(
             f"train.tracker: got {tracker}, which is not installed: pip install {tracker}"
         )
+
+
+def accelerator_of(config: Config, out: Path) -> Accelerator:
+    """The Accelerator of a run. Raises ValueError for FSDP."""
     accelerator = open_accelerator(
-        mixed_precision=chosen,
+        mixed_precision=config.train.precision,
         gradient_accumulation_steps=config.train.accumulation,
-        log_with=tracker or None,
+        log_with=config.train.tracker or None,
         project_dir=out,
     )
     if accelerator.distributed_type == DistributedType.FSDP:
@@ -67,7 +86,7 @@ def open_launched(config: Config, out: Path) -> tuple[Config, Accelerator]:
             "accelerate: got FSDP, which divides the network, expected DDP (configs/accelerate/ddp.yaml): "
             "checkpoints hold whole networks"
         )
-    return config, accelerator
+    return accelerator
 
 
 # Part of a RuntimeError of torch -> the process that ended

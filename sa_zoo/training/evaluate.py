@@ -4,8 +4,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,17 @@ from sklearn.metrics import confusion_matrix
 from torch import nn
 from tqdm import tqdm
 
-from sa_zoo.data.sources import Source, digest_of, open_source
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.hold_out import rows_below
+from sa_zoo.data.images import LabeledImages
+from sa_zoo.data.open_images import open_images
+from sa_zoo.data.progress import on_terminal
+from sa_zoo.data.splits import Split, splits_of
 from sa_zoo.folders.messages import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
 from sa_zoo.folders.opened import Opened
-from sa_zoo.training.config import DataConfig, data_of
-from sa_zoo.training.corruptions import STRENGTHS, CorruptedSplit
-from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.device import open_accelerator, process_as_found
 from sa_zoo.training.model import input_format_of
-from sa_zoo.training.splits import Split, splits_of
 
 _logger = logging.getLogger(__name__)
 
@@ -51,9 +51,11 @@ def score(
     model.eval()
     parts = []
     batches = accelerator.prepare(split.loader(batch_size))
-    hidden = not accelerator.is_main_process or None  # None: except on a terminal
-    for images, labels, _ in tqdm(batches, "evaluating", delay=1, leave=False, disable=hidden):
-        logits = model(split.input_format.normalize(images)).float()
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    bar = on_terminal()
+    for batch in tqdm(batches, "evaluating", delay=1, leave=False, disable=not bar):
+        images, labels, _ = (torch.as_tensor(x, device=accelerator.device) for x in batch)
+        logits = model(split.input_format.normalize(images).to(dtype)).float()
         confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
@@ -104,30 +106,20 @@ def _detail(
     }
 
 
-def evaluate_opened(
-    opened: Opened, data: DataConfig, detail: bool = False, corruptions: bool = False
-) -> Metrics:
+@process_as_found()
+def evaluate_opened(opened: Opened, config: DataConfig, detail: bool = False) -> Metrics:
     """Evaluate a model in full precision; raises as `open_test_split` does. `detail` prints a table of the classes."""
     accelerator = open_accelerator()
-    source, split = open_test_split(opened, data, accelerator)
+    data, split = open_test_split(opened, config, accelerator)
     network = opened.network.to(accelerator.device)
     test = score(network, split, accelerator, detail=detail)
     text = f"top-1 {test}, balanced {test.balanced:.4f}"
-    if corruptions:
-        found: dict[str, list[float]] = {}
-        for name, strengths in STRENGTHS.items():
-            splits = [CorruptedSplit(split, name, number) for number in range(len(strengths))]
-            found[name] = [score(network, each, accelerator).top1 for each in splits]
-            shares = " ".join(f"{top1:.4f}" for top1 in found[name])
-            accelerator.print(f"{name:18}{fmean(found[name]):.4f}: {shares}", file=sys.stderr)
-        test = test.model_copy(update={"corrupted": found})
-        text += f", corrupted {test.mean_corrupted:.4f}"
     opened.network.cpu()  # as `open_model` returns it
     if detail:
-        text += f"\n{class_table(test, source.classes)}"
+        text += f"\n{class_table(test, data.classes)}"
     accelerator.print(text, file=sys.stderr)
     model = str(opened.folder or opened.source)
-    return Metrics(model=model, data=source.name, data_revision=data.revision or None, test=test)
+    return Metrics(model=model, data=data.name, data_revision=config.revision or None, test=test)
 
 
 def class_table(scores: Scores, classes: Sequence[str]) -> str:
@@ -143,41 +135,33 @@ def class_table(scores: Scores, classes: Sequence[str]) -> str:
 
 
 def open_test_split(
-    opened: Opened, data: DataConfig, accelerator: Accelerator
-) -> tuple[Source, Split]:
+    opened: Opened, config: DataConfig, accelerator: Accelerator
+) -> tuple[LabeledImages, Split]:
     """A data set with the classes of a model, and the images to evaluate the model on.
 
-    These are the images of the test split. Without a test split, they are the held-out images if the model was trained
-    on these data, otherwise all images. Raises ValueError if the classes do not fit.
+    These are the images of the test split. Without a test split, they are the images that the run of the model would
+    have held out of training, in any data; or all images, if the run had a test split or is unknown. Raises ValueError
+    if the classes do not fit.
     """
-    source = open_source(data)
-    hold_out: str = data.hold_out
-    which = "its test split"
-    if "test" not in source.labels:
-        hold_out = _hold_out_of_its_run(opened, data, source)
+    data, how = _with_classes_of(opened.network, open_images(config))
+    held_out = opened.metrics.held_out
+    if "test" in data.labels:
+        rows = {"test": ("test", np.arange(len(data.labels["test"])))}
+        which = "its test split"
+    elif held_out:
+        rows = rows_below(data, held_out)
         which = "held out from training"
-        if hold_out == "everything":
-            which = "all of them, as it was not trained on them"
-    source, how = _with_classes_of(opened.network, source)
-    input_format = input_format_of(opened.network, data.image_size)
-    splits = splits_of(source, 0, input_format, accelerator.device, ["test"], hold_out)
-    split = splits["test"]
-    text = f"evaluated on {len(split)} images of {source.name}, {which}; classes matched {how}"
+    else:
+        rows = {"test": ("train", np.arange(len(data.labels["train"])))}
+        which = "all of them; nothing says whether the model was trained on some"
+    input_format = input_format_of(opened.network, config.image_size)
+    split = splits_of(data, rows, input_format, accelerator.device)["test"]
+    text = f"evaluated on {len(split)} images of {data.name}, {which}; classes matched {how}"
     accelerator.print(text, file=sys.stderr)
-    return source, split
+    return data, split
 
 
-def _hold_out_of_its_run(opened: Opened, data: DataConfig, source: Source) -> str:
-    """The `hold_out` of the run if the model was trained on these data, otherwise "everything"."""
-    same = opened.metrics.data_digest == digest_of(source)["hash"]
-    if opened.folder and (opened.folder / "train.toml").is_file():
-        trained_on = data_of(opened.folder)
-        same = same or Path(trained_on.name).resolve() == Path(data.name).resolve()
-        data = trained_on
-    return data.hold_out if same else "everything"
-
-
-def _with_classes_of(network: nn.Module, source: Source) -> tuple[Source, str]:
+def _with_classes_of(network: nn.Module, source: LabeledImages) -> tuple[LabeledImages, str]:
     """The source with the classes of a model, matched by name, or by number if either has only numbers."""
     given = source.classes
     numbers = tuple(map(str, range(network.num_classes)))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The training loop of a run: steps, checkpoints and the end of each epoch."""
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,23 +14,38 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from timm.utils import distribute_bn
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers.utils.generic import flatten_dict
 
-from sa_zoo.data.sources import Source, changes, digest_of
+from sa_zoo.data.images import LabeledImages, changes, digest_of
+from sa_zoo.data.input_format import to_device
+from sa_zoo.data.splits import Split
 from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
-from sa_zoo.training.device import to_device
 from sa_zoo.training.evaluate import score
 from sa_zoo.training.model import frozen_norms
-from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
+from sa_zoo.training.optimization import learning_rate_factor
 from sa_zoo.training.progress import Interrupted, Progress, interruption
 from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_heads, write_history
-from sa_zoo.training.splits import Split
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU; each reading waits for the GPU
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
+
+
+def check_batch_size(config: Config) -> None:
+    """Raise ValueError unless every micro-batch of every process has the same number of images, even for mixup."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    train, augment = config.train, config.augment
+    images, rest = divmod(train.batch_size, processes * train.accumulation)
+    expected = ""
+    if rest:
+        expected = f"a multiple of {processes} processes x {train.accumulation} micro-batches"
+    elif (augment.mixup or augment.cutmix) and images % 2:
+        expected = f"an even number per micro-batch for mixup and cutmix, not {images}"
+    if expected:
+        raise ValueError(f"train.batch_size: got {train.batch_size}, expected {expected}")
 
 
 @dataclass
@@ -43,7 +59,8 @@ class Run:
     out: Path
     accelerator: Accelerator
     model: nn.Module
-    source: Source
+    optimizer: Optimizer
+    data: LabeledImages
     splits: Mapping[str, Split]
 
     def __post_init__(self) -> None:
@@ -51,39 +68,27 @@ class Run:
         self.split = self.splits["train"]
         self.batch_size = train.batch_size
         self.steps = len(self.split) // self.batch_size  # per epoch
-        self._check_batch_size()
+        if not self.steps:
+            raise ValueError(
+                f"train.batch_size: got {self.batch_size}, expected at most the {len(self.split)} to train on"
+            )
         self.images_per_epoch = self.steps * self.batch_size
         self.images = train.epochs * self.images_per_epoch  # of the whole run
-        classes = len(self.source.classes)
+        classes = len(self.data.classes)
         normalize = self.split.input_format.normalize
         self.augment = Augment(self.config.augment, train.seed, classes, normalize)
-        optimizer = optimizer_of(self.model, self.config.optim)
-        self.prepared, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        prepared = self.accelerator.prepare(self.model, self.optimizer)
+        self.prepared, self.optimizer = prepared
         # sums since the last reading: loss, correct answers, requests to stop
         self.unread = torch.zeros(3, device=self.accelerator.device)
         self.folder = self.out / CHECKPOINTS
         self._restore()
 
-    def _check_batch_size(self) -> None:
-        augment = self.config.augment
-        parts = self.config.train.accumulation
-        processes = self.accelerator.num_processes
-        images, rest = divmod(self.batch_size, processes * parts)
-        expected = ""
-        if rest:
-            expected = f"a multiple of {processes} processes x {parts} micro-batches"
-        elif not self.steps:
-            expected = f"at most the {len(self.split)} to train on"
-        elif (augment.mixup or augment.cutmix) and images % 2:
-            expected = f"an even number per micro-batch for mixup and cutmix, not {images}"
-        if expected:
-            raise ValueError(f"train.batch_size: got {self.batch_size}, expected {expected}")
-
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
         self.counters = load_checkpoint(self.folder, self.model, self.optimizer)
         before = self.counters.data
-        now = digest_of(self.source)
+        now = digest_of(self.data)
         if before and before != now:
             raise ValueError(
                 f"data: got {changes(before, now)}, expected those that the run in {self.out} "
@@ -128,9 +133,9 @@ class Run:
             group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
         seed_step(self.config.train.seed, self.steps_done, accelerator.process_index)
         for images, labels, indices in batches:
-            images = to_device(images, accelerator.device)
-            labels = to_device(labels, accelerator.device)
-            inputs, targets = self.augment(images, labels, indices, counters.epoch)
+            images = to_device(torch.as_tensor(images), accelerator.device)
+            labels = to_device(torch.as_tensor(labels), accelerator.device)
+            inputs, targets = self.augment(images, labels, torch.as_tensor(indices), counters.epoch)
             with accelerator.accumulate(self.prepared):
                 logits = self.prepared(inputs)
                 smoothing = self.augment.label_smoothing

@@ -1,7 +1,6 @@
 """The model of a run, by its timm name: built, initialized, frozen. Independent of the architecture."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,32 +11,12 @@ from torch import Tensor, nn
 from sa_zoo.convolution.harden import harden
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.cost import training_macs
+from sa_zoo.data.input_format import InputFormat, Size
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.folders.opened import build_model
 from sa_zoo.models.terms import Term
+from sa_zoo.training.augment import small_size
 from sa_zoo.training.config import Config, ModelConfig
-from sa_zoo.training.device import to_device
-
-Size = tuple[int, int, int]  # channels, height, width
-
-
-@dataclass(frozen=True)
-class InputFormat:
-    """The input of a model: input_size (channels, height, width), resizing and normalization."""
-
-    input_size: Size
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    crop_pct: float
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory for fast convolutions."""
-        mean, std = (
-            to_device(torch.tensor(x), images.device).view(-1, 1, 1) * 255
-            for x in (self.mean, self.std)
-        )
-        return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
 
 
 def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
@@ -133,33 +112,25 @@ def prepare_model(
     model = create_model(config.model, classes, config.data.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     input_format = input_format_of(model, config.data.image_size)
-    macs = _macs(model, config, input_format.input_size)
-    _check_output(model, input_format.input_size, classes)
+    channels, height, width = input_format.input_size
+    early = config.augment.small_epochs
+    macs = 0
+    for key, epochs, size in (
+        ("data.image_size", config.train.epochs - early, (height, width)),
+        ("augment.small_epochs", early, small_size(height, width)),
+    ):
+        if epochs:
+            _check_output(model, (channels, *size), classes, key)
+            macs += epochs * training_macs(model, (channels, *size))
     return model, input_format, macs
 
 
-def _macs(model: nn.Module, config: Config, input_size: Size) -> int:
-    epochs, side = config.augment.small_epochs, config.augment.small_size
-    if epochs and getattr(model, "pretrained_cfg", {}).get("fixed_input_size"):
-        raise ValueError(
-            f"augment.small_epochs: got {epochs}, expected 0: {config.model.name} takes images of "
-            "one size"
-        )
-    passes = [("data.image_size", config.train.epochs - epochs, input_size)]
-    if epochs:
-        passes.append(("augment.small_size", epochs, (input_size[0], side, side)))
-    macs = 0
-    for key, times, size in passes:
-        try:
-            macs += times * training_macs(model, size)
-        except AssertionError as error:
-            raise ValueError(f"{key}: got {size[1]}x{size[2]}: {error}") from error
-    return macs
-
-
 @torch.no_grad()
-def _check_output(model: nn.Module, input_size: Size, classes: int) -> None:
-    output = model.eval()(torch.zeros(1, *input_size, device=next(model.parameters()).device))
+def _check_output(model: nn.Module, size: Size, classes: int, key: str) -> None:
+    try:
+        output = model.eval()(torch.zeros(1, *size, device=next(model.parameters()).device))
+    except AssertionError as error:
+        raise ValueError(f"{key}: got images of {size[1]}x{size[2]}: {error}") from error
     model.train()
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != (1, classes):

@@ -24,13 +24,17 @@ def learning_rate_factor(seen: int, batch: int, total: int, optim: OptimConfig) 
     return 0.5 * (1 + math.cos(math.pi * falling))
 
 
+def check_optimizer(name: str) -> None:
+    """Raise ValueError for a name unknown to timm."""
+    known = [str(each) for each in list_optimizers()]
+    if name not in known:
+        raise ValueError(
+            f"optim.name: got {name}, expected a timm optimizer{did_you_mean(name, known)}"
+        )
+
+
 def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
     """timm's optimizer, without weight decay on biases, norms and the parameters in `model.no_weight_decay()`."""
-    known = [str(name) for name in list_optimizers()]
-    if optim.name not in known:
-        raise ValueError(
-            f"optim.name: got {optim.name}, expected a timm optimizer{did_you_mean(optim.name, known)}"
-        )
     settings = optim.model_dump(include={"lr", "momentum", "weight_decay"})
     if optim.layer_decay < 1:
         settings["layer_decay"] = optim.layer_decay

@@ -1,48 +1,29 @@
-"""A progress bar on a terminal, elsewhere one line per epoch; and a clean stop at Ctrl-C or SIGTERM."""
+"""A progress bar on a terminal, elsewhere one line per epoch; and a clean stop at a signal."""
 
-import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
-MANY = 2_000  # images; more take noticeable time
+from sa_zoo.data.progress import on_terminal
 
 
 class Interrupted(Exception):
     """The run received a signal to stop and saved a checkpoint."""
 
 
-@contextmanager
-def shown(images: Sequence[Any], doing: str) -> Iterator[Iterable[Any]]:
-    """The images, with a progress bar on a terminal after a second; elsewhere one line, if there are many images.
-
-    The KeyboardInterrupt of Ctrl-C names the interrupted task.
-    """
-    hidden = os.environ.get("LOCAL_RANK", "0") != "0"
-    if len(images) > MANY and not hidden and not sys.stderr.isatty():
-        print(f"{doing} {len(images)} images", file=sys.stderr, flush=True)
-    try:
-        with tqdm(
-            images, doing, unit=" images", delay=1, leave=False, disable=hidden or None
-        ) as bar:
-            yield bar
-    except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(f"while {doing} {len(images)} images") from error
-
-
 class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
     """Images done, their rate and the time left: `show` after steps, `end_epoch` after each epoch."""
 
     def __init__(self, images: int, done: int, epochs: int, main: bool) -> None:
-        hidden = not (main and sys.stderr.isatty())
+        bar = on_terminal()
         super().__init__(
-            total=images, initial=done, unit=" images", unit_scale=True, disable=hidden
+            total=images, initial=done, unit=" images", unit_scale=True, disable=not bar
         )
         self.images = images
         self.epochs = epochs

@@ -10,6 +10,7 @@
 """
 
 import json
+import os
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +58,13 @@ def is_finished(out: Path, config: Config, resume: bool) -> bool:
         )
     _check_same(config, out / "train.toml")
     return finished
+
+
+def check_writable(out: Path) -> None:
+    """Raise PermissionError if the folder can be neither changed nor created."""
+    place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"run folder: got {out}, but {place} cannot be written")
 
 
 def _check_same(config: Config, path: Path) -> None:

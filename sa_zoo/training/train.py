@@ -9,26 +9,44 @@ Read `train` below first, then its parts in the order of their calls. A step is 
 lists the files of a run.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from sa_zoo.data.sources import open_source
+from sa_zoo.data.hold_out import largest_draws, rows_of
+from sa_zoo.data.open_images import folder_of, open_images
+from sa_zoo.data.progress import is_main_process
+from sa_zoo.data.splits import splits_of
 from sa_zoo.folders.metrics import Metrics, Training, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.config import Config
-from sa_zoo.training.device import open_launched, report_lost_process
+from sa_zoo.training.device import (
+    accelerator_of,
+    check_machine,
+    launched,
+    process_as_found,
+    report_lost_process,
+)
 from sa_zoo.training.environment import environment
 from sa_zoo.training.evaluate import score
-from sa_zoo.training.loop import Run, train_epochs
+from sa_zoo.training.loop import Run, check_batch_size, train_epochs
 from sa_zoo.training.model import check_start, prepare_model
-from sa_zoo.training.run_folder import MAPPED_IMAGES, is_finished, record_maps, remove_checkpoints
-from sa_zoo.training.splits import splits_of
+from sa_zoo.training.optimization import check_optimizer, optimizer_of
+from sa_zoo.training.run_folder import (
+    MAPPED_IMAGES,
+    check_writable,
+    is_finished,
+    record_maps,
+    remove_checkpoints,
+)
 from sa_zoo.training.whitening import whiten_first_convolution
 
 
+@process_as_found()
 @report_lost_process()
 def train(config: Config, out: Path, resume: bool = False) -> Opened:
     """Train, write the last epoch into `out`, open and evaluate the folder; returns it opened, with its metrics.
@@ -37,34 +55,66 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
     ValueError if config, data or folder do not allow the run.
     """
-    config, accelerator = open_launched(config, out)
+    config = launched(config)
     if is_finished(out, config, resume):
-        finished = open_model(out)
-        if accelerator.is_main_process:
+        if is_main_process():
             remove_checkpoints(out)  # the run may have been killed before this
-        return finished
-    check_start(config.model)  # before loading data, which may take long
+        return open_model(out)
+    # before loading data, which may take long
+    mistakes = Mistakes()
+    with mistakes.collect():
+        check_machine(config)
+    with mistakes.collect():
+        check_start(config.model)
+    with mistakes.collect():
+        check_optimizer(config.optim.name)
+    with mistakes.collect():
+        check_batch_size(config)
+    with mistakes.collect():
+        check_writable(out)
+    with mistakes.collect():
+        folder_of(config.data)
+    mistakes.report()
+    accelerator = accelerator_of(config, out)
     with accelerator.main_process_first():  # the main process downloads the data for all
-        source = open_source(config.data)
+        data = open_images(config.data)
     torch.manual_seed(config.train.seed)
-    model, input_format, macs = prepare_model(config, len(source.classes), accelerator.device)
-    data = config.data
-    splits = splits_of(
-        source,
-        data.validation,
-        input_format,
-        accelerator.device,
-        hold_out=data.hold_out,
-        augment=config.augment,
-    )
+    model, input_format, macs = prepare_model(config, len(data.classes), accelerator.device)
+    optimizer = optimizer_of(model, config.optim)
+    rows = rows_of(data, config.data.validation)
+    changed = config.augment.model_dump(exclude_defaults=True) or "nothing"
+    text = f"; training images also by {changed} (augment)"
+    splits = splits_of(data, rows, input_format, accelerator.device, text)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"])
-    run = Run(config, out, accelerator, model, source, splits)
+    run = Run(config, out, accelerator, model, optimizer, data, splits)
     train_epochs(run)
-    return _publish(run, macs)
+    held_out = {} if "test" in data.labels else largest_draws(data, rows["test"][1])
+    return _publish(run, macs, held_out)
 
 
-def _publish(run: Run, macs: int) -> Opened:
+class Mistakes:
+    """The errors of independent checks, reported together."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            self.errors.append(error)
+
+    def report(self) -> None:
+        """Raise the only error, or ValueError with all of them."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise ValueError("\n".join(map(str, self.errors)))
+
+
+def _publish(run: Run, macs: int, held_out: dict[str, float]) -> Opened:
     """Write the model and score the folder in full precision: the only scores on the test split.
 
     `macs`: multiply-adds of the forward passes of one training image, over all epochs.
@@ -75,7 +125,7 @@ def _publish(run: Run, macs: int) -> Opened:
             out,
             run.model,
             # a tag would name weights of timm; these are new
-            model_config={"label_names": list(run.source.classes), "pretrained_cfg": {"tag": ""}},
+            model_config={"label_names": list(run.data.classes), "pretrained_cfg": {"tag": ""}},
             data_config={"input_size": run.split.input_format.input_size},
         )
     accelerator.wait_for_everyone()
@@ -89,9 +139,10 @@ def _publish(run: Run, macs: int) -> Opened:
     metrics = Metrics(
         model=config.model.name,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        data=run.source.name,
+        data=run.data.name,
         data_revision=config.data.revision or None,
         data_digest=run.counters.data["hash"],
+        held_out=held_out or None,
         **scores,
         train=Training(
             seconds=run.counters.seconds,

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sa_zoo.training.splits import Split
+from sa_zoo.data.splits import Split
 
 WHITENED_IMAGES = 5000  # of the training split, for the covariance of patches
 EPSILON = 1e-2  # added to the eigenvalues, so that noise is not amplified; pixels have a variance of about 1

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from model_folders import make_run
 
 import sa_zoo
-from sa_zoo.data.sources import Images, Source
+from sa_zoo.data.images import Images, LabeledImages
+from sa_zoo.data.input_format import InputFormat
+from sa_zoo.data.splits import StreamedSplit
 from sa_zoo.folders.check import check_config, count_elements
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.training.config import load_config
-from sa_zoo.training.model import InputFormat
-from sa_zoo.training.splits import StreamedSplit
 
 REFUSED = (ValueError, OSError)
 SMALL = {"embed_dim": 13, "depth": 2, "num_heads": 3, "hidden_dim": 11, "num_classes": 10}
@@ -55,7 +55,7 @@ def on_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 def decode(data: bytes) -> None:
     features = datasets.Features({"image": datasets.Image()})
     table = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None}]}, features)
-    source = Source(
+    source = LabeledImages(
         "data", {"train": Images(table, "image", "train")}, {"train": np.zeros(1, np.int64)}, ()
     )
     input_format = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tiny_runs import noise_images
 
-from sa_zoo.data.pictures import FORMATS, open_picture
+from sa_zoo.data.image_file import FORMATS, open_image
 
 LOSSLESS = {"BMP": {}, "PNG": {}, "PPM": {}, "TIFF": {}, "WEBP": {"lossless": True}}
 
@@ -20,7 +20,7 @@ def stored(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_pictures_of_usual_formats_are_read(kind):
     picture = noise_images(1, (13, 7))[0]
-    found = open_picture(stored(picture, kind, **LOSSLESS.get(kind, {})))
+    found = open_image(stored(picture, kind, **LOSSLESS.get(kind, {})))
     assert found.size == (13, 7)
     if kind in LOSSLESS:
         assert np.array_equal(np.array(found), np.array(picture))
@@ -30,18 +30,16 @@ def test_pictures_are_turned_upright(tmp_path):
     picture, exif = noise_images(1, (13, 7))[0], Image.Exif()
     exif[0x0112] = 6  # orientation: shown after a quarter turn clockwise
     picture.save(tmp_path / "x.png", exif=exif)
-    assert np.array_equal(
-        np.array(open_picture(tmp_path / "x.png")), np.rot90(np.array(picture), -1)
-    )
+    assert np.array_equal(np.array(open_image(tmp_path / "x.png")), np.rot90(np.array(picture), -1))
 
 
 @pytest.mark.parametrize("kind", ["TGA", "JPEG2000"])
 def test_other_formats_are_refused(kind):
     with pytest.raises(ValueError, match="cannot identify"):
-        open_picture(stored(noise_images(1)[0], kind))
+        open_image(stored(noise_images(1)[0], kind))
 
 
 def test_palettes_with_transparent_colors_give_no_warning(tmp_path):
     picture = noise_images(1)[0].quantize(7)
     picture.save(tmp_path / "x.png", transparency=bytes([0, 128, 255]))
-    assert np.array_equal(open_picture(tmp_path / "x.png").convert("RGB"), picture.convert("RGB"))
+    assert np.array_equal(open_image(tmp_path / "x.png").convert("RGB"), picture.convert("RGB"))

@@ -20,7 +20,7 @@ MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 
 
-def open_picture(file: Path | BinaryIO) -> Image.Image:
+def open_image(file: Path | BinaryIO) -> Image.Image:
     """The first frame of an image file, rotated according to EXIF. Raises ValueError for unusable files."""
     with _opened(file) as image:
         upright = ImageOps.exif_transpose(image)
@@ -29,7 +29,7 @@ def open_picture(file: Path | BinaryIO) -> Image.Image:
         return upright.convert("RGBA") if has_transparent_colors else upright
 
 
-def size_of_picture(file: Path | BinaryIO) -> tuple[int, int]:
+def size_of_image(file: Path | BinaryIO) -> tuple[int, int]:
     """Width and height from the header of an image file. Raises ValueError for unusable files."""
     with _opened(file) as image:
         return image.size
@@ -46,7 +46,7 @@ def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
                 raise ValueError(f"got {got}, expected {expected}: convert it")
             yield image
     except UnidentifiedImageError as error:
-        expected = f"a picture in one of the formats {', '.join(FORMATS)}"
+        expected = f"an image in one of the formats {', '.join(FORMATS)}"
         raise ValueError(f"cannot identify the file, expected {expected}") from error
     except Exception as error:  # Pillow raises many types for files that are not images
         raise ValueError(str(error) or type(error).__name__) from error

@@ -1,0 +1,151 @@
+"""Splits of a data set for a model: small ones decoded once and kept on the device, others decoded by workers."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sa_zoo.data.hold_out import Rows
+from sa_zoo.data.images import LabeledImages, UnreadableImage
+from sa_zoo.data.input_format import InputFormat, to_device
+from sa_zoo.data.progress import MANY, is_main_process, shown
+from sa_zoo.data.report import report_of
+
+COLORS = {1: "L", 3: "RGB"}  # mode of an image by its channels
+KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
+
+
+class Split(Dataset[Any]):
+    """Decoded images of one split, kept on a device. A batch is (uint8 (B, C, H, W), int64 (B,), indices (B,))."""
+
+    workers = 0
+
+    def __init__(self, images: Tensor, labels: np.ndarray, input_format: InputFormat) -> None:
+        self.images = images
+        self.labels = torch.from_numpy(labels).to(images.device)
+        self.input_format = input_format
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Any, Any, Any]:
+        positions = torch.tensor(indices)
+        on_device = to_device(positions, self.labels.device)
+        return self.images[on_device], self.labels[on_device], positions
+
+    def loader(self, batch_size: int) -> DataLoader[Any]:
+        """Every image once, in order."""
+        return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
+
+    def loader_in_order(self, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
+        """The images of these indices (B,), batch by batch."""
+        return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
+
+    def first(self, count: int) -> Tensor:
+        """The first images, normalized: float32 (count, C, H, W)"""
+        images, *_ = self.__getitems__(np.arange(min(count, len(self))))
+        return self.input_format.normalize(torch.as_tensor(images))
+
+
+class StreamedSplit(Split):
+    """Rows of a table, decoded by worker processes each time they are read. Batches hold NumPy arrays.
+
+    Images become uint8 (C, H, W) of the model's size and color, resized and cropped as in timm's evaluation.
+    """
+
+    def __init__(
+        self, data: LabeledImages, table: str, rows: np.ndarray, input_format: InputFormat
+    ) -> None:
+        self.source = data.images[table]
+        self.rows = rows
+        self.labels = torch.from_numpy(data.labels[table][rows])
+        self.input_format = input_format
+        self.transform = create_transform(**vars(input_format), normalize=False)
+        self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Any, Any, Any]:
+        # torch would send tensors through /dev/shm, which may be too small
+        images = [self.read(row).numpy() for row in self.rows[indices].tolist()]
+        return np.stack(images), self.labels.numpy()[indices], np.array(indices)
+
+    def read(self, row: int) -> Tensor:
+        """Decode one image of the table. Raises UnreadableImage."""
+        with self.source.naming(row):
+            return self._decoded(self.source[row])
+
+    def _decoded(self, image: Image.Image) -> Tensor:
+        channels, height, width = self.input_format.input_size
+        if channels in COLORS:
+            image = image.convert(COLORS[channels])  # as timm's train.py does
+        found = len(image.getbands())
+        if found != channels:
+            expected = f"{channels}; convert the images, or set model.args.in_chans to 1 or 3"
+            raise ValueError(f"got {found} channels (mode {image.mode}), expected {expected}")
+        if image.size != (width, height):
+            return self.transform(image)
+        return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
+
+    def kept(self, device: torch.device, unreadable: list[str]) -> Split:
+        """The same split, decoded now and kept on a device. Appends unreadable images to a list."""
+        images = torch.empty((len(self), *self.input_format.input_size), dtype=torch.uint8)
+        with shown(self.rows.tolist(), "decoding") as rows:
+            for position, row in enumerate(rows):
+                try:
+                    images[position] = self.read(row)
+                except UnreadableImage as error:
+                    unreadable.append(str(error))
+        return Split(images.to(device), self.labels.numpy(), self.input_format)
+
+
+def _cores() -> int:
+    """Cores available to this process, or all cores if the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def splits_of(
+    data: LabeledImages,
+    rows: Rows,
+    input_format: InputFormat,
+    device: torch.device,
+    augmentation: str = "",
+) -> Mapping[str, Split]:
+    """The splits with these rows, decoded and kept on the device if they are small.
+
+    Prints a report of them first, which ends with `augmentation`. Raises ValueError without test images, or with the
+    list of unreadable images. If the splits are too large to keep and have many images, only headers are checked.
+    """
+    if not len(rows["test"][1]):
+        raise ValueError(
+            f"data.name: got {data.name} without test images, expected a test split, or more images, of which a "
+            "fifth become one"
+        )
+    streamed = {name: StreamedSplit(data, *own, input_format) for name, own in rows.items()}
+    images = sum(map(len, streamed.values()))
+    channels, height, width = input_format.input_size
+    small = images * channels * height * width <= KEPT_BYTES
+    report = report_of(data, rows, decode=images <= MANY and not small)
+    report.input = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels{augmentation}"
+    if is_main_process():
+        print(report.text(), file=sys.stderr, flush=True)
+    splits: Mapping[str, Split] = streamed
+    unreadable = report.unreadable
+    if small:
+        unreadable = []
+        splits = {name: split.kept(device, unreadable) for name, split in streamed.items()}
+    refuse_unreadable(unreadable)
+    return splits
+
+
+def refuse_unreadable(images: Sequence[str]) -> None:
+    if images:
+        named = "\n".join(images)
+        raise ValueError(f"data.name: got {len(images)} images that cannot be read: {named}")
