@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn.functional import hardshrink
 
 from .linear import as_one_map, bias_of
@@ -52,10 +53,48 @@ def probabilities_from(scores: Tensor) -> Tensor:
     return hardshrink(P, negligible)
 
 
+def as_multiplied(x: Tensor) -> Tensor:
+    """x in the type of its products, which is a narrower one under autocast."""
+    nothing = x.new_empty(0, 0)
+    return x.to((nothing @ nothing).dtype)
+
+
+class CastForImages(torch.autograd.Function):
+    """P in another type, for each of B images: (Q, N) -> (B, Q, N); their gradients are added up in the type of P."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(P: Tensor, B: int, dtype: torch.dtype) -> Tensor:
+        return P.to(dtype).expand(B, -1, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, dP: Tensor) -> tuple[Tensor | None, ...]:
+        return dP.sum(0, dtype=ctx.dtype), None, None
+
+
+def for_images(P: Tensor, X: Tensor) -> Tensor:
+    """P in the type of X, for each image, without a copy of it per image: (Q, N), (B, ..) -> (B, Q, N)"""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles both sides of `and`
+        if P.dtype != X.dtype and P.requires_grad and torch.is_grad_enabled():  # noqa: SIM102
+            # torch.compile takes no function with a forward derivative of its own
+            if torch.compiler.is_compiling() or unpack_dual(P).tangent is None:
+                cast: Tensor = CastForImages.apply(P, X.shape[0], X.dtype)
+                return cast
+    return P.to(X.dtype).expand(X.shape[0], -1, -1)
+
+
 def attend(P: Tensor, X: Tensor) -> Tensor:
     """concat_h[P_h X]: (N_h, Q, N) or (B, N_h, Q, N), and (B, N, D) -> (B, Q, N_h D)"""
-    P = P.to(X.dtype).transpose(-3, -2)  # (.., Q, N_h, N)
-    rows = P.flatten(-3, -2).expand(X.shape[0], -1, -1)  # unexpanded, training would copy X
+    X = as_multiplied(X)
+    P = P.transpose(-3, -2)  # (.., Q, N_h, N)
+    rows = P.flatten(-3, -2)
+    # A P that images share is expanded, as training would else copy X.
+    rows = for_images(rows, X) if rows.dim() == 2 else rows.to(X.dtype)
     heads = rows @ X  # (B, Q N_h, D)
     return heads.unflatten(1, [P.shape[-3], P.shape[-2]]).flatten(2)  # (B, Q, N_h D)
 
@@ -65,9 +104,9 @@ def attend_by_axes(factors: list[Tensor], X: Tensor) -> Tensor:
 
     Exact, and O(T (H + W)) in two dimensions, where `attend` is O(T^2).
     """
-    first = factors[0].to(X.dtype).transpose(0, 1)  # (Q, N_h, N)
-    rows = first.flatten(0, 1).expand(X.shape[0], -1, -1)
-    heads = rows @ X.flatten(2)  # (B, Q N_h, the other axes and D)
+    X = as_multiplied(X)
+    first = factors[0].transpose(0, 1)  # (Q, N_h, N)
+    heads = for_images(first.flatten(0, 1), X) @ X.flatten(2)  # (B, Q N_h, the other axes and D)
     heads = heads.unflatten(1, [first.shape[0], first.shape[1]])  # (B, Q, N_h, ..)
     for P in factors[1:]:
         keys = heads.unflatten(-1, [P.shape[2], -1])  # (B, *Q so far, N_h, N, ..)

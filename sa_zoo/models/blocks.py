@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from .attention import Attention
+from .norm import LayerNorm
 from .stages import Grid
 from .terms import Terms
 
@@ -54,11 +55,11 @@ class PostNormBlock(Block):
     ) -> None:
         attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
         super().__init__(attn)
-        self.norm1 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        self.norm1 = LayerNorm(dim, eps=1e-12, **dd)
         self.fc1 = nn.Linear(dim, hidden_dim, **dd)
         self.act = nn.GELU()
         self.fc2 = nn.Linear(hidden_dim, dim, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-12, **dd)
+        self.norm2 = LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
         self.drop_path = DropPath(drop_path)
 
