@@ -10,7 +10,7 @@ from torch import nn
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 
-# Half of the layers in the range where heads still see their neighbours, the others from dull to one-hot.
+# Half of the layers in the range where heads still see their neighbours, the others from unbounded to one-hot.
 ALPHAS = st.one_of(
     st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf"))
 )
@@ -87,9 +87,9 @@ def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_si
 
 
 def test_bounds_are_positive_for_windows_beyond_the_image():
-    """A kernel over all that such dull heads see would have 69^3 pixels: n u of its sums is above 1."""
+    """A kernel over all that such unbounded heads see would have 69^3 pixels: n u of its sums is above 1."""
     layer = attention_from_conv(nn.Conv3d(64, 64, 3), 0.0145)
-    assert len(layer.windows()[0]) == 69
+    assert len(layer.neighborhoods()[0]) == 69
     bound = certificate(layer, [4, 4, 4])
     assert (bound.rounding > 0).all() and (bound.rounding < 0.01 * bound.attention).all()
     assert (certificate(layer, [97, 97, 97]).rounding > bound.rounding).all()

@@ -12,7 +12,7 @@ from torch import nn
 
 from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 
 INFINITY = float("inf")
 

@@ -165,6 +165,16 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
     torch.testing.assert_close(model(color), before(color), **close)
 
 
+@pytest.mark.parametrize(
+    ("Delta", "tap"), [((-1.5, 0.0), [-1, 0]), ((1.5, 0.0), [1, 0]), ((0.0, -2.5), [0, -2])]
+)
+def test_a_head_between_two_pixels_reads_the_one_nearer_to_the_query(Delta, tap):
+    layer = Attention(D, 1, (Quadratic,), (H, W))
+    layer.terms[0].Delta.data.copy_(torch.tensor([Delta]))
+    layer.terms[0].spread.data.fill_(2.0)
+    assert sa_zoo.harden(layer) == {"": [tap]}
+
+
 def hard_network():
     model = network()
     sa_zoo.harden(model)

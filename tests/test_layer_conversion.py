@@ -15,7 +15,7 @@ from sa_zoo.convolution.layer_conversion import (
     conv_from_attention,
     why_not,
 )
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -1,5 +1,8 @@
 """The network as users meet it: sizes, stages, maps, starts, checks of its input."""
 
+import itertools
+import math
+
 import numpy as np
 import numpy_sanet as oracle
 import pytest
@@ -67,11 +70,21 @@ def convolution(layer: Attention, X: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("term", [QuadraticKernel, ContentKernel])
-@pytest.mark.parametrize("heads", [9, 25])
-def test_heads_started_as_a_kernel_are_a_convolution_of_values(term, heads):
-    layer, X = Attention(23, heads, (term,), (11, 13)), torch.randn(5, 11, 13, 23)
-    half = int(heads**0.5) // 2
-    inside = (slice(None), slice(half, -half), slice(half, -half))
+@pytest.mark.parametrize("heads", [2, 3, 7, 10])
+def test_each_head_of_a_kernel_starts_at_its_pixel(term, heads):
+    layer = Attention(23, heads, (term,), (7, 9))
+    P = layer.probabilities(torch.randn(1, 7, 9, 23)).unflatten(-1, (7, 9))
+    middle = P.reshape(heads, 7, 9, 7, 9)[:, 3, 4]
+    around = sorted(itertools.product((-2, -1, 0, 1, 2), repeat=2), key=lambda at: math.hypot(*at))
+    pixels = sorted(around[:heads])
+    for share, (row, column) in zip(middle, pixels, strict=True):
+        assert share[3 + row, 4 + column] > 0.8
+
+
+@pytest.mark.parametrize("term", [QuadraticKernel, ContentKernel])
+def test_heads_started_as_a_kernel_are_a_convolution_of_values(term):
+    layer, X = Attention(23, 9, (term,), (11, 13)), torch.randn(5, 11, 13, 23)
+    inside = (slice(None), slice(1, -1), slice(1, -1))
     expected = convolution(layer, X)
     start = layer.definition(X)[inside]
     assert (start - expected).norm() < 0.15 * expected.norm()

@@ -11,10 +11,10 @@ from torch import nn
 from torchvision.models import squeezenet1_1
 
 from sa_zoo.convolution.certificate import certificate
+from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import convert, swap_convolutions
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 
 
 class Tiny(nn.Module):

@@ -16,7 +16,7 @@ from transformers import (
 from transformers.models.auto import auto_factory
 
 from sa_zoo.convolution.convolutional import HardAttention
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.convolution.timm_backbones import CNNS, checkpoint_filter_fn
 from sa_zoo.folders.write import write_timm_files
 

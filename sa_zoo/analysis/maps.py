@@ -15,8 +15,8 @@ import torch
 from timm.utils.attention_extract import AttentionExtract
 from torch import Tensor, nn
 
+from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import call_before
 from sa_zoo.models.attention import Attention, probabilities_from
 from sa_zoo.models.positions import outer_sum

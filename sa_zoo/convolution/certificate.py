@@ -20,9 +20,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sa_zoo.convolution.content_attention import ContentAttention, without_content
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention, without_content
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 
 # Unit roundoff of float32, in which narrower types are summed.
 SINGLE = torch.finfo(torch.float32).eps / 2
@@ -85,8 +85,8 @@ def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
 
 def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
     """Pixels of a SoftAttention's largest composed kernel for `keys` per axis; 1 for other layers."""
-    windows = layer.windows() if isinstance(layer, SoftAttention) else []
-    return math.prod(map(min, map(len, windows), keys))
+    neighborhoods = layer.neighborhoods() if isinstance(layer, SoftAttention) else []
+    return math.prod(map(min, map(len, neighborhoods), keys))
 
 
 def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:

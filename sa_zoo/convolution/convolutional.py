@@ -10,8 +10,8 @@ becomes the convolution with its value matrices as kernel slices (Lemmas 1 and 2
 Each layer is evaluated in the cheapest way for its parameters; all are equal within certificate.py's bound:
 
     HardAttention     here        alpha so large that P_h is one-hot: the layer runs as its convolution
-    SoftAttention     soft.py     finite alpha: P_h by axes, or one composed kernel and a frame by axes
-    ContentAttention  gated.py    scores with a content term: the definition
+    SoftAttention     soft_attention.py     finite alpha: P_h by axes, or one composed kernel and a frame by axes
+    ContentAttention  content_attention.py    scores with a content term: the definition
 
 Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
 """
@@ -32,11 +32,26 @@ from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadrat
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
+class ValueMatrices(nn.Module):
+    """W_h = W_val_h W_out_h of Eq. 10 (D_h = D_out), stored like the kernel of a convolution.
+
+    weight: (D_out, D_in / groups, *K). With groups, W_val_h is block diagonal and only its blocks are stored.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self) -> Tensor:
+        """(D_out, D_in / groups, *K)"""
+        return self.weight
+
+
 class ConvolutionalAttention(nn.Module):
     """Geometry, values and the definition; subclasses decide how to evaluate it and how Delta and alpha are held.
 
     Args:
-        W_val: module without input; returns the value matrices (D_out, D_in / groups, *K).
+        W_val: the value matrices; a module without input.
         b_out: (D_out,) or None.
         pad: Padding or SamePadding, from images (B, D_in, *image) to keys (B, D_in, *N).
         stride, dilation: of the convolution, one item per axis.
@@ -70,13 +85,15 @@ class ConvolutionalAttention(nn.Module):
         self.in_channels = inner * groups
         self.convolve = CONVOLVE[len(self.kernel_size)]
         self.zeros = [0] * len(self.kernel_size)
-        # From the first to the last key of a window.
+        # From the first to the last key of a kernel.
         self.extent = [
             step * (size - 1) for step, size in zip(dilation, self.kernel_size, strict=True)
         ]
-        self.hold(head_shifts(self.kernel_size, dilation, self.center).to(alpha), alpha)
+        self.register_positions(
+            head_shifts(self.kernel_size, dilation, self.center).to(alpha), alpha
+        )
 
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+    def register_positions(self, Delta: Tensor, alpha: Tensor) -> None:
         """Register the heads' Delta (N_h, n) and alpha (N_h,): parameters, if they can be trained."""
         self.Delta = nn.Parameter(Delta)
         self.alpha = nn.Parameter(alpha)
@@ -102,7 +119,7 @@ class ConvolutionalAttention(nn.Module):
             for axis in range(len(sizes))
         ]
 
-    def standing(self, axis: int, sizes: list[int]) -> Tensor:
+    def query_positions(self, axis: int, sizes: list[int]) -> Tensor:
         """Positions of queries among the keys, along one axis for N = `sizes`: (Q,)"""
         queries = pixels(self.queries(sizes)[axis], self.alpha.device)
         return queries * self.stride[axis] + self.center[axis]
@@ -110,7 +127,9 @@ class ConvolutionalAttention(nn.Module):
     def axis_scores(self, axis: int, sizes: list[int]) -> Tensor:
         """Scores along one axis for N = `sizes`: (N_h, Q, N) (Eq. 9)"""
         keys = pixels(sizes[axis], self.alpha.device)
-        return quadratic_scores(self.Delta[:, axis], self.alpha, self.standing(axis, sizes), keys)
+        return quadratic_scores(
+            self.Delta[:, axis], self.alpha, self.query_positions(axis, sizes), keys
+        )
 
     def positional_scores(self, sizes: list[int]) -> Tensor:
         """Scores of all queries and keys for N = `sizes`, pixels in row-major order: (N_h, prod Q, prod N)"""
@@ -142,30 +161,31 @@ class ConvolutionalAttention(nn.Module):
 
     def project(self, heads: Tensor) -> Tensor:
         """b_out + sum_h heads_h W_val_h: (B, *Q, N_h D_in) -> (B, D_out, *Q)"""
-        slices = self.W_val().flatten(2)
-        # (groups, D_out / groups, D_in / groups, N_h)
-        kernel = slices.unflatten(0, [self.groups, -1])
+        kernel = self.W_val().flatten(2)  # (D_out, D_in / groups, N_h)
+        by_group = kernel.unflatten(0, [self.groups, -1])
         # (B, *Q, N_h, groups, D_in / groups)
-        apart = heads.unflatten(-1, [slices.shape[2], self.groups, slices.shape[1]])
-        out = torch.einsum("b...hgi,goih->b...go", apart, kernel).flatten(-2)
+        apart = heads.unflatten(-1, [kernel.shape[2], self.groups, kernel.shape[1]])
+        out = torch.einsum("b...hgi,goih->b...go", apart, by_group).flatten(-2)
         if self.b_out is not None:
             out = out + self.b_out.to(out.dtype)
         return out.movedim(-1, 1)
 
-    def composed_kernel(self, windows: list[range]) -> Tensor:
-        """sum_h P_h[q, .] W_val_h for a query far from the border, which sees `windows`: (D_out, D_in / groups, ...)"""
+    def composed_kernel(self, neighborhoods: list[range]) -> Tensor:
+        """sum_h P_h[q, .] W_val_h for a query far from the border, which sees these: (D_out, D_in / groups, ..)"""
         device = self.alpha.device
         P = torch.ones_like(self.alpha)[:, None]
-        for axis, window in enumerate(windows):
-            offsets = pixels(len(window), device) * window.step + window[0]
+        for axis, neighborhood in enumerate(neighborhoods):
+            offsets = pixels(len(neighborhood), device) * neighborhood.step + neighborhood[0]
             scores = quadratic_scores(self.Delta[:, axis], self.alpha, pixels(1, device), offsets)
             P = (P[:, :, None] * probabilities_from(scores)).flatten(1)
-        # slices @ P as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take several times
-        # as long for a matrix product with so few columns.
-        slices = self.W_val()
-        heads_last = at_least_float32(slices).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
+        # The values times P, as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take
+        # several times as long for a matrix product with so few columns.
+        values = self.W_val()
+        heads_last = at_least_float32(values).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
         kernel = F.conv2d(heads_last, P.T[:, :, None, None]).permute(0, 2, 3, 1).squeeze(1)
-        return kernel.to(slices.dtype).unflatten(-1, [len(window) for window in windows])
+        return kernel.to(values.dtype).unflatten(
+            -1, [len(neighborhood) for neighborhood in neighborhoods]
+        )
 
     def extra_repr(self) -> str:
         return (
@@ -180,7 +200,7 @@ class HardAttention(ConvolutionalAttention):
     Delta and alpha are buffers: their gradients are too small for a floating-point number.
     """
 
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
+    def register_positions(self, Delta: Tensor, alpha: Tensor) -> None:
         self.register_buffer("Delta", Delta)
         self.register_buffer("alpha", alpha)
         pad = self.pad

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.convolution.theorem import (
     head_shifts,
     limit_of_attention,
+    neighborhoods_with,
     spread_matrices,
-    windows_with,
 )
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.linear import owns
@@ -68,7 +68,7 @@ def why_not_taps(layer: Layer) -> str:
             return "it looks at content"
         if not owns(layer, "Delta", "alpha") or not owns(layer.W_val, "weight"):
             return COMPUTED
-        if not layer.windows():
+        if not layer.neighborhoods():
             return "one sees without end (its alpha is not positive, or its Delta not finite)"
         return ""
     term = layer.terms[0]
@@ -98,12 +98,12 @@ def _harden_attention(layer: Attention) -> list[list[int]]:
     P = attention_far_from_borders(term.Delta, term.spread, offsets)
     taps = offsets[distinct_keys(P)].unique(dim=0)  # row by row, as a convolution stores its kernel
     M = P @ limit_of_attention(offsets, taps)
-    slices = layer.W_val.weight.double().unflatten(1, [len(M), -1])  # (D_out, N_h, D)
-    mixed = torch.einsum("ohi,hg->ogi", slices, M.to(slices))
-    layer.W_val.weight.copy_(mixed.flatten(1))
+    values = layer.W_val.weight.double().unflatten(1, [len(M), -1])  # (D_out, N_h, D)
+    moved = torch.einsum("ohi,hg->ogi", values, M.to(values))
+    layer.W_val.weight.copy_(moved.flatten(1))
     one = torch.eye(2) if term.spread.ndim == 3 else torch.ones(())
     term.spread.copy_(TAP_SPREAD * one)
-    pixels = _fixed(taps, term.Delta, term.spread)
+    pixels = _freeze(taps, term.Delta, term.spread)
     layer.set_grid(layer.grid)  # a deployed layer renews its constants
     return pixels
 
@@ -112,15 +112,18 @@ def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     taps = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     Delta = layer.Delta.detach().cpu().double()
     alpha = layer.alpha.detach().cpu().double()
-    axes = [torch.tensor(window).double() for window in windows_with(taps, Delta, alpha)]
+    axes = [
+        torch.tensor(neighborhood).double()
+        for neighborhood in neighborhoods_with(taps, Delta, alpha)
+    ]
     offsets = torch.cartesian_prod(*axes).view(-1, len(axes))
     P = attention_far_from_borders(Delta, (2 * alpha).sqrt(), offsets)
     M = P @ limit_of_attention(offsets, taps)
-    slices = layer.W_val()
-    mixed = slices.double().flatten(2) @ M.to(slices.device)
-    slices.copy_(mixed.view_as(slices))
+    values = layer.W_val()
+    moved = values.double().flatten(2) @ M.to(values.device)
+    values.copy_(moved.view_as(values))
     layer.alpha.fill_(0.5 * TAP_SPREAD**2)
-    return _fixed(taps, layer.Delta, layer.alpha)
+    return _freeze(taps, layer.Delta, layer.alpha)
 
 
 def attention_far_from_borders(Delta: Tensor, spread: Tensor, offsets: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ def distinct_keys(P: Tensor) -> Tensor:
     return keys
 
 
-def _fixed(taps: Tensor, Delta: Tensor, sharpness: Tensor) -> list[list[int]]:
+def _freeze(taps: Tensor, Delta: Tensor, sharpness: Tensor) -> list[list[int]]:
     Delta.copy_(taps)
     Delta.requires_grad_(False)
     sharpness.requires_grad_(False)

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.gated import ContentAttention, without_content
+from sa_zoo.convolution.content_attention import ContentAttention, without_content
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention, ValueMatrices
 from sa_zoo.convolution.padding import Padding, SamePadding
-from sa_zoo.convolution.slices import Slices
-from sa_zoo.convolution.soft import SoftAttention
-from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, windows_with
+from sa_zoo.convolution.soft_attention import SoftAttention
+from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, neighborhoods_with
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.linear import as_one_map, is_watched
 
@@ -113,7 +112,7 @@ def attention_in_place(
     elif missed_attention(offset, alphas).max() <= EXACT:
         evaluation = HardAttention
     attention = evaluation(
-        Slices(weight),
+        ValueMatrices(weight),
         conv.bias,
         _padding(conv),
         conv.stride,
@@ -204,7 +203,7 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
     if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
         return attention.W_val().clone(), 0.0
     wide = copy.deepcopy(attention).double()
-    seen = windows_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
+    seen = neighborhoods_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
     if not seen:
         raise ValueError(
             "attention: got a head that sees without end (its alpha is not positive, or its Delta not finite), "

@@ -13,7 +13,7 @@ from torch import Tensor
 # Off-target attention below this changes no sum, in any floating-point type.
 EXACT = torch.finfo(torch.float64).eps / 2
 # Attention less sharp than this is treated as uniform: sums over its neighborhood would not end.
-DULLEST = 1e-4
+LEAST_ALPHA = 1e-4
 # At this offset from its target, a head of any other sharpness misses all of it in float64: 1 - P rounds to 1.
 LARGEST_OFFSET = 1e3
 LARGEST_SPREAD = 1e15  # infinite ones have no matrix
@@ -49,7 +49,7 @@ def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int
     return min(first, nearest), max(last, nearest)
 
 
-def window(seen: Sequence[tuple[int, int]]) -> range:
+def smallest_lattice(seen: Sequence[tuple[int, int]]) -> range:
     """The smallest lattice of displacements that contains all from first to last of each pair in `seen`."""
     first = min(start for start, _ in seen)
     last = max(stop for _, stop in seen)
@@ -57,27 +57,29 @@ def window(seen: Sequence[tuple[int, int]]) -> range:
     return range(first, last + 1, math.gcd(*gaps) or 1)
 
 
-def windows(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
-    """The keys seen by any head, along each axis: (N_h, n), (N_h,) -> n windows; none if a head sees without end.
+def neighborhoods(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
+    """The keys seen by any head, along each axis: (N_h, n), (N_h,) -> n neighborhoods; none if a head sees without end.
 
     Reads the values of Delta and alpha: a CPU has to wait for an accelerator.
     """
     sharpness = alpha.tolist()
     axes = Delta.T.tolist()
-    dull = not all(value >= DULLEST for value in sharpness)  # true for NaN too
-    if dull or not math.isfinite(sum(map(sum, axes))):
+    unbounded = not all(value >= LEAST_ALPHA for value in sharpness)  # true for NaN too
+    if unbounded or not math.isfinite(sum(map(sum, axes))):
         return []
     return [
-        window([seen_offsets(*head, precision) for head in zip(axis, sharpness, strict=True)])
+        smallest_lattice(
+            [seen_offsets(*head, precision) for head in zip(axis, sharpness, strict=True)]
+        )
         for axis in axes
     ]
 
 
-def windows_with(targets: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
-    """The windows of heads (in float64) and of targets (N_h, n), as heads of infinite sharpness."""
+def neighborhoods_with(targets: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:
+    """The neighborhoods of heads (in float64) and of targets (N_h, n), as heads of infinite sharpness."""
     sharp = torch.full_like(alpha, torch.inf)
     precision = torch.finfo(torch.float64).eps
-    return windows(torch.cat([Delta, targets]), torch.cat([alpha, sharp]), precision)
+    return neighborhoods(torch.cat([Delta, targets]), torch.cat([alpha, sharp]), precision)
 
 
 def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
@@ -89,16 +91,16 @@ def missed_attention(offset: Tensor, alpha: Tensor) -> Tensor:
     """
     offset = offset.detach().cpu().double().clamp(-LARGEST_OFFSET, LARGEST_OFFSET)
     alpha = alpha.detach().cpu().double()
-    sharp = alpha.clamp(DULLEST, 1e30)
+    sharp = alpha.clamp(LEAST_ALPHA, 1e30)
     vanishing = -math.log(torch.finfo(torch.float64).tiny)
-    reach = math.sqrt(vanishing / float(sharp.nan_to_num(DULLEST).min()))
+    reach = math.sqrt(vanishing / float(sharp.nan_to_num(LEAST_ALPHA).min()))
     reach = math.ceil(reach + float(offset.nan_to_num().abs().max()))
     t = torch.arange(-reach, reach + 1, device="cpu", dtype=torch.float64)
     t = t[t != 0]
     # (N_h, n, keys but the target)
     exponents = -sharp[:, None, None] * (t.square() - 2 * t * offset[:, :, None])
     missed = -torch.expm1(-torch.log1p(exponents.exp().sum(dim=-1)).sum(dim=-1))
-    return torch.where(alpha < DULLEST, 1.0, missed)
+    return torch.where(alpha < LEAST_ALPHA, 1.0, missed)
 
 
 def limit_of_attention(centers: Tensor, keys: Tensor) -> Tensor:

@@ -30,11 +30,11 @@ from timm.models._pretrained import DefaultCfg
 from timm.models.vgg import _filter_fn as from_torchvision_vgg
 from torch import Tensor, nn
 
+from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.convolution.gated import ContentAttention
 from sa_zoo.convolution.network_conversion import swap_convolutions
 from sa_zoo.convolution.padding import SamePadding
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.models.timm_models import as_loaded, check_weights
 
 # The CNNs with a backbone of their own: timm's name, description and number of feature levels.

@@ -44,12 +44,13 @@ class ContentKernel(Content):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         offsets = kernel_offsets(self.num_heads)
+        half = offsets.abs().max()
         score = 5.8  # per axis: 96 % of a head's attention is on its pixel, of 8x8
         strength = (score * self.W_qry.in_features**0.5) ** 0.5
         biases = []
         for table, centers in ((self.row, offsets[:, 1]), (self.col, offsets[:, 0])):
             displacements = torch.arange(len(table)) - len(table) // 2
-            columns = torch.arange(table.shape[1]) - offsets.max()
+            columns = torch.arange(table.shape[1]) - half
             table.copy_(strength * (displacements[:, None] == columns))
             biases.append(strength * (centers[:, None] == columns))
         self.W_qry.bias.copy_(torch.cat(biases, dim=1).flatten())

@@ -1,12 +1,12 @@
 """Convolutional attention of finite alpha, all of it trainable: SoftAttention. Symbols: theorem.py.
 
 P_h is a product of one factor per axis, so every query can be evaluated by axes. Far from the border there is a shorter
-way: each query sees the same neighborhood, its window, so sum_h P_h[q, .] W_val_h is one kernel, a little larger
-than the convolution's, and the layer is a convolution with it. The queries whose windows reach beyond the border form a
+way: each query attends to the same neighborhood, so sum_h P_h[q, .] W_val_h is one kernel, a little larger than the
+convolution's, and the layer is a convolution with it. The queries whose neighborhoods reach beyond the border form a
 frame around the others; each side of the frame is evaluated by axes.
 
-Delta and alpha decide the size of the window. Every call reads their values; nothing is cached or out of date. Where
-values cannot be read (transforms of torch.func, graphs, the meta device), all queries are evaluated by axes.
+Delta and alpha decide the size of the neighborhood. Every call reads their values; nothing is cached or out of date.
+Where values cannot be read (transforms of torch.func, graphs, the meta device), all queries are evaluated by axes.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.padding import Keys
-from sa_zoo.convolution.theorem import windows
+from sa_zoo.convolution.theorem import neighborhoods
 from sa_zoo.fast.taps import is_ordinary
 from sa_zoo.models.attention import attend_by_axes, probabilities_from
 from sa_zoo.models.positions import at_least_float32
@@ -51,61 +51,65 @@ class SoftAttention(ConvolutionalAttention):
     @torch.jit.ignore
     def evaluate(self, keys: Keys) -> Tensor:
         """The layer in the cheaper way: (B, D_out, *Q)"""
-        windows = self.windows()
-        inside = [self.inside(axis, keys, window) for axis, window in enumerate(windows)]
-        if windows and self.is_cheaper_composed(keys.sizes, windows, inside):
-            return self.framed(keys, inside, self.composed(keys, windows, inside))
+        neighborhoods = self.neighborhoods()
+        inside = [
+            self.inside(axis, keys, neighborhood) for axis, neighborhood in enumerate(neighborhoods)
+        ]
+        if neighborhoods and self.is_cheaper_composed(keys.sizes, neighborhoods, inside):
+            return self.framed(keys, inside, self.composed(keys, neighborhoods, inside))
         return self.by_axes(keys)
 
-    def windows(self) -> list[range]:
-        """One window per axis; none if a head sees without end, or if values cannot be read."""
+    def neighborhoods(self) -> list[range]:
+        """One neighborhood per axis; none if a head sees without end, or if values cannot be read."""
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if in_graph or self.Delta.is_meta or not is_ordinary(self.Delta, self.alpha):
             return []
-        return windows(self.Delta, self.alpha, torch.finfo(at_least_float32(self.alpha).dtype).eps)
+        return neighborhoods(
+            self.Delta, self.alpha, torch.finfo(at_least_float32(self.alpha).dtype).eps
+        )
 
-    def inside(self, axis: int, keys: Keys, window: range) -> range:
-        """The queries along one axis whose windows lie within the keys."""
+    def inside(self, axis: int, keys: Keys, neighborhood: range) -> range:
+        """The queries along one axis whose neighborhoods lie within the keys."""
         stride = self.stride[axis]
         count = self.queries(keys.sizes)[axis]
-        room = keys.sizes[axis] - 1 - self.center[axis] - window[-1]
-        begin = max(0, -((self.center[axis] + window[0]) // stride))
+        room = keys.sizes[axis] - 1 - self.center[axis] - neighborhood[-1]
+        begin = max(0, -((self.center[axis] + neighborhood[0]) // stride))
         return range(begin, min(room // stride + 1, count))
 
     def is_cheaper_composed(
-        self, sizes: list[int], windows: list[range], inside: list[range]
+        self, sizes: list[int], neighborhoods: list[range], inside: list[range]
     ) -> bool:
         """Whether composing a kernel and a convolution with it cost less than the same queries of one image by axes."""
         heads = len(self.alpha)
         queries = math.prod(map(len, inside))
         weights = self.in_channels // self.groups * self.out_channels
-        composed = (queries + heads) * math.prod(map(len, windows)) * weights
+        composed = (queries + heads) * math.prod(map(len, neighborhoods)) * weights
         by_axes = queries * heads * (self.in_channels * sum(sizes) + weights)
         return composed <= self.axes_cost * by_axes
 
-    def composed(self, keys: Keys, windows: list[range], inside: list[range]) -> Tensor:
+    def composed(self, keys: Keys, neighborhoods: list[range], inside: list[range]) -> Tensor:
         """The outputs of the queries `inside`, as one convolution: (B, D_out, *inside)"""
         x = keys.stored
-        padding = [0] * len(windows)
+        padding = [0] * len(neighborhoods)
         amounts: list[int] = []
         even = True
-        for axis in reversed(range(len(windows))):
+        for axis in reversed(range(len(neighborhoods))):
             stride = self.stride[axis]
             # Keys are counted from the first stored one.
             center = self.center[axis] - keys.before[axis]
-            before = -(center + stride * inside[axis][0] + windows[axis][0])
-            last = center + stride * inside[axis][-1] + windows[axis][-1]
+            before = -(center + stride * inside[axis][0] + neighborhoods[axis][0])
+            last = center + stride * inside[axis][-1] + neighborhoods[axis][-1]
             after = last + 1 - x.shape[2 + axis]
             padding[axis] = before
             amounts += [before, after]
-            # The convolution ignores up to stride - 1 keys after the last window.
+            # The convolution ignores up to stride - 1 keys after the last neighborhood.
             even = even and before >= max(after, 0) and before - after < stride
         if not even:
             x = F.pad(x, [max(amount, 0) for amount in amounts])
             x = F.pad(x, [min(amount, 0) for amount in amounts])
             padding = self.zeros
-        kernel = self.composed_kernel(windows)
-        steps = [window.step for window in windows]
+        kernel = self.composed_kernel(neighborhoods)
+        steps = [neighborhood.step for neighborhood in neighborhoods]
         return self.convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
 
     def framed(self, keys: Keys, inside: list[range], out: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ class ContentAttention(ConvolutionalAttention):
     # Images evaluated at once: the probabilities of many more do not stay in a processor's caches.
     at_once: Final[int] = 16
 
-    def hold(self, Delta: Tensor, alpha: Tensor) -> None:
-        super().hold(Delta, alpha)
+    def register_positions(self, Delta: Tensor, alpha: Tensor) -> None:
+        super().register_positions(Delta, alpha)
         heads = alpha.shape[0]
         shape = (heads, (self.in_channels + heads - 1) // heads, self.in_channels)
         self.W_qry = nn.Parameter(torch.randn(shape).to(alpha) * self.in_channels**-0.5)
@@ -44,7 +44,7 @@ class ContentAttention(ConvolutionalAttention):
         sizes = list(keys.shape[2:])
         standing = keys
         for axis in range(len(sizes)):
-            standing = standing.index_select(2 + axis, self.standing(axis, sizes).long())
+            standing = standing.index_select(2 + axis, self.query_positions(axis, sizes).long())
         scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
         query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
         return query, torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))

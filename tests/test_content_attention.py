@@ -1,4 +1,4 @@
-"""gated.py: the gated content term."""
+"""content_attention.py: the gated content term."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from numpy_convolution import padded, probabilities
 from torch import nn
 
-from sa_zoo.convolution.gated import ContentAttention
+from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 
 

@@ -1,4 +1,4 @@
-"""soft.py: finite alpha, by axes and by one composed kernel with a frame by axes."""
+"""soft_attention.py: finite alpha, by axes and by one composed kernel with a frame by axes."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from sa_zoo.convolution.layer_conversion import attention_from_conv
-from sa_zoo.convolution.soft import SoftAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 
 EVALUATIONS = {"composed": 10**9, "by axes": 0}  # the `axes_cost` that makes each the cheaper one
 INFINITY = float("inf")
