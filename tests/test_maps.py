@@ -64,4 +64,4 @@ def test_maps_of_a_vision_transformer_are_those_it_uses(name, monkeypatch):
         assert layer.grid == (6, 6)
         kept = P[:, :, 1:, 1:]
         assert torch.allclose(layer.maps, kept / kept.sum(dim=-1, keepdim=True), atol=1e-5)
-        assert torch.allclose(layer.dropped, P[:, :, 1:, 0], atol=1e-5)
+        assert torch.allclose(layer.token_share, P[:, :, 1:, 0], atol=1e-5)

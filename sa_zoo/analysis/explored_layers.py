@@ -30,18 +30,18 @@ FORMULAS = {  # parameters by kind of maps; the formulas are in maps.js
 LARGEST_ALPHA = 1e30  # for heads with infinite alpha
 
 
-def numbers(x: Tensor) -> Json:
+def pack_floats(x: Tensor) -> Json:
     """float32 numbers for the page."""
     content = x.detach().cpu().float().numpy().tobytes()
     return {"shape": x.shape, "f4": base64.b64encode(content).decode()}
 
 
-def described(layer: LayerMaps, recorded: Tensors) -> Json:
+def layer_data(layer: LayerMaps, recorded: Tensors) -> Json:
     """A layer for the page. `recorded`: positional parameters by name, at the epochs on the page."""
     page = {name: getattr(layer, name) for name in GEOMETRY}
-    page["distance"] = numbers(mean_distance(sample(layer)))
-    if layer.dropped is not None:
-        page["dropped"] = numbers(layer.dropped.mean(dim=(0, 2)))
+    page["distance"] = pack_floats(mean_distance(sample(layer)))
+    if layer.token_share is not None:
+        page["token_share"] = pack_floats(layer.token_share.mean(dim=(0, 2)))
     page["kind"] = layer.kind
     module = layer.module
     if layer.kind == "stored":
@@ -72,16 +72,16 @@ def _parameters(kind: str, tensors: Tensors) -> Json:
         own["alpha"] = 0.5 * own["spread"].float().square()
     if kind == "quadratic":  # finite, as JavaScript multiplies it by 0
         own["alpha"] = own["alpha"].clamp(max=LARGEST_ALPHA)
-    return {name: numbers(own[name]) for name in FORMULAS[kind]}
+    return {name: pack_floats(own[name]) for name in FORMULAS[kind]}
 
 
-def stored(layer: LayerMaps, image: int) -> Json:
+def pack_maps(layer: LayerMaps, image: int) -> Json:
     """Maps of an image, (N_h, T_queries, T_keys), in steps of 1/255 of the maximum of each query."""
     P = layer.maps if layer.positional else layer.maps[image]
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
     packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
-    return {"shape": P.shape, "zlib": packed, "largest": numbers(largest)}
+    return {"shape": P.shape, "zlib": packed, "largest": pack_floats(largest)}
 
 
 def value_matrices(attention: Attention) -> Tensor:
@@ -98,4 +98,4 @@ def _values(W: Tensor) -> Json:
     """
     norms = W.abs().sum(dim=2)  # (D_out, N_h): factors of missed attention in certificate.py
     gram = torch.einsum("ohi,ogi->hg", W, W)  # (N_h, N_h): norms of any sum of value matrices
-    return {"norms": numbers(norms), "gram": numbers(gram)}
+    return {"norms": pack_floats(norms), "gram": pack_floats(gram)}

@@ -23,7 +23,7 @@ from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
-from sa_zoo.analysis.explored_layers import Json, described, stored
+from sa_zoo.analysis.explored_layers import Json, layer_data, pack_maps
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import write_file
@@ -84,7 +84,7 @@ def explore(
     """
     size = getattr(model, "_traits", {}).get("img_size")
     expected = resolve_input_data_config(model, {"img_size": size})
-    inputs = _inputs(images, expected)
+    inputs = _prepare_inputs(images, expected)
     batch = torch.stack(list(inputs.values()))
     layers = attention_layers(model, batch.to(next(model.parameters())))
     architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
@@ -98,10 +98,12 @@ def explore(
         "size": batch.shape[1:],
         "images": [],
         "epochs": epochs,
-        "layers": [described(layer, path) for layer in layers],
+        "layers": [layer_data(layer, path) for layer in layers],
     }
-    _add_images(data, layers, {name: _shown(image, expected) for name, image in inputs.items()})
-    return Page(_assembled(data))
+    _add_images(
+        data, layers, {name: _png_of_input(image, expected) for name, image in inputs.items()}
+    )
+    return Page(_render(data))
 
 
 def explorer_files(opened: Opened) -> dict[str, bytes]:
@@ -122,7 +124,7 @@ def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | N
     return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
-def _inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
+def _prepare_inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
     """Inputs of the model, (C, H, W), by name: pictures are resized, cropped and normalized.
 
     Raises ValueError for images of another kind.
@@ -152,7 +154,7 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
     pages = [page for page in data["layers"] if page["kind"] == "stored"]
     varying = [layer for layer in layers if layer.kind == "stored"]
     for number, (name, png) in enumerate(pictures.items()):
-        maps = [stored(layer, number) for layer in varying]
+        maps = [pack_maps(layer, number) for layer in varying]
         taken = len(json.dumps([name, png, maps]))
         if number == 0 and taken > room:
             raise ValueError(
@@ -168,7 +170,7 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
             page["stored"].append(of_layer)
 
 
-def _shown(image: Tensor, expected: dict[str, Any]) -> str:
+def _png_of_input(image: Tensor, expected: dict[str, Any]) -> str:
     """The picture of an input (C, H, W), as base64 of PNG: the inverse of its normalization.
 
     Shows the first three channels, or the first in gray if there are fewer.
@@ -181,7 +183,7 @@ def _shown(image: Tensor, expected: dict[str, Any]) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def _assembled(data: Json) -> str:
+def _render(data: Json) -> str:
     """The page. Its security policy forbids connections and all scripts but its own."""
     script = "\n".join((SOURCE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n{script}'

@@ -52,12 +52,8 @@ def sample(layer: LayerMaps) -> Sample:
     most = max(3, math.isqrt(LARGEST // per_query))  # per axis
     if math.prod(layer.grid) * per_query <= LARGEST:
         most = max(layer.grid)
-    counts = [min(size, most) for size in layer.grid]
-    axes = [
-        [int((at + 0.5) * size / count) for at in range(count)]
-        for size, count in zip(layer.grid, counts, strict=True)
-    ]
-    queries = list(product(*axes))
+    rows, columns = (evenly_spaced(size, most) for size in layer.grid)
+    queries = list(product(rows, columns))
     grid = torch.tensor(layer.grid)
     at = torch.tensor(queries)
     inner = ((at >= grid // 4) & (at < grid - grid // 4)).all(dim=-1)
@@ -65,6 +61,12 @@ def sample(layer: LayerMaps) -> Sample:
     keys = torch.cartesian_prod(*(torch.arange(size).double() for size in layer.keys))
     origins = torch.tensor([layer.origin(query) for query in queries])
     return Sample(P.reshape(-1, *P.shape[-3:]), keys - origins[:, None], inner)
+
+
+def evenly_spaced(size: int, most: int) -> list[int]:
+    """At most `most` indices below `size`, each in the middle of an equal part."""
+    count = min(size, most)
+    return [(2 * part + 1) * size // (2 * count) for part in range(count)]
 
 
 def measure(layer: LayerMaps, window: int = 3) -> Heads:

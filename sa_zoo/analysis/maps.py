@@ -44,7 +44,7 @@ class LayerMaps:
     center: Pixel = (0, 0)
     padding: Pixel = (0, 0)  # keys before the first pixel of the image
     # (B, N_h, T): share of class and register tokens, excluded from the maps
-    dropped: Tensor | None = None
+    token_share: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -169,6 +169,8 @@ def _of_transformer(model: nn.Module, images: Tensor) -> list[LayerMaps]:
         kept = P[..., extra:, extra:].float()
         share = kept.sum(dim=-1, keepdim=True)
         factors = (kept / share.clamp(min=torch.finfo(torch.float32).tiny),)
-        dropped = 1 - share.squeeze(-1)
-        layers.append(LayerMaps(name, module, grid, grid, grid, False, factors, dropped=dropped))
+        token_share = 1 - share.squeeze(-1)
+        layers.append(
+            LayerMaps(name, module, grid, grid, grid, False, factors, token_share=token_share)
+        )
     return layers

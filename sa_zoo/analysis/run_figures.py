@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib import color_sequences
 from matplotlib.figure import Figure
+from sklearn.calibration import CalibrationDisplay
+from sklearn.metrics import ConfusionMatrixDisplay
 
 from sa_zoo.analysis.head_figures import figure_of, over_whole_numbers
 
@@ -42,16 +44,20 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None) ->
     side = 0.42 * len(matrix) + 1.6 if few else 7.0
     figure = figure_of((side + 0.4, side))
     (axes,) = figure.axes
-    figure.colorbar(axes.imshow(percent, cmap="cividis", vmin=0, vmax=100), shrink=0.7)
+    display = ConfusionMatrixDisplay(percent, display_labels=classes if few else None)
+    display.plot(
+        ax=axes,
+        cmap="cividis",
+        xticks_rotation="vertical",
+        include_values=few,
+        values_format=".0f",
+        text_kw={"fontsize": 8},
+    )
+    if not few:
+        axes.set(xticks=[], yticks=[])
+    display.im_.set_clim(0, 100)
     title = "test images, % of each true class"
-    axes.set(xlabel="predicted class", ylabel="true class", title=title, xticks=[], yticks=[])
-    if few:
-        names = classes or range(len(matrix))
-        axes.set_xticks(range(len(matrix)), names, rotation="vertical")
-        axes.set_yticks(range(len(matrix)), names)
-        for (row, column), share in np.ndenumerate(percent):
-            color = "black" if share > 50 else "white"
-            axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=color)
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
     return figure
 
 
@@ -60,9 +66,8 @@ def reliability(curve: Mapping[str, Sequence[float]], error: float) -> Figure:
     figure = figure_of((4.4, 4.8), rows=2, sharex=True, height_ratios=(3, 1))
     upper, lower = figure.axes
     confidence = np.array(curve["confidence"])
-    upper.plot([0, 1], [0, 1], ":", color="black", label="confidence equals accuracy")
-    upper.plot(confidence, curve["accuracy"], "s-", color=COLOR, label="test images")
-    upper.legend(frameon=False)
+    display = CalibrationDisplay(np.array(curve["accuracy"]), confidence, confidence)
+    display.plot(ax=upper, name="test images", color=COLOR)
     title = f"expected calibration error {100 * error:.1f} %"
     upper.set(title=title, ylabel="accuracy", xlabel="", ylim=(0, 1))
     upper.grid(alpha=0.3)

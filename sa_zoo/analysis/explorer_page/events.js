@@ -63,13 +63,13 @@ function onKey(event) {
 function onPointer(event) {
   if (event.type === "pointerdown") {
     byId("stage").setPointerCapture(event.pointerId);
-    held = shownView;
+    dragView = shownView;
   }
-  if (!event.buttons || !held) return;
+  if (!event.buttons || !dragView) return;
   const [layer, box] = [data.layers[state.layer], byId("stage").firstChild.getBoundingClientRect()];
   const key = [
-    held.row + Math.floor(((event.clientY - box.top) / box.height) * held.height),
-    held.column + Math.floor(((event.clientX - box.left) / box.width) * held.width),
+    dragView.row + Math.floor(((event.clientY - box.top) / box.height) * dragView.height),
+    dragView.column + Math.floor(((event.clientX - box.left) / box.width) * dragView.width),
   ];
   update({ query: key.map((at, axis) => Math.round((at - layer.center[axis]) / layer.stride[axis])) });
 }
@@ -86,7 +86,7 @@ function listen() {
   const stage = byId("stage");
   stage.addEventListener("pointerdown", onPointer);
   stage.addEventListener("pointermove", onPointer);
-  stage.addEventListener("pointerup", () => { held = null; update({}); });
+  stage.addEventListener("pointerup", () => { dragView = null; update({}); });
   const heads = () => data.layers[state.layer].heads;
   byId("previous").onclick = () => update({ head: (state.head + heads() - 1) % heads() });
   byId("next").onclick = () => update({ head: (state.head + 1) % heads() });

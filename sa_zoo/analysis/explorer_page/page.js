@@ -5,15 +5,15 @@ const byId = (id) => document.getElementById(id);
 const positionalOnly = data.layers.every((layer) => layer.kind !== "stored");
 const distances = data.layers.map((layer) => Array.from(arrayOf(layer.distance)));
 const pictures = []; // a pale canvas per image, in the order of data.images
-const unpacked = new Map(); // arrays and decoded maps of layers, made when they are first shown
+const cache = new Map(); // arrays and decoded maps of layers, made when they are first shown
 let state = validState(data, stateOf(location.hash, initialState(data, distances)));
-let waiting = false; // a frame is requested
+let frameRequested = false; // a frame is requested
 let shownView = null; // of the last rendering
-let held = null; // the view in which a drag began: a zoomed one would move away under the pointer
+let dragView = null; // the view in which a drag began: a zoomed one would move away under the pointer
 
-function remembered(key, make) {
-  if (!unpacked.has(key)) unpacked.set(key, make());
-  return unpacked.get(key);
+function cached(key, make) {
+  if (!cache.has(key)) cache.set(key, make());
+  return cache.get(key);
 }
 
 /** {name: {shape, f4}} -> {name: nested array} */
@@ -24,9 +24,9 @@ function unpack(packed) {
 /** Parameters of the layer's heads at the shown epoch, with edits. */
 function currentHeads(index) {
   const layer = data.layers[index];
-  let parameters = remembered(`parameters ${index}`, () => unpack(layer.parameters));
+  let parameters = cached(`parameters ${index}`, () => unpack(layer.parameters));
   if (state.epoch !== null && layer.path) {
-    const path = remembered(`path ${index}`, () => unpack(layer.path));
+    const path = cached(`path ${index}`, () => unpack(layer.path));
     parameters = Object.fromEntries(Object.entries(path).map(([name, rows]) => [name, rows[state.epoch]]));
   }
   return editedHeads(layer.kind, parameters, state.edits[index] ?? {});
@@ -36,7 +36,7 @@ function currentHeads(index) {
 async function currentMaps(index) {
   const layer = data.layers[index];
   if (layer.kind === "stored") {
-    return remembered(`maps ${index} ${state.image}`, () => storedMaps(layer, layer.stored[state.image]));
+    return cached(`maps ${index} ${state.image}`, () => storedMaps(layer, layer.stored[state.image]));
   }
   const heads = currentHeads(index);
   return (head, query) => headMap(layer, heads, head, query);
@@ -51,10 +51,10 @@ function update(change) {
     Object.assign(next, { query: moveToGrid(next.query, from, to), pin: moveToGrid(next.pin, from, to) });
   }
   state = validState(data, next);
-  if (waiting) return;
-  waiting = true;
+  if (frameRequested) return;
+  frameRequested = true;
   requestAnimationFrame(() => {
-    waiting = false;
+    frameRequested = false;
     render();
   });
 }
@@ -74,7 +74,7 @@ async function render() {
   if (now !== state) return; // a later rendering is under way
   const queries = state.pin ? [state.query, state.pin] : [state.query];
   const marks = queries.map((query, index) => ({
-    query, color: color(index ? "--second" : "--query"), view: (!index && held) || viewOf(layer, query, state.zoom),
+    query, color: color(index ? "--second" : "--query"), view: (!index && dragView) || viewOf(layer, query, state.zoom),
     maps: Array.from({ length: layer.heads }, (_, head) => maps(head, query)),
   }));
   shownView = marks[0].view;
@@ -91,8 +91,8 @@ async function render() {
   renderHeads(layer, picture, marks);
   renderPositional(layer);
   fillOverview(byId("overview"), data.layers, distances, state, (index, head) => update({ layer: index, head }));
-  byId("dropped").textContent = layer.dropped
-    ? ` Class and register tokens, which this head gives ${(100 * arrayOf(layer.dropped)[state.head]).toFixed(0)} %, are left out.` : "";
+  byId("dropped").textContent = layer.token_share
+    ? ` Class and register tokens, which this head gives ${(100 * arrayOf(layer.token_share)[state.head]).toFixed(0)} %, are left out.` : "";
   byId("code").textContent = snippetOf(data, state, layer);
   if (location.protocol !== "about:") history.replaceState(null, "", `#${fragmentOf(state)}`); // not in a notebook's frame
 }
@@ -155,7 +155,7 @@ function renderPositional(layer) {
   if (computed) {
     const heads = currentHeads(state.layer);
     if (layer.kind !== "learned") {
-      const most = Math.max(2, ...remembered(`parameters ${state.layer}`, () => unpack(layer.parameters)).Delta.flatMap((center) => Array.from(center, Math.abs)));
+      const most = Math.max(2, ...cached(`parameters ${state.layer}`, () => unpack(layer.parameters)).Delta.flatMap((center) => Array.from(center, Math.abs)));
       const extent = Math.min(Math.ceil(most + 1.2), 40);
       fillGeometry(byId("geometry"), layer.kind, heads, state.head, extent, {
         select: (head) => update({ head }),
@@ -166,7 +166,7 @@ function renderPositional(layer) {
     const kernels = { now: byId("kernel-now"), limit: byId("kernel-limit"), size: byId("kernel-size") };
     const bounds = { bound: byId("bound"), share: byId("share"), meter: byId("meter"), missed: byId("missed") };
     if (layer.values) {
-      const values = remembered(`values ${state.layer}`, () => unpack(layer.values));
+      const values = cached(`values ${state.layer}`, () => unpack(layer.values));
       fillKernels({ ...kernels, ...bounds }, layer, heads, state.head, values);
     }
     byId("final").hidden = state.epoch === null;
