@@ -295,12 +295,13 @@ def test_steps_are_those_of_plain_sgd(tmp_path):
 def test_a_compiled_run_follows_the_same_curve(plain, tmp_path, monkeypatch):
     """As `accelerate launch --dynamo_backend ...` asks for; this backend traces all and builds no kernels."""
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "aot_eager")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_DYNAMIC", "False")  # as the launcher does
     compiled, original = [], torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda model, **how: compiled.append(how) or original(model, **how)
     )
     train(tiny_config(), tmp_path / "run")
-    assert [how["backend"] for how in compiled] == ["aot_eager"]
+    assert [(how["backend"], how["dynamic"]) for how in compiled] == [("aot_eager", False)]
     assert_same_curve(plain[0], tmp_path / "run")
     assert weights(plain[0]).keys() == weights(tmp_path / "run").keys()
 
