@@ -1,5 +1,6 @@
 """What other trainers leave becomes a folder that both libraries load and that can be published."""
 
+import json
 import pickle
 from argparse import Namespace
 from pathlib import Path
@@ -8,10 +9,16 @@ import pytest
 import timm
 import torch
 from model_folders import make_run
+from safetensors.torch import save_file
 from timm.models import save_for_hf
 from timm.utils import CheckpointSaver, ModelEmaV3
 from tiny_runs import image_folder
-from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainingArguments,
+)
 from typer.testing import CliRunner
 
 import sa_zoo
@@ -144,17 +151,90 @@ def test_a_checkpoint_without_a_name_needs_one(tmp_path):
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_bare_state_dict_becomes_complete(tmp_path, suffix):
+    """As timm's avg_checkpoints.py and clean_checkpoint.py write it."""
+    network = timm.create_model("resnet_tiny_cifar", num_classes=7).eval()
+    path = tmp_path / f"averaged{suffix}"
+    write = torch.save if suffix == ".pth" else save_file
+    write({name: value.float() for name, value in network.state_dict().items()}, path)
+    sa_zoo.finish(path, tmp_path / "out", "resnet_tiny_cifar")
+    with torch.no_grad():
+        assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
+
+
 @pytest.mark.parametrize("safe", [False, "both"])
 def test_a_folder_of_timms_save_for_hf_becomes_complete(tmp_path, safe):
     torch.manual_seed(0)
     network = timm.create_model("sa_learned_tiny_cifar", num_classes=3, **SMALL).eval()
-    names = {"label_names": ["ant", "bee", "cat"]}
+    names = {"label_names": ["crane", "bee", "crane"]}  # two, as in ImageNet
     save_for_hf(network, str(tmp_path / "left"), names, safe_serialization=safe)
     sa_zoo.finish(tmp_path / "left", tmp_path / "out")
     with torch.no_grad():
         assert torch.equal(logits_of(tmp_path / "out"), network(IMAGES))
-    assert "ant, bee, cat" in (tmp_path / "out" / "README.md").read_text()
+    assert "crane, bee, crane" in (tmp_path / "out" / "README.md").read_text()
     check_published(tmp_path / "out")
+
+
+@pytest.fixture(params=["sa_quadratic_tiny_cifar", "resnet_tiny_cifar"])
+def saved(request, tmp_path):
+    """Saves a model of transformers with a new head, given the settings of its config, in two files of weights."""
+
+    def save(**settings):
+        name = request.param
+        start = make_run(tmp_path / "start", name, **(SMALL if name.startswith("sa_") else {}))
+        opened = sa_zoo.open(start)
+        opened.with_files(transformers_files(opened))
+        model = AutoModelForImageClassification.from_pretrained(
+            start, ignore_mismatched_sizes=True, **settings
+        )
+        size = sum(value.nbytes for value in model.state_dict().values())
+        model.save_pretrained(tmp_path / "left", max_shard_size=size * 2 // 3)
+        assert (tmp_path / "left" / "model.safetensors.index.json").is_file()
+        return model.eval(), tmp_path / "left"
+
+    return save
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        {"num_labels": 1, "problem_type": "regression"},
+    ],
+    ids=["labels", "regression"],
+)
+def test_what_transformers_config_says_is_kept(saved, tmp_path, settings):
+    model, left = saved(**settings)
+    config = json.loads((left / "config.json").read_text())
+    sa_zoo.finish(left, tmp_path / "out")
+    finished = AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+    assert finished.config.problem_type == settings["problem_type"]
+    with torch.no_grad():
+        expected = model(pixel_values=IMAGES).logits
+    assert torch.allclose(logits_of(tmp_path / "out"), expected, rtol=0, atol=1e-6)
+    network = sa_zoo.open(tmp_path / "out").network
+    names = network.pretrained_cfg.get("label_names") or ()
+    assert len(names) in (0, settings["num_labels"]), "not those of the old head"
+    again = finished.config.to_dict()
+    dropouts = [key for key in config if "drop" in key]
+    assert {key: again[key] for key in dropouts} == {key: config[key] for key in dropouts}
+
+
+def test_an_image_processor_is_kept_or_refused(tmp_path):
+    start = make_run(tmp_path / "start", "sa_quadratic_tiny_cifar", **SMALL)
+    opened = sa_zoo.open(start)
+    opened.with_files(transformers_files(opened))
+    processor = AutoImageProcessor.from_pretrained(start)
+    processor.image_mean = [0.1, 0.9, 0.5]
+    processor.save_pretrained(start)
+    sa_zoo.finish(start, tmp_path / "out")
+    assert AutoImageProcessor.from_pretrained(tmp_path / "out").image_mean == [0.1, 0.9, 0.5]
+    assert sa_zoo.open(tmp_path / "out").network.pretrained_cfg["mean"] == (0.1, 0.9, 0.5)
+    processor.do_center_crop = False
+    processor.save_pretrained(start)
+    with pytest.raises(ValueError, match=r"preprocessor_config.json: got do_center_crop False"):
+        sa_zoo.finish(start, tmp_path / "other")
 
 
 class Bomb:

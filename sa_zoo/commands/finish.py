@@ -1,6 +1,8 @@
 """From a trained network to a folder to publish: adds files for transformers and for people."""
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +16,20 @@ from sa_zoo.folders.opened import Opened, open_folder
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
 from sa_zoo.publishing.card import card_files
-from sa_zoo.publishing.timm_checkpoint import network_from_checkpoint, with_safetensors
+from sa_zoo.publishing.timm_checkpoint import copy_model, network_from_checkpoint
 from sa_zoo.publishing.transformers_export import transformers_files
 
 _logger = logging.getLogger(__name__)
-
-# Files made from a folder of training or conversion. The card is last, as it shows the others.
-MADE = (
-    transformers_files,  # preprocessor_config.json, *.py, config.json
-    figure_files,  # figures/*.png
-    explorer_files,  # explorer.html
-    card_files,  # README.md
-)
 
 
 def finish(opened: Opened) -> Opened:
     """Complete a folder that timm loads: transformers' files, figures, explorer, card, manifest."""
     folder = opened.local_folder
     with refusing(opened.source):
-        for files_of in MADE:
-            opened = opened.with_files(files_of(opened))
+        opened = opened.with_files(transformers_files(opened))
+        opened = opened.with_files(figure_files(opened))
+        opened = opened.with_files(explorer_files(opened))
+        opened = opened.with_files(card_files(opened))  # last, as it shows the others
     for path in folder.rglob(".*.incomplete"):
         if path.is_file():  # left by a killed process
             path.unlink()
@@ -60,16 +56,15 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
     source = Path(source)
     out = Path(out)
     names = _names_from(classes)
-    data = None
     with new_folder(out) as new:
         if source.is_file():
             network, data = network_from_checkpoint(source, model)
+            write_timm_files(new, network, data_config=data)
         else:
-            network = open_folder(with_safetensors(source, new)).network
-        _name_classes(network, names)
-        write_timm_files(new, network, data_config=data)
-        write_metrics(new, metrics_of(network))
-        opened = finish(open_folder(new))
+            copy_model(source, new)
+        opened = _with_names(open_folder(new), names)
+        metrics = write_metrics(new, metrics_of(opened.network))
+        opened = finish(replace(opened, metrics=metrics))
     return opened.moved(out)
 
 
@@ -80,17 +75,24 @@ def _names_from(source: str) -> list[str]:
     return list(open_images(DataConfig(name=source)).classes) if source else []
 
 
-def _name_classes(network: Any, names: list[str]) -> None:
-    """Put names into the pretrained_cfg; warn if there are none. Raises ValueError for a wrong number of names."""
-    cfg = network.pretrained_cfg
-    classes = network.num_classes
+def _with_names(opened: Opened, names: list[str]) -> Opened:
+    """The model with these names of its classes; warn if it has none. Raises ValueError for a wrong number of names."""
+    cfg: Any = opened.network.pretrained_cfg
+    classes = opened.network.num_classes
     if names:
-        cfg["label_names"] = names
         if len(names) != classes:
             raise ValueError(f"--classes: got {len(names)} names, expected {classes}")
-    elif len(cfg.get("label_names") or ()) != classes:
+        cfg["label_names"] = names
+        named = {
+            "label_names": names,
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: number for number, name in enumerate(names)},
+        }
+        return opened.with_files({"config.json": json.dumps(opened.config | named).encode()})
+    if len(cfg.get("label_names") or ()) != classes:
         _logger.warning(
             "the model has no names for its %d classes, so evaluation matches them by number, in timm's natural "
             "order of folders; --classes FOLDER stores them",
             classes,
         )
+    return opened

@@ -1,4 +1,4 @@
-"""Reads pickles of tensors from timm's trainer, timm's `save_for_hf` and the paper's code, without running code."""
+"""Reads what timm's scripts, transformers and the paper's code save, without running code."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -6,23 +6,34 @@ from typing import Any
 
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.data import resolve_data_config
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import PARAMETERS, Arguments, at_most, check_name
-from sa_zoo.folders.write import write_file, write_tensors
+from sa_zoo.folders.check import (
+    PARAMETERS,
+    Arguments,
+    at_most,
+    check_config,
+    check_name,
+    refusing,
+)
+from sa_zoo.folders.write import check_inside, check_sums, read_json, write_json, write_tensors
 from sa_zoo.publishing.paper_checkpoint import state_from_paper
 
 PICKLED = "pytorch_model.bin"  # weights in a timm folder without safetensors
+PROCESSOR = "preprocessor_config.json"
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a torch.save file: tensors and, as in timm's trainer, argparse.Namespace.
+    """The content of a torch.save file (tensors and, as in timm's trainer, argparse.Namespace) or safetensors file.
 
     Raises ValueError if it is damaged or holds anything else.
     """
     try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         with torch.serialization.safe_globals([Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises any type of error for other files
@@ -68,14 +79,45 @@ def _state_dict(content: dict[str, Any]) -> dict[str, Tensor]:
     """The weights in a checkpoint, under timm's names."""
     if "model_state_dict" in content:
         return state_from_paper(content["model_state_dict"])
+    if "state_dict" not in content:  # of timm's avg_checkpoints.py and clean_checkpoint.py
+        return clean_state_dict(content)
     return clean_state_dict(content.get("state_dict_ema") or content["state_dict"])
 
 
-def with_safetensors(source: Path, folder: Path) -> Path:
-    """A folder of timm's `save_for_hf` with its weights as safetensors: `source`, or a copy in the empty `folder`."""
-    if not (source / PICKLED).is_file() or (source / "model.safetensors").is_file():
-        return source
-    weights = clean_state_dict(read_checkpoint(source / PICKLED))
-    write_tensors(folder / "model.safetensors", weights)
-    write_file(folder / "config.json", (source / "config.json").read_bytes())
-    return folder
+def copy_model(source: Path, folder: Path) -> None:
+    """Copy config, weights and image processor of a model folder, with the weights in one safetensors file.
+
+    timm's configuration takes over mean and std of the image processor, and loses label_names of another number of
+    classes, which transformers leaves when it changes the head. Raises ValueError for a folder of another kind.
+    """
+    check_config(source / "config.json")
+    check_sums(source)
+    config = read_json(source / "config.json")
+    # transformers refuses num_classes there; timm reads the outer one
+    config.get("model_args", {}).pop("num_classes", None)
+    if len(config.get("label_names") or ()) != config.get("num_classes"):
+        config["label_names"] = None
+    if (source / PROCESSOR).is_file():
+        processor = read_json(source / PROCESSOR)
+        for key in ("mean", "std"):
+            config["pretrained_cfg"][key] = processor.get(
+                f"image_{key}", config["pretrained_cfg"][key]
+            )
+        write_json(folder / PROCESSOR, processor)
+    write_json(folder / "config.json", config)
+    with refusing(str(source)):
+        write_tensors(folder / "model.safetensors", _weights(source))
+
+
+def _weights(source: Path) -> dict[str, Tensor]:
+    """The weights in a folder of transformers, in one file or several, or of timm's `save_for_hf`."""
+    index = source / "model.safetensors.index.json"
+    if (source / "model.safetensors").is_file():
+        return load_file(source / "model.safetensors")
+    if not index.is_file():
+        return clean_state_dict(read_checkpoint(source / PICKLED))
+    weights = {}
+    for name in set(read_json(index)["weight_map"].values()):
+        check_inside(source, name)
+        weights |= load_file(source / name)
+    return weights

@@ -1,5 +1,6 @@
 """Makes a timm folder loadable by transformers, with this package or, as remote code, without it."""
 
+import json
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -7,7 +8,7 @@ from typing import Any
 
 from timm.data import resolve_model_data_config
 from torch import nn
-from transformers import CLIPImageProcessor
+from transformers import AutoImageProcessor, CLIPImageProcessor
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
@@ -17,14 +18,29 @@ from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.network import AttentionNetwork, attention_in, block_of, terms_of_block
 from sa_zoo.models.variants import TYPES
 
+# Keys of an image processor that decide its result.
+PROCESSING = (
+    "do_resize",
+    "size",
+    "resample",
+    "do_center_crop",
+    "crop_size",
+    "do_rescale",
+    "rescale_factor",
+    "do_normalize",
+    "image_mean",
+    "image_std",
+)
+
 
 def transformers_files(opened: Opened) -> dict[str, bytes]:
     """preprocessor_config.json, the code, and config.json with the keys of transformers, for the networks of models/.
 
     Other models need none: transformers loads them through its timm wrapper. Raises ValueError for a network without
-    average pooling, a crop outside the center, or a wrong number of labels.
+    average pooling, a crop outside the center, a wrong number of labels, or an image processor unlike timm's.
     """
     network = opened.network
+    _check_processor(opened)
     kind = _kind(network) if isinstance(network, AttentionNetwork) else ""
     if not kind:
         return {}
@@ -84,6 +100,20 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
         id2label=dict(enumerate(names)),
         label2id={name: index for index, name in enumerate(names)},
     )
+
+
+def _check_processor(opened: Opened) -> None:
+    """Raise ValueError if the folder has an image processor with another result than timm's transform."""
+    if not (opened.local_folder / "preprocessor_config.json").is_file():
+        return
+    stored = json.loads(AutoImageProcessor.from_pretrained(opened.local_folder).to_json_string())
+    expected = json.loads(_image_processor(opened.network).to_json_string())
+    for key in PROCESSING:
+        if stored.get(key) != expected[key]:
+            raise ValueError(
+                f"preprocessor_config.json: got {key} {stored.get(key)}, expected {expected[key]}, which timm does "
+                "by config.json: make them agree"
+            )
 
 
 def _image_processor(network: nn.Module) -> CLIPImageProcessor:
