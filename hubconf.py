@@ -4,15 +4,27 @@ A name with a tag, such as "sa_quadratic_tiny_cifar.long", names a set of weight
 timm.create_model.
 """
 
-import functools as _functools
+from collections.abc import Callable as _Callable
+from functools import partial as _partial
+from typing import Any as _Any
 
 import timm as _timm
 
-import sa_zoo.convolution.timm_backbones as _timm_backbones
-import sa_zoo.models.timm_models as _timm_models
+import sa_zoo as _sa_zoo  # noqa: F401  registers the names
 
 dependencies = ["torch", "torchvision", "timm", "wrapt"]
 
-for _module in (_timm_models, _timm_backbones):
-    for _name in _timm.list_models(module=_module.__name__.rpartition(".")[2], include_tags=True):
-        globals()[_name] = _functools.partial(_timm.create_model, _name)
+
+def __dir__() -> list[str]:
+    models = [
+        name
+        for module in ("timm_models", "timm_backbones")
+        for name in _timm.list_models(module=module, include_tags=True)
+    ]
+    return ["dependencies", *models]
+
+
+def __getattr__(name: str) -> _Callable[..., _Any]:
+    if not _timm.is_model(name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _partial(_timm.create_model, name)

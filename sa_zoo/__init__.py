@@ -10,36 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .extras import explained
 from .registration import register_on_import
 
-if TYPE_CHECKING:
-    from .analysis.explorer import explore
-    from .commands.evaluate import evaluate
-    from .commands.finish import finish_copy as finish
-    from .commands.train import train_recipe as train
-    from .convolution.certificate import certificate
-    from .convolution.harden import harden
-    from .convolution.layer_conversion import attention_from_conv, conv_from_attention
-    from .convolution.network_conversion import convert
-    from .folders.opened import open_model as open
-    from .publishing.hub import publish
-    from .vit.positions import add_positions
-
 __version__ = "0.1.0"
-__all__ = [
-    "add_positions",
-    "attention_from_conv",
-    "certificate",
-    "conv_from_attention",
-    "convert",
-    "evaluate",
-    "explore",
-    "finish",
-    "harden",
-    "open",
-    "publish",
-    "train",
-]
 
-# What `sa_zoo.NAME` is, imported on first use.
+# The public functions, each imported on first use.
 HOMES = {
     "add_positions": "vit.positions.add_positions",
     "attention_from_conv": "convolution.layer_conversion.attention_from_conv",
@@ -54,6 +27,26 @@ HOMES = {
     "publish": "publishing.hub.publish",
     "train": "commands.train.train_recipe",
 }
+__all__ = list(HOMES)
+
+# Type checkers and editors cannot read the table.
+if TYPE_CHECKING:
+    from .analysis.explorer import explore as explore
+    from .commands import finish as _finish
+    from .commands import train as _train
+    from .commands.evaluate import evaluate as evaluate
+    from .convolution.certificate import certificate as certificate
+    from .convolution.harden import harden as harden
+    from .convolution.layer_conversion import attention_from_conv as attention_from_conv
+    from .convolution.layer_conversion import conv_from_attention as conv_from_attention
+    from .convolution.network_conversion import convert as convert
+    from .folders import opened as _opened
+    from .publishing.hub import publish as publish
+    from .vit.positions import add_positions as add_positions
+
+    finish = _finish.finish_copy
+    open = _opened.open_model
+    train = _train.train_recipe
 
 
 def __getattr__(name: str) -> Any:

@@ -130,7 +130,7 @@ def _create(
 
 
 def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
-    """Register a CNN's backbone with timm, with all of the CNN's weights; its entry point becomes an attribute here."""
+    """Register a CNN's backbone with timm, with all of the CNN's weights."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(name, cnn, pretrained, feature_levels=feature_levels, **kwargs)
@@ -142,7 +142,7 @@ def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
     default_cfgs.update(
         generate_default_cfgs({f"mhsa_{name}": backbone_cfg(cfg) for name, cfg in tagged.items()})
     )
-    globals()[name] = register_model(create)
+    register_model(create)
 
 
 for row in CNNS:

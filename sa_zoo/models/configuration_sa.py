@@ -134,7 +134,9 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def layout(self) -> Layout:
-        return self.variant.network.layout_of(**self.sizes)
+        network: Any = self.variant.network  # each class has sizes of its own
+        layout: Layout = network.layout_of(**self.sizes)
+        return layout
 
     @property
     def height_and_width(self) -> tuple[int, int]:
