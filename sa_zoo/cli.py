@@ -4,6 +4,7 @@ Each verb imports what it needs, so that help and error messages appear immediat
 """
 
 import json
+import re
 import runpy
 import shlex
 import sys
@@ -16,6 +17,13 @@ from typer.core import TyperGroup
 
 import sa_zoo
 from sa_zoo.extras import explained
+
+# Of names that come from others; a terminal would obey them.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def echo(text: object, err: bool = False) -> None:
+    typer.echo(CONTROL.sub("", str(text)), err=err)
 
 
 class Commands(TyperGroup):
@@ -33,7 +41,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            typer.echo(f"stopped by Ctrl-C {error}".rstrip(), err=True)
+            echo(f"stopped by Ctrl-C {error}".rstrip(), err=True)
             raise typer.Exit(130) from error
         except Exception as error:
             of_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
@@ -41,7 +49,7 @@ class Commands(TyperGroup):
             if of_typer or of_a_script or sys.flags.dev_mode:
                 raise
             message, code = self._explained(error)
-            typer.echo(message, err=True)
+            echo(message, err=True)
             raise typer.Exit(code) from error
 
     def _explained(self, error: Exception) -> tuple[str, int]:
@@ -88,12 +96,12 @@ def print_once(text: str) -> None:
     from sa_zoo.data.progress import is_main_process
 
     if is_main_process():
-        typer.echo(text)
+        echo(text)
 
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(sa_zoo.__version__)
+        echo(sa_zoo.__version__)
         raise typer.Exit
 
 
@@ -116,7 +124,7 @@ def main(
 ) -> None:
     """Train, evaluate, convert and publish self-attention networks that can express convolution."""
     if context.invoked_subcommand is None:
-        typer.echo(WELCOME)
+        echo(WELCOME)
 
 
 @app.command("data")
@@ -130,7 +138,7 @@ def data_command(
     from sa_zoo.data.splits import refuse_unreadable
 
     report = data_report(name, changes or [])
-    typer.echo(report.model_dump_json(indent=2) if json_ else report.text())
+    echo(report.model_dump_json(indent=2) if json_ else report.text())
     refuse_unreadable(report.unreadable)
 
 
@@ -207,7 +215,7 @@ def finish_command(
     """Make a complete folder of what transformers' Trainer, timm's train.py or the paper's code left."""
     sa_zoo.finish(source, out, model, classes)
     measure = f"sa-zoo evaluate {out} --data NAME --json {out}/metrics.json && sa-zoo card {out}"
-    typer.echo(f"the model is in {out}; to measure it: {measure}")
+    echo(f"the model is in {out}; to measure it: {measure}")
 
 
 @app.command("convert")
@@ -233,7 +241,7 @@ def convert_command(
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
     from sa_zoo.commands.convert import conversion_report, convert_model
 
-    typer.echo(conversion_report(*convert_model(source, out, layers, alpha, content, data)))
+    echo(conversion_report(*convert_model(source, out, layers, alpha, content, data)))
 
 
 @app.command("card")
@@ -278,7 +286,7 @@ def models_command() -> None:
     """List the trained models: parameters, test accuracy, and where the weights are."""
     from sa_zoo.commands.models import models_table
 
-    typer.echo(models_table())
+    echo(models_table())
 
 
 @app.command("export")
@@ -292,7 +300,7 @@ def export_command(
     """Write a model as ONNX, checked with onnxruntime: for any number of images, with labels."""
     from sa_zoo.publishing.onnx_export import write_onnx
 
-    typer.echo(write_onnx(sa_zoo.open(model), onnx, dynamic_size))
+    echo(write_onnx(sa_zoo.open(model), onnx, dynamic_size))
 
 
 @app.command("explore")
@@ -310,7 +318,7 @@ def explore_command(
     from sa_zoo.commands.explore import explore_source
 
     page = explore_source(model, image, images).save(out)
-    typer.echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
+    echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 
 @app.command("heads")
@@ -323,7 +331,7 @@ def heads_command(
     """Describe the attention heads of a model in a table."""
     from sa_zoo.commands.heads import measure_heads
 
-    typer.echo(measure_heads(model, data, window, out))
+    echo(measure_heads(model, data, window, out))
 
 
 @app.command(

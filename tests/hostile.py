@@ -79,6 +79,13 @@ def pickled(name: str) -> Callable[[Path], None]:
     return change
 
 
+def many_empty_tensors(folder: Path) -> None:
+    """A header that promises more than the file holds, for a network of 72 million parameters."""
+    change_config(model_args__embed_dim=3000)(folder)
+    empty = {f"empty.{number}": np.zeros(0, np.float32) for number in range(20_000)}
+    tensors(lambda values: values.update(empty))(folder)
+
+
 def poison(values: dict[str, np.ndarray]) -> None:
     values["head.bias"] = values["head.bias"].astype(np.float64)  # however they are stored
     values["head.bias"][0] = -np.inf
@@ -140,6 +147,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a shape that overflows": (weights(lambda _: OVERFLOWING), "weights"),
     "a huge header": (weights(lambda _: struct.pack("<Q", 2**62) + b"{}"), "weights"),
+    "many empty tensors": (many_empty_tensors, "more than"),
     "truncated weights": (weights(lambda content: content[: len(content) // 2]), "weights"),
     "a pickle named model.safetensors": (
         weights(lambda _: pickle.dumps(Payload(Path("executed")))),

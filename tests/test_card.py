@@ -61,6 +61,18 @@ def test_the_metadata_holds_the_test_scores_exactly(run):
     assert kinds == {("cifar-10-jpeg-q75-copy", None)}
 
 
+def test_text_from_others_is_only_text(run):
+    evil = "owl\n# Heading\n<script>alert(1)</script> [a](b) `c` | https://evil.org www.evil.org"
+    change(run / "config.json", label_names=[evil] * 10)
+    scores = METRICS["test"]
+    change(run / "metrics.json", data=evil, environment={evil: evil})
+    change(run / "metrics.json", baseline={"model": evil, "test": scores})
+    body = card_of(run).split("\n---\n", 1)[1]
+    shown = r"owl # Heading \<script\>alert(1)\</script\> \[a\](b) \`c\` \| https\://evil.org www\.evil.org"
+    assert body.count(shown) == body.count("owl") == 15
+    assert "\n# Heading" not in body
+
+
 def test_a_model_of_ones_own_has_the_title_of_its_folder(tmp_path):
     run = make_run(tmp_path / "mask detector", NAME, num_classes=2)
     test = TEST | {"top5": None, "balanced": 0.7007}

@@ -116,7 +116,7 @@ MISTAKES = {
     "train CONFIG --out OUT --set train.epohcs=3": "train.epohcs: got an unknown key",
     "train CONFIG --out OUT --resume": "run folder: got",
     "train quikstart --out OUT": r"config: got quikstart, .*\(did you mean quickstart\?\)",
-    f"{ARGS}{{depth=0}}": r".*depth, .*: got \(.*, 0, .*\), expected positive",
+    f"{ARGS}{{depth=0}}": "depth: got 0, expected",
     f"{ARGS}{{nosuch=1}}": "model.args: got arguments that .* cannot be built with: TypeError",
     "evaluate test_vit": "--data: got nothing, expected a data set",
     "evaluate runs/typo": "model: got runs/typo, which is not there",
@@ -132,6 +132,13 @@ def test_a_mistake_is_one_line_and_no_traceback(config, tmp_path, command):
     assert result.exit_code == 1
     assert re.fullmatch(f"error: {MISTAKES[command]}.*\n", result.stderr), result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_terminal_does_not_obey_names(tmp_path):
+    folder = image_folder(tmp_path / "data", {"cat\x1b]0;owned\x07": 3, "dog": 5})
+    result = sa_zoo("data", folder)
+    assert result.exit_code == 0 and "cat]0;owned" in result.stdout
+    assert not {"\x1b", "\x07"} & {*result.stdout, *result.stderr}
 
 
 def test_an_interrupted_run_says_how_to_resume(config, tmp_path):

@@ -231,7 +231,7 @@ def test_an_image_processor_is_kept_or_refused(tmp_path):
     sa_zoo.finish(start, tmp_path / "out")
     mean = AutoImageProcessor.from_pretrained(tmp_path / "out").image_mean
     assert tuple(mean) == (0.1, 0.9, 0.5)
-    assert sa_zoo.open(tmp_path / "out").network.pretrained_cfg["mean"] == (0.1, 0.9, 0.5)
+    assert tuple(sa_zoo.open(tmp_path / "out").network.pretrained_cfg["mean"]) == (0.1, 0.9, 0.5)
     processor.do_center_crop = False
     processor.save_pretrained(start)
     with pytest.raises(ValueError, match=r"preprocessor_config.json: got do_center_crop False"):

@@ -157,7 +157,7 @@ def check_config(path: Path) -> None:
 
 
 def count_elements(path: Path) -> int:
-    """Elements in a file of weights, from its header, counted as in `at_most`.
+    """Elements in a file of weights, from its header.
 
     Raises ValueError if the file is damaged or has complex numbers.
     """
@@ -166,7 +166,7 @@ def count_elements(path: Path) -> int:
         with safe_open(path, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a dictionary
                 header = tensors.get_slice(name)
-                elements += max(math.prod(header.get_shape()), SMALLEST)
+                elements += math.prod(header.get_shape())
                 if header.get_dtype().startswith("C"):
                     raise ValueError(f"weights: got complex numbers in {name} of {path}")
     except SafetensorError as error:

@@ -30,6 +30,7 @@ from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 PLACEHOLDERS = re.compile(
     r"\[More Information Needed\]|\{\{|\}\}|\{%|\bTODO\b|\bTBD\b|\bFIXME\b", re.IGNORECASE
 )
+MARKUP = re.compile(r"[\\`*\[\]<>|]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 CARD_SCORES = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
 PAPER = "arXiv:1911.03584"
 
@@ -55,7 +56,7 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     """
     facts = _facts(opened)
     text = _text(opened.local_folder / "README.md")
-    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    title = re.search(r"^# ([\w.-]+)$", text, re.MULTILINE)
     if title:  # the folder may have been renamed since
         facts["title"] = title[1]
     if text in ("", _render(facts)):
@@ -107,13 +108,14 @@ def _tested_on(run: Metrics) -> tuple[str | None, str | None, int | None]:
 
 
 def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> str:
-    template = jinja2.Template(
-        _text(Path(__file__).with_name("card.md.jinja")),
+    environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["text"] = _text_in_markdown
+    template = environment.from_string(_text(Path(__file__).with_name("card.md.jinja")))
     repo_id = repo_id or f"you/{facts['title']}"
     metadata = _metadata(facts).to_yaml()
     return template.render(facts, repo_id=repo_id, space_url=space_url, metadata=metadata)
@@ -196,6 +198,11 @@ def _hub_id(init: str) -> str | None:
         return init.removeprefix("hf-hub:").partition("@")[0]
     config = timm.models.get_pretrained_cfg(init)
     return config.hf_hub_id if config else None
+
+
+def _text_in_markdown(value: object) -> str:
+    """Text from others, such as names of classes, on one line and without Markdown, HTML or links."""
+    return MARKUP.sub(r"\\\g<0>", " ".join(str(value).split()))
 
 
 def _text(path: Path) -> str:
