@@ -15,9 +15,9 @@ from torchvision.ops import StochasticDepth
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import DropPath, PostNormBlock
 from sa_zoo.models.content import Absolute, Content, ContentKernel, Relative
+from sa_zoo.models.layout import Level
 from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.plain import PlainNet
-from sa_zoo.models.stages import Level
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic, QuadraticKernel
 from sa_zoo.models.variants import TYPES
 

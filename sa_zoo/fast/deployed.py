@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sa_zoo.fast.taps import read_taps
 from sa_zoo.models.attention import Attention, attend_by_axes
-from sa_zoo.models.stages import Grid
+from sa_zoo.models.layout import Grid
 
 # The most numbers in a P that is kept; a larger P is built for each batch.
 KEPT = 2**24

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 from torch.nn.functional import hardshrink
 
+from .layout import Grid
 from .linear import as_one_map, bias_of
 from .positions import at_least_float32
-from .stages import Grid
 from .terms import Terms
 
 # The factors of P by axis are never faster than P up to the first number of pixels, and always above the second.

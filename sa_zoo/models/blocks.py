@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from .attention import Attention
+from .layout import Grid
 from .norm import LayerNorm
-from .stages import Grid
 from .terms import Terms
 
 

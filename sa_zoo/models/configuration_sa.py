@@ -19,12 +19,12 @@ from transformers.configuration_utils import PreTrainedConfig
 from .attention import Attention  # noqa: F401
 from .blocks import Block  # noqa: F401
 from .content import Content  # noqa: F401
+from .layout import Layout
 from .linear import is_plain  # noqa: F401
 from .network import SANet
 from .norm import BatchNorm  # noqa: F401
 from .plain import PlainNet  # noqa: F401
 from .positions import pixels  # noqa: F401
-from .stages import Layout
 from .terms import has_fixed_size
 from .variants import TYPES, Variant
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .layout import Grid
 from .positions import displacement_scores, resized_grid
-from .stages import Grid
 from .terms import RelativeTables, Term, kernel_offsets
 
 

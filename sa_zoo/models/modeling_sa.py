@@ -27,12 +27,12 @@ from .configuration_sa import SAConfig
 
 # transformers before 5.10 copies only remote code imported by this file itself.
 from .content import Content  # noqa: F401
+from .layout import Grid, ImageSize
 from .linear import is_plain  # noqa: F401
 from .network import AttentionNetwork, SANet, new_head, set_grids
 from .norm import BatchNorm  # noqa: F401
 from .plain import PlainBlock, PlainNet
 from .positions import pixels  # noqa: F401
-from .stages import Grid, ImageSize
 from .terms import Term  # noqa: F401
 from .variants import TYPES
 

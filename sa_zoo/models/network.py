@@ -14,7 +14,7 @@ from torch.types import Device
 
 from .attention import Attention
 from .blocks import Block, PostNormBlock
-from .stages import Grid, ImageSize, Layout, Level, check_positive
+from .layout import Grid, ImageSize, Layout, Level, check_positive
 from .terms import Groups, Term, Terms
 
 _logger = logging.getLogger(__name__)

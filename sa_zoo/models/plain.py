@@ -15,9 +15,9 @@ from torch.types import Device
 
 from .attention import Attention
 from .blocks import Block
+from .layout import Grid, ImageSize, Layout, Level, check_positive
 from .network import AttentionNetwork, check_terms, terms_of_block
 from .norm import BatchNorm
-from .stages import Grid, ImageSize, Layout, Level, check_positive
 from .terms import Groups, Terms
 
 MOST_STAGES = 8

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .layout import Grid
 from .positions import (
     at_least_float32,
     generalized_quadratic_scores,
@@ -16,7 +17,6 @@ from .positions import (
     quadratic_scores,
     resized_table,
 )
-from .stages import Grid
 
 
 class Term(nn.Module):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from .blocks import Block, PostNormBlock
+from .layout import ImageSize
 from .network import AttentionNetwork, SANet, block_of, checked_pool, new_head, terms_in
 from .plain import PlainBlock, PlainNet
-from .stages import ImageSize
 from .terms import declared
 
 _logger = logging.getLogger(__name__)
