@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import datasets
 import pyarrow.parquet
@@ -13,6 +15,8 @@ import pytest
 import timm
 import torch
 from hostile import FOLDERS, IMAGES, change_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_folders import make_run
 from PIL import EpsImagePlugin, Image
 from tiny_runs import image_folder, parquet_folder
@@ -62,6 +66,33 @@ def test_a_hostile_folder_is_refused_with_a_clear_error(folder, monkeypatch, att
     with pytest.raises((ValueError, OSError)):
         create_model(ModelConfig(name="sa_quadratic_cifar", init=f"local-dir:{folder}"), 10)
     assert state_of(folder.parent) == before
+
+
+KEYS = ["architecture", "num_classes", "global_pool", "label_names", "model_args", "pretrained_cfg"]
+KEYS += [f"model_args.{key}" for key in [*SMALL, "img_size", "patch_size", "in_chans", "cnn"]]
+KEYS += [
+    f"pretrained_cfg.{key}" for key in ("input_size", "mean", "crop_pct", "classifier", "file")
+]
+SCALARS = st.one_of(st.integers(-3, 70), st.integers(), st.floats(), st.none(), st.text(max_size=9))
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4), max_leaves=6)
+
+
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
+def test_random_values_in_a_configuration_are_loaded_or_refused(harmless, changes):
+    with TemporaryDirectory() as temporary:
+        folder = Path(shutil.copytree(harmless, Path(temporary) / "run"))
+        config = json.loads((folder / "config.json").read_text())
+        for path, value in changes.items():
+            table, _, key = path.rpartition(".")
+            place = config[table] if table else config
+            if isinstance(place, dict):
+                place[key] = value
+        (folder / "config.json").write_text(json.dumps(config))
+        before = state_of(folder)
+        with suppress(ValueError, OSError):
+            sa_zoo.open(folder)
+        assert state_of(folder) == before
 
 
 def test_a_network_of_many_small_tensors_is_within_the_bounds(tmp_path):

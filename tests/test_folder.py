@@ -13,6 +13,8 @@ import sa_zoo
 from sa_zoo.folders.write import write_sums
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.folder import check_content, check_loads
+from sa_zoo.publishing.hub import manifest_of
+from sa_zoo.publishing.transformers_export import remote_code, transformers_files
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +99,13 @@ def test_code_of_others_is_refused(run, reference):
     config = json.loads((run / "config.json").read_text()) | {"auto_map": {"AutoModel": reference}}
     (run / "config.json").write_text(json.dumps(config))
     refused(run, "auto_map")
+
+
+def test_the_published_code_is_that_of_the_package(tmp_path):
+    opened = sa_zoo.open(make_run(tmp_path / "run", "sa_quadratic_tiny_cifar"))
+    opened = opened.with_files(transformers_files(opened))
+    (opened.folder / "terms.py").write_text("# of an earlier version")
+    (opened.folder / "mine.py").write_text("# another program")
+    sent = manifest_of(opened, "you/x")
+    code = {name: content for name, content in sent.items() if name.endswith(".py")}
+    assert code == remote_code() and "terms.py" in code
