@@ -237,7 +237,7 @@ def test_bound_and_kernel_are_those_of_the_layer(alpha, browser, show):
     found = browser.run(f"certificateOf({heads}, {values}.norms)", targets)
     expected = sa_zoo.certificate(model[0], [28, 20])
     assert found["bound"] == pytest.approx(float(expected.attention.max()), rel=1e-5)
-    windows = model[0].windows()
+    windows = model[0].neighborhoods()
     kernel = model[0].composed_kernel(windows).detach()
     rows, columns = ([window[0], window[-1]] for window in windows)
     window = {"rows": rows, "columns": columns}
