@@ -207,7 +207,6 @@ def test_a_card_is_published_with_its_name_and_edits(run):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("## Limitations", "[More Information Needed]", r"got '\[More Information Needed\]'"),
         ("value: 0.8711", "value: 0.9711", "as model-index"),
         ("license: apache-2.0", "license: mit", "got 'mit' as license"),
         ('init = "', 'init = "/home/jane', r"none of the recipe that is published"),

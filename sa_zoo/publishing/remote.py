@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
 
@@ -29,14 +30,14 @@ class Remote:
 
         Raises FileExistsError for files that others committed, PermissionError if `private` and it is public.
         """
-        place = {"repo_id": self.repo_id, "repo_type": self.kind}
+        place: dict[str, Any] = {"repo_id": self.repo_id, "repo_type": self.kind}
         sdk = "static" if self.kind == "space" else None
         self.api.create_repo(**place, private=private, space_sdk=sdk, exist_ok=True)
         self.api.auth_check(**place, write=True)
-        info = self.api.repo_info(**place)
+        info: Any = self.api.repo_info(**place)
         if private and not info.private:
             raise PermissionError(f"got {self.url}, which is public, expected a private one")
-        tree = self.api.list_repo_tree(**place, recursive=True, expand=True, revision=info.sha)
+        tree: Any = self.api.list_repo_tree(**place, recursive=True, expand=True, revision=info.sha)
         titles = {file.path: file.last_commit.title for file in tree if isinstance(file, RepoFile)}
         others = sorted(path for path, title in titles.items() if title not in OURS)
         if others:

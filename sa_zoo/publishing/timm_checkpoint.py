@@ -116,7 +116,7 @@ def _weights(source: Path) -> dict[str, Tensor]:
         return load_file(source / "model.safetensors")
     if not index.is_file():
         return clean_state_dict(read_checkpoint(source / PICKLED))
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for name in set(read_json(index)["weight_map"].values()):
         check_inside(source, name)
         weights |= load_file(source / name)
