@@ -1,15 +1,19 @@
-"""python scripts/bench.py MODEL [--against CNN] [--deployed] [--side 64] [--convolutions] [--positions 224] [--json F]
+"""python scripts/bench.py MODEL... [--device cuda] [--batch 512] [--compile default] [--side 24] [--json FILE]
 
-Measures time, memory and work of models, each against a yardstick that takes turns with it; docs/benchmarks.md defines
-the columns and has the results. Every option that says "also" adds cases; with one of them, MODEL may be left out.
+Measures time and work of networks in every way to evaluate them, which take turns, beside a network of 3x3 convolutions
+and a large product. To compare two versions of the code, alternate between two checkouts.
 """
 
 import copy
+import json
 import os
 import shlex
+import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,247 +21,133 @@ from typing import Annotated, Any
 import timm
 import torch
 import typer
-from runs import ALLOCATOR, PLAIN, rivals
-from timing import Case, Subject, run_cases, step
+from runs import ALLOCATOR
 from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision.ops import Permute
 
-import sa_zoo
-from sa_zoo.models.network import AttentionNetwork, attention_in
-from sa_zoo.models.norm import BatchNorm
-from sa_zoo.models.terms import Quadratic
-from sa_zoo.training.config import load_config
+import sa_zoo  # noqa: F401  registers the names
+from sa_zoo.fast.route import only
+from sa_zoo.folders.write import write_json
+from sa_zoo.models.network import attention_in
+from sa_zoo.training.environment import environment
 
-CPU = torch.device("cpu")
-PHASES = (
-    "inference, float32",
-    "inference, bfloat16",
-    "training, float32",
-    "training, float32, dropout on probabilities",
-    "training, bfloat16",
-)
-LARGEST_MAPS = 2**32  # bytes; larger attention maps are not built
-BATCHES = (1, 8, 50, 256)  # of deployed networks
-# Channels and side of the 3x3 layers of ResNet18's stages, and of a layer for CIFAR.
-CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7), (32, 32))
-ALPHAS = (20.0, 4.0)  # a composed kernel of the convolution's size, and one two pixels larger
-
-# Name -> what is made of a registered model, and the route of its layers ("": as they choose).
-Variants = dict[str, tuple[Callable[[Any], nn.Module], str]]
+Run = Callable[[], object]
+PHASES = ("inference, float32", "inference, bfloat16", "training, float32", "training, bfloat16")
+FORMS = ("definition", "by axes", "project first")
+PRODUCT = "a large product"  # whose rate is the most that a network can reach
+COLUMNS = {"ms per image": "{:.3g}", "GMACs": "{:.2f}", "MiB": "{:.0f}", "of the product": "{:.0%}"}
 
 
-def unchanged(network: nn.Module) -> nn.Module:
-    return network
-
-
-def the_model(name: str, _: nn.Module) -> nn.Module:
-    """Another model instead."""
-    return timm.create_model(name)
-
-
-def with_convolutions(network: AttentionNetwork) -> AttentionNetwork:
-    """A copy whose blocks mix pixels by 3x3 convolutions, with the same channels and all else the same but W_out."""
+def with_convolutions(network: Any) -> nn.Module:
+    """A copy with 3x3 convolutions of the same channels in place of attention."""
     twin = copy.deepcopy(network)
     for path, layer in attention_in(twin.blocks).items():
-        heads, dim = layer.num_heads, layer.W_val.out_features
-        dim_in = layer.W_val.in_features // heads
-        convolution = nn.Conv2d(dim_in, dim, 3, padding=1).to(network.patch_embed.weight)
-        norm = layer.W_out if isinstance(layer.W_out, BatchNorm) else nn.Identity()
+        dim_in = layer.W_val.in_features // layer.num_heads
+        convolution = nn.Conv2d(dim_in, layer.W_val.out_features, 3, padding=1)
+        norm = nn.Identity() if isinstance(layer.W_out, nn.Linear) else layer.W_out
         # tokens are (B, H, W, D)
         mixing = nn.Sequential(Permute([0, 3, 1, 2]), convolution, Permute([0, 2, 3, 1]), norm)
         twin.blocks.set_submodule(path, mixing)
     return twin
 
 
-def with_taps(network: nn.Module) -> nn.Module:
-    """The network with every head on one pixel."""
-    sa_zoo.harden(network)
-    return network if network.training else reparameterize_model(network)
+def step(network: Any, x: Tensor, phase: str, form: str = "") -> Run:
+    """Inference, or a forward and backward pass, in which all layers of attention have this form if there is one."""
+    half = torch.autocast(x.device.type, torch.bfloat16, enabled="bfloat16" in phase)
+
+    def run() -> None:
+        with only(form) if form else nullcontext():
+            if phase.startswith("inference"):
+                with torch.inference_mode(), half:
+                    network(x)
+                return
+            with half:
+                loss = network(x).float().square().sum()
+            loss.backward()
+        network.zero_grad(set_to_none=True)
+
+    return run
 
 
-def is_quadratic(network: nn.Module) -> bool:
-    """Whether `with_taps` takes the network."""
-    if not isinstance(network, AttentionNetwork):
-        return False
-    layers = attention_in(network.blocks).values()
-    return all(isinstance(layer.terms[0], Quadratic) for layer in layers)
-
-
-def networks(
-    model: str,
-    phase: str,
-    batch: int,
-    device: torch.device,
-    variants: Variants,
-    yardstick: str,
-    compile_mode: str = "",
-) -> Case:
-    """A case of whole networks, also as torch.compile makes them if there is a mode for it.
-
-    A variant whose name ends in "float32" has that type, whatever the phase.
-    """
-
-    def build() -> dict[str, Subject]:
-        found: dict[str, Subject] = {}
-        for name, (change, route) in variants.items():
-            torch.manual_seed(0)  # the same weights for all of them
-            half = "bfloat16" in phase and not name.endswith("float32")
-            dtype = torch.bfloat16 if half else torch.float32
-            network = change(timm.create_model(model).train(phase.startswith("training")))
-            # channels last: where convolutions are fastest, and as training has them
-            network.to(device, memory_format=torch.channels_last)
-            network.train(phase.startswith("training"))
-            if not network.training:
-                network.to(dtype).requires_grad_(False)
-            for path, module in network.named_modules():
-                if "dropout" in phase and path.endswith("attn_drop"):
-                    module.p = 0.1  # the paper's
-            x = torch.randn(batch, *resolve_model_data_config(network)["input_size"], device=device)
-            x = x.to(next(network.parameters()).dtype, memory_format=torch.channels_last)
-            found[name] = Subject(step(network, x, route, dtype))
-            if (
-                compile_mode
-                and not route
-                and name != ("deployed" if network.training else "as built")
-            ):
-                torch.compiler.reset()  # it stops compiling a function that it has compiled several times
-                compiled = torch.compile(network, mode=compile_mode, dynamic=False, fullgraph=True)
-                run = step(network, x, "", dtype, compiled)
-                found[f"{name}, compiled"] = Subject(run, found[name].run)
-        return found
-
-    return Case(model, phase, batch, yardstick, build)
-
-
-def models(
-    names: Iterable[str], cnn: str, batch: int, device: torch.device, compile_mode: str = ""
-) -> Iterator[Case]:
-    """Networks in all phases, against a CNN; if that is empty, the yardstick of attention is its definition."""
-    for name, phase in product(names, PHASES):
-        network = timm.create_model(name)
-        attention = isinstance(network, AttentionNetwork)
-        if "dropout" in phase and (cnn or not attention):
-            continue
-        yardstick = cnn or "as built"
-        variants: Variants = {"as built": (unchanged, "")}
+def subjects(model: str, phase: str, batch: int, device: str, side: int, mode: str) -> dict:
+    """Runs by name; those of compiled networks only without a form."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {}
+    if side:
+        sizes["img_size"] = side * timm.create_model(model).reduction
+    network: Any = timm.create_model(model, **sizes)
+    networks = {"as built": network}
+    attention = hasattr(network, "blocks") and bool(attention_in(network.blocks))
+    if attention:
+        networks["3x3 convolutions"] = with_convolutions(network)
         if phase.startswith("inference"):
-            variants["deployed"] = (reparameterize_model, "")
-        if cnn:
-            variants = {cnn: (partial(the_model, cnn), "")} | variants
-            if is_quadratic(network):
-                variants["taps"] = (with_taps, "")
-        elif attention:
-            in_float32 = ", float32" if phase == "inference, bfloat16" else ""
-            yardstick = f"definition{in_float32}"
-            variants[yardstick] = (unchanged, "definition")
-            variants["3x3 convolutions"] = (with_convolutions, "")
-            variants["resnet18_cifar"] = (partial(the_model, "resnet18_cifar"), "")
-        yield networks(name, phase, batch, device, variants, yardstick, compile_mode)
-
-
-def deployed(
-    names: Iterable[str], cnn: str, device: torch.device, compile_mode: str
-) -> Iterator[Case]:
-    """Networks of quadratic heads in inference against a CNN; without one, against 3x3 convolutions in their place."""
-    rival = (
-        {cnn: (partial(the_model, cnn), "")}
-        if cnn
-        else {"3x3 convolutions": (with_convolutions, "")}
-    )
-    variants: Variants = rival | {
-        "as built": (unchanged, ""),
-        "deployed": (reparameterize_model, ""),
-        "taps": (with_taps, ""),
-    }
-    for name, phase, batch in product(names, PHASES[:2], BATCHES):
-        yield networks(name, phase, batch, device, variants, next(iter(rival)), compile_mode)
-
-
-def layers(
-    model: str, sides: Iterable[int], batch: int, device: torch.device, phase: str
-) -> Iterator[Case]:
-    """A layer on SIDE x SIDE tokens by its route, by axes and by its definition, the yardstick.
-
-    The batch has as many tokens as `batch` images of 8x8, and one image at least. The definition is left out where the
-    maps of all heads would fill LARGEST_MAPS bytes.
-    """
-    whole = timm.create_model(model)
-    if not isinstance(whole, AttentionNetwork):
-        raise ValueError(f"--side: got {model!r} as the first model, expected one of attention")
-    for side in sides:
-        images = max(1, batch * 64 // side**2)
-        network: Any = timm.create_model(model, img_size=side * whole.patch_size)
-        layer = next(iter(attention_in(network.blocks).values()))
-        dim = layer.W_val.out_features
-        heads = layer.num_heads
-        routes = {"as built": "", "by axes": "by axes"}
-        if 4 * heads * side**4 <= LARGEST_MAPS:
-            routes["definition"] = "definition"
-        shape = (images, side, side, dim)
-        build = partial(_by_route, layer, routes, shape, phase, device)
-        name = f"one layer of {model}, {side}x{side} tokens"
-        yield Case(name, phase, images, list(routes)[-1], build)
-
-
-def _by_route(
-    layer: Any, routes: dict[str, str], shape: tuple[int, ...], phase: str, device: torch.device
-) -> dict[str, Subject]:
+            networks["deployed"] = reparameterize_model(copy.deepcopy(network))
+    shape = (batch, *resolve_model_data_config(network)["input_size"][:1])
+    size = getattr(network, "img_size", resolve_model_data_config(network)["input_size"][1:])
+    x = torch.randn(*shape, *size, device=device).to(memory_format=torch.channels_last)
+    found: dict[str, Run] = {}
+    for name, each in networks.items():
+        each.to(device, memory_format=torch.channels_last).train(phase.startswith("training"))
+        found[name] = step(each, x, phase)
+        if mode:
+            compiled = torch.compile(each, mode=mode, dynamic=False)
+            found[f"{name}, compiled"] = step(compiled, x, phase)
+    for form in FORMS if attention else ():
+        if form != "by axes" or all(
+            each.separable for each in attention_in(network.blocks).values()
+        ):
+            found[form] = step(network, x, phase, form)
+    side = 8192 if device == "cuda" else 1024
     dtype = torch.bfloat16 if "bfloat16" in phase else torch.float32
-    layer.to(device).train(phase.startswith("training"))
-    X = torch.randn(shape, device=device)
-    if layer.training:
-        X.requires_grad_()
-    else:
-        layer.to(dtype)
-        X = X.to(dtype)
-    found = {}
-    for name, route in routes.items():
-        found[name] = Subject(step(layer, X, route, dtype))
-    return found
+    matrix = torch.randn(side, side, device=device, dtype=dtype)
+    return found | {PRODUCT: lambda: matrix @ matrix}
 
 
-def convolutions_as_attention() -> Iterator[Case]:
-    """mhsa_resnet18 against resnet18, and 3x3 layers at finite alpha against nn.Conv2d, forward and backward."""
-    pair: Variants = {
-        "mhsa_resnet18": (unchanged, ""),
-        "resnet18": (partial(the_model, "resnet18"), ""),
-    }
-    for batch in (1, 8):
-        yield networks("mhsa_resnet18", "inference, float32", batch, CPU, pair, "resnet18")
-    for alpha, batch, (channels, side) in product(ALPHAS, (8, 32), CONVOLUTIONS):
-        name = f"3x3 layer, {channels} channels, {side}x{side}, alpha {alpha:g}"
-        build = partial(_convolution, channels, side, alpha, batch)
-        yield Case(name, "training, float32", batch, "nn.Conv2d", build)
+def measure(runs: dict[str, Run], batch: int, rounds: int, device: str) -> list[dict[str, Any]]:
+    """A row per subject, with medians over the rounds; a first round, which warms up and compiles, is not counted."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    work: dict[str, float] = {}
+    memory = dict.fromkeys(runs, 0)
+    for name, run in runs.items():
+        run()
+        source = name.removesuffix(", compiled")  # compiled code hides its products
+        if name == source:
+            with FlopCounterMode(display=False) as counted:
+                run()
+            work[name] = counted.get_total_flops() / 2e9
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            run()
+            memory[name] = torch.cuda.max_memory_allocated()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            synchronize()
+            start = time.perf_counter()
+            run()
+            synchronize()
+            times[name].append(time.perf_counter() - start)
+    seconds = {name: statistics.median(found) for name, found in times.items()}
+    rows = []
+    for name in runs:
+        gmacs = work[name.removesuffix(", compiled")]
+        share = gmacs / seconds[name] / (work[PRODUCT] / seconds[PRODUCT])
+        images = 1 if name == PRODUCT else batch
+        row = {"subject": name, "images": images, "milliseconds": 1e3 * seconds[name] / images}
+        rows.append(row | {"gmacs": gmacs / images, "mib": memory[name] / 2**20, "share": share})
+    return rows
 
 
-def _convolution(channels: int, side: int, alpha: float, batch: int) -> dict[str, Subject]:
-    conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-    attention = sa_zoo.attention_from_conv(conv, alpha)
-    x = torch.randn(batch, channels, side, side, requires_grad=True)
-    return {"nn.Conv2d": Subject(step(conv, x)), "attention": Subject(step(attention, x))}
-
-
-def positions(sizes: Iterable[int], device: torch.device) -> Iterator[Case]:
-    """Two blocks of the vision transformers with positions in results/runs.toml, with three heads of 64 channels."""
-    for size, phase in product(sizes, ("inference, float32", "training, float32")):
-        images = max(1, 4 * 224**2 // size**2)
-        build = partial(_with_positions, size, images, phase, device)
-        yield Case(f"ViT, {size // 16}x{size // 16} tokens", phase, images, PLAIN, build)
-
-
-def _with_positions(size: int, images: int, phase: str, device: torch.device) -> dict[str, Subject]:
-    sizes = {"embed_dim": 192, "num_heads": 3, "depth": 2, "patch_size": 16, "img_size": size}
-    x = torch.randn(images, 3, size, size, device=device)
-    found = {}
-    for row in rivals():
-        if not row.recipe.endswith("_all"):
-            continue
-        args = load_config("tiny", row.set.split()).model.args
-        network = timm.create_model(row.model, **args | sizes).to(device)
-        found[row.name] = Subject(step(network.train(phase.startswith("training")), x))
-    return found
+def table(rows: list[dict[str, Any]]) -> str:
+    keys = ("milliseconds", "gmacs", "mib", "share")
+    lines = [["subject", *COLUMNS], ["---", *["--:"] * len(COLUMNS)]]
+    for row in rows:
+        cells = zip(COLUMNS.values(), keys, strict=True)
+        lines.append([row["subject"], *(text.format(row[key]) for text, key in cells)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -265,58 +155,31 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(help=__doc__)
 def main(
-    models_: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="timm names.")
-    ] = None,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="timm names.")],
     device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
-    side: Annotated[
-        list[int] | None, typer.Option(help="Also measure one layer on SIDE x SIDE tokens.", min=1)
-    ] = None,
-    phase: Annotated[
-        str, typer.Option(help=f"First words of the phases to measure, of {'; '.join(PHASES)}.")
-    ] = "",
-    compile_: Annotated[
-        str, typer.Option("--compile", help="Also measure torch.compile in this mode.")
-    ] = "",
-    against: Annotated[
-        str, typer.Option(help="CNN that MODEL is measured against, instead of its definition.")
-    ] = "",
-    deployed_: Annotated[
-        bool,
-        typer.Option("--deployed", help=f"Measure inference alone, on {BATCHES} images."),
-    ] = False,
-    convolutions: Annotated[
-        bool,
-        typer.Option("--convolutions", help="Also measure convolutions as attention, on a CPU."),
-    ] = False,
-    size: Annotated[
-        list[int] | None,
-        typer.Option("--positions", help="Also measure positions in a ViT on SIZE x SIZE pixels."),
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Number of CPU threads; all cores if 0.", min=0)] = 0,
-    rounds: Annotated[
-        int, typer.Option(help="Turns of each subject; fifty times as many for one image.", min=1)
-    ] = 5,
-    json: Annotated[Path | None, typer.Option(help="File to add the results to.")] = None,
+    side: Annotated[list[int] | None, typer.Option(help="Grids of SIDE x SIDE tokens.")] = None,
+    phase: Annotated[str, typer.Option(help=f"First words of phases: {'; '.join(PHASES)}.")] = "",
+    compile_: Annotated[str, typer.Option("--compile", help="A mode of torch.compile.")] = "",
+    rounds: Annotated[int, typer.Option(help="Turns of each subject.", min=1)] = 5,
+    json_: Annotated[Path | None, typer.Option("--json", help="File to add results to.")] = None,
 ) -> None:
-    names = models_ or []
-    if not (names or convolutions or size):
-        names = ["sa_quadratic_cifar"]
-    if threads:
-        torch.set_num_threads(threads)
     place = torch.device(device)
-    networks_ = models(names, against, batch, place, compile_)
-    if deployed_:
-        networks_ = deployed(names, against, place, compile_)
-    cases = [case for case in networks_ if case.phase.startswith(phase)]
-    for each in PHASES if phase and side else PHASES[:1]:
-        if side and each.startswith(phase or each) and "dropout" not in each:
-            cases += layers((names or ["sa_quadratic_cifar"])[0], side, batch, place, each)
-    if convolutions:
-        cases += convolutions_as_attention()
-    cases += positions(size or [], place)
-    run_cases(cases, rounds, place, shlex.join(["python", "scripts/bench.py", *sys.argv[1:]]), json)
+    conditions = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "rounds": rounds}
+    conditions |= {"load": round(os.getloadavg()[0], 2), **environment(place)}
+    command = shlex.join(["python", "scripts/bench.py", *sys.argv[1:]])
+    run: dict[str, Any] = {"command": command, "conditions": conditions, "rows": []}
+    found = json.loads(json_.read_text()) if json_ and json_.is_file() else {"runs": []}
+    for model, each, grid in product(models, PHASES, side or [0]):
+        if each.startswith(phase):
+            name = f"{model}, {grid}x{grid} tokens" if grid else model
+            rows = measure(
+                subjects(model, each, batch, device, grid, compile_), batch, rounds, device
+            )
+            run["rows"] += [{"model": name, "phase": each, **row} for row in rows]
+            print(f"{name}, {each}\n\n{table(rows)}\n", flush=True)
+            if json_:  # after each case, as the next may not fit
+                write_json(json_, found | {"runs": [*found["runs"], run]})
 
 
 if __name__ == "__main__":

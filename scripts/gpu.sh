@@ -1,48 +1,52 @@
 #!/usr/bin/env bash
-# bash scripts/gpu.sh OUT DATA [TITLE]
-# Measures what needs a GPU: checks all models against the CPU, benchmarks them, trains the rows of results/runs.toml with
-# gpu = true, and files their results. DATA is a folder of CIFAR-10's parquet files or a Hub data set. Run it again to
-# continue: finished steps are skipped, a training run resumes. A step that fails is reported, and the others follow.
-# Without a GPU it is a rehearsal of some minutes, with small networks, which files nothing.
-set -uo pipefail
-out=$(realpath -m "$1") data=$2 title=${3:-CIFAR-10}
+# bash scripts/gpu.sh speed OUT              checks all models against the CPU and measures the paper's, in five minutes
+# bash scripts/gpu.sh paper OUT DATA TITLE   trains the paper's network for its 300 epochs, compiled, alone on the GPU
+# bash scripts/gpu.sh rows  OUT DATA TITLE   trains the rows of results/runs.toml with gpu = true, and files them
+# DATA is a folder of CIFAR-10's parquet files or a Hub data set. `paper` stops after SECONDS_PER_CALL (570); call it
+# again to continue. Without a GPU, these are rehearsals with small networks.
+set -euo pipefail
+what=$1 out=$(realpath -m "$2") data=${3:-uoft-cs/cifar10} title=${4:-CIFAR-10}
 [ -d "$data" ] && data=$(realpath "$data")
 cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$out"
+device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
 
-step() { # NAME COMMAND...
-    local name=$1
-    shift
-    [ -e "$out/$name.done" ] && return
-    echo "== $name: $*"
-    if "$@" 2>&1 | tee "$out/$name.log"; then touch "$out/$name.done"; else echo "== $name failed"; fi
+speed() {
+    if [ "$device" = cuda ]; then
+        python -m pytest -n 0 tests/proofs/test_gpu.py
+        for mode in "training, bfloat16" "inference, bfloat16"; do
+            python scripts/bench.py sa_quadratic_cifar resnet18_cifar --device cuda --batch 512 --compile default \
+                --rounds 10 --phase "$mode" --json "$out/speed.json"
+        done
+    else
+        python scripts/bench.py sa_quadratic_tiny_cifar resnet_tiny_cifar --batch 7 --rounds 1 --phase "training, bf" \
+            --json "$out/speed.json"
+    fi
 }
 
-bench() { # NAME ARGUMENT...
-    local name=$1
-    shift
-    step "$name" python scripts/bench.py --device "$device" --json "$out/$name.json" "$@"
+paper() {
+    local recipe=paper settings=() backend=inductor resume=()
+    if [ "$device" = cpu ]; then
+        recipe=quickstart settings=(--set train.epochs=2) backend=aot_eager
+    fi
+    settings+=(--set "data.name=$data" --set "data.title=$title" --set train.checkpoint_steps=200)
+    [ -e "$out/$recipe/train.toml" ] && resume=(--resume)
+    # SIGTERM writes a checkpoint
+    timeout --signal=TERM "${SECONDS_PER_CALL:-570}" accelerate launch --num_processes 1 --num_machines 1 \
+        --mixed_precision bf16 --dynamo_backend "$backend" -m sa_zoo train "$recipe" --out "$out/$recipe" \
+        "${settings[@]}" "${resume[@]}" || echo "stopped with status $?: call again to continue"
 }
 
-if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    device=cuda
-    step check python -m pytest -n 0 tests/proofs/test_gpu.py
-    bench speed sa_quadratic_cifar resnet18_cifar sa_content_cifar --batch 512 --compile reduce-overhead
-    sides=$(printf -- '--side %s ' 8 16 20 24 28 32 40 64)
-    # the smallest number of tokens at which "by axes" is faster is AXES_FROM_ON_GPU, see docs/gpu_day.md
-    for phase in inference training; do
-        # shellcheck disable=SC2086
-        bench "axes-$phase" sa_quadratic_cifar --phase "$phase, bfloat16" --batch 512 $sides
-    done
-    step train python scripts/reproduce.py "$out/runs" --data "$data" --title "$title" --gpu --jobs 1
+rows() {
+    python scripts/reproduce.py "$out/runs" --data "$data" --title "$title" --gpu --jobs 1
     for run in "$out"/runs/*-0; do
-        [ -d "$run" ] && step "file-$(basename "$run")" python scripts/catalogue.py add "$run" --data "$data"
+        python scripts/catalogue.py add "$run" --data "$data"
     done
-    step render python scripts/render.py
-else
-    device=cpu
-    bench speed sa_quadratic_tiny_cifar --batch 7 --rounds 1 --side 5 --phase 'inference, bfloat16'
-    step train python -m sa_zoo train quickstart --out "$out/runs/quickstart" --set train.epochs=2
-fi
-ls "$out"
+    python scripts/render.py
+}
+
+case $what in
+speed | paper | rows) "$what" ;;
+*) echo "gpu.sh: got $what, expected speed, paper or rows" && exit 1 ;;
+esac

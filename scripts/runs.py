@@ -10,7 +10,6 @@ from sa_zoo.folders.metrics import Metrics, read_results
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results" / "runs.toml"
 MODEL_CARDS = ROOT / "model_cards"
-PLAIN = "vit_tiny_patch16_224.timm_all"  # that all rivals are compared with
 # glibc keeps the memory of a step for the next one instead of returning it to the system.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
@@ -64,8 +63,3 @@ def read_runs() -> list[Row]:
         settings = row.get("set", "").format(**content["short"])
         rows.append(Row(**row | {"set": settings}))
     return rows
-
-
-def rivals() -> list[Row]:
-    """Vision transformers that differ in how they know positions."""
-    return [row for row in read_runs() if row.table == "positions"]
