@@ -38,7 +38,11 @@ class Remote:
         if private and not info.private:
             raise PermissionError(f"got {self.url}, which is public, expected a private one")
         tree: Any = self.api.list_repo_tree(**place, recursive=True, expand=True, revision=info.sha)
-        titles = {file.path: file.last_commit.title for file in tree if isinstance(file, RepoFile)}
+        titles = {
+            file.path: getattr(file.last_commit, "title", "")
+            for file in tree
+            if isinstance(file, RepoFile)
+        }
         others = sorted(path for path, title in titles.items() if title not in OURS)
         if others:
             raise FileExistsError(
