@@ -1,9 +1,10 @@
-"""README.md and docs/: names exist, examples run, commands parse, and the site builds."""
+"""README.md and docs/: tables are rendered, names exist, examples run, commands parse, and the site builds."""
 
 import os
 import pkgutil
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,17 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 THEOREM = (ROOT / "docs" / "theorem.md").read_text(encoding="utf-8")
+
+
+def test_rendering_again_gives_the_same_tables(tmp_path):
+    for name in ("scripts", "results", "docs", "model_cards"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    text = README.read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(text.replace("11,173,962", "11,173,963"))
+    run("scripts/render.py", folder=tmp_path)
+    for path in (README, *DOCS):
+        again = tmp_path / path.relative_to(ROOT)
+        assert again.read_text() == path.read_text(), f"{path.name}: python scripts/render.py"
 
 
 @pytest.mark.parametrize(
