@@ -123,6 +123,9 @@ def main(
     ] = False,
 ) -> None:
     """Train, evaluate, convert and publish self-attention networks that can express convolution."""
+    for stream in (sys.stdout, sys.stderr):  # cp1252 has few characters
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     if context.invoked_subcommand is None:
         echo(WELCOME)
 

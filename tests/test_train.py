@@ -431,7 +431,8 @@ def test_a_run_that_cannot_work_leaves_no_folder(tmp_path, monkeypatch, section,
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "D", {"cat": 1, "dog": 1})
     with pytest.raises(ValueError, match=said):
-        train(tiny_config(**{section: values}), tmp_path / "run")
+        few = {"train": {"batch_size": 2}} if section == "data" else {}
+        train(tiny_config(**{section: values}, **few), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -13,8 +13,8 @@ from sa_zoo.training.evaluate import evaluate_opened
 
 def evaluate(
     model: str | Path | Opened,
-    data: str = "",
-    changes: Iterable[str] = (),
+    data: str | Path = "",
+    changes: str | Iterable[str] = (),
     detail: bool = False,
 ) -> Metrics:
     """Evaluate a model on the test split of a data set, by default that of its run, as `sa-zoo evaluate` does.
@@ -37,13 +37,16 @@ def evaluate(
     return evaluate_opened(open_model(model), config, detail)
 
 
-def data_for(model: str | Path | Opened, data: str, changes: Iterable[str] = ()) -> DataConfig:
+def data_for(
+    model: str | Path | Opened, data: str | Path, changes: str | Iterable[str] = ()
+) -> DataConfig:
     """The data set `data`, configured as in the model's run if the names agree; if empty, the data of the run.
 
     Raises ValueError if there is neither.
     """
     name = model.source if isinstance(model, Opened) else model
     run = folder_of(model) or name
+    data = str(data)
     if not data:
         return data_of(run, changes)
     with suppress(ValueError):  # not a run folder

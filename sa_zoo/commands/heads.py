@@ -12,7 +12,7 @@ from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.commands.evaluate import data_for
 from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_file
-from sa_zoo.training.device import open_accelerator
+from sa_zoo.training.device import open_accelerator, process_as_found
 from sa_zoo.training.evaluate import open_test_split
 
 MEASURED_IMAGES = 32  # test images to average content-dependent maps over
@@ -27,7 +27,8 @@ def measure_heads(model: str, data: str, window: int, out: Path | None) -> str:
     network: Any = opened.network
     layers = attention_layers(network, torch.zeros(1, *network.pretrained_cfg["input_size"]))
     if not all(layer.positional for layer in layers):
-        _, split = open_test_split(opened, data_for(model, data), open_accelerator())
+        with process_as_found():
+            _, split = open_test_split(opened, data_for(model, data), open_accelerator())
         layers = attention_layers(network, split.first(MEASURED_IMAGES).cpu())
     measured = [measure(layer, window) for layer in layers]
     text = heads_table(measured, window)

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sa_zoo.commands.finish import finish
@@ -15,8 +16,8 @@ from sa_zoo.training.train import train
 def train_recipe(
     recipe: str | Path,
     out: str | Path = "",
-    data: str = "",
-    changes: Sequence[str] = (),
+    data: str | Path = "",
+    changes: str | Sequence[str] = (),
     resume: bool = False,
 ) -> Opened:
     """Train a model, evaluate it, and leave a complete run folder, as `sa-zoo train` does.
@@ -35,8 +36,9 @@ def train_recipe(
     Raises:
         The errors of `train_and_finish`.
     """
+    changes = [changes] if isinstance(changes, str) else list(changes)
     if data:
-        changes = [f"data.name={json.dumps(data)}", *changes]
+        changes.insert(0, f"data.name={json.dumps(str(data))}")
     folder = Path(out or f"runs/{run_name(recipe, changes)}")
     return train_and_finish(load_config(recipe, changes), folder, resume)
 
@@ -54,10 +56,13 @@ def summary(run: Opened) -> str:
     metrics = run.metrics
     result = f"{metrics.model} on {metrics.data}: test accuracy {metrics.test}"
     train = metrics.train
+    folder = run.local_folder
+    with suppress(ValueError):  # not in the working folder
+        folder = folder.relative_to(Path.cwd())
     if train and train.seconds:  # missing in a metrics.json written by an evaluation only
         result += f" after {train.epochs} epochs, {train.seconds / 60:.1f} minutes"
     return (
         f"{result}\n"
-        f"the run is in {run.folder}; next: sa-zoo evaluate {shlex.quote(str(run.folder))} --detail, or in Python\n"
-        f"  import timm, sa_zoo; timm.create_model('local-dir:{run.folder}', pretrained=True)"
+        f"the run is in {folder}; next: sa-zoo evaluate {shlex.quote(str(folder))} --detail, or in Python\n"
+        f"  import timm, sa_zoo; timm.create_model('local-dir:{folder}', pretrained=True)"
     )

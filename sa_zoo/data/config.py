@@ -25,6 +25,7 @@ class DataConfig(Section):
     train_split: str = ""  # name of a split; empty: the usual one
     validation_split: str = ""
     test_split: str = ""  # empty: the usual one, or else the validation split
+    workers: int = Field(-1, ge=-1)  # processes that decode images of a large set; -1: one per core
     title: str = ""  # name of the data in results; empty: `name`
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: Pixels = 0  # of a side; 0: the model's own

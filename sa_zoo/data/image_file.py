@@ -48,6 +48,9 @@ def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         expected = f"an image in one of the formats {', '.join(FORMATS)}"
         raise ValueError(f"cannot identify the file, expected {expected}") from error
+    except Image.DecompressionBombError as error:
+        way_out = "shrink it, or raise PIL.Image.MAX_IMAGE_PIXELS before a call of sa_zoo in Python"
+        raise ValueError(f"{error}: {way_out}") from error
     except Exception as error:  # Pillow raises many types for files that are not images
         raise ValueError(str(error) or type(error).__name__) from error
 

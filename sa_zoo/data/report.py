@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.pool import ThreadPool
 
 import numpy as np
 from pydantic import BaseModel
@@ -77,9 +77,13 @@ def report_of(data: LabeledImages, rows: Rows, decode: bool) -> Report:
         held_out = ", held out" if split != table and len(own) < len(labels) else ""
         report.origins[split] = f"{data.origins.get(table, table)}{held_out}"
         report.images[split] = np.bincount(labels[own], minlength=len(data.classes)).tolist()
-        with ThreadPool() as pool, shown(own.tolist(), f"checking {split}") as progress:
-            found = pool.imap(partial(_look, images, decode), own.tolist())
-            looks.update(next(found) for _ in progress)
+        pool = ThreadPoolExecutor()  # multiprocessing.pool needs /dev/shm
+        try:
+            found = pool.map(partial(_look, images, decode), own.tolist())
+            with shown(own.tolist(), f"checking {split}") as progress:
+                looks.update(next(found) for _ in progress)
+        finally:
+            pool.shutdown(cancel_futures=True)
         if split != "train" and len(trained):
             same = own[np.isin(images.hashes[own], trained)]
             report.same += map(images.name, same.tolist())

@@ -1,5 +1,6 @@
 """Splits of a data set for a model: small ones decoded once and kept on the device, others decoded by workers."""
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,14 +62,23 @@ class StreamedSplit(Split):
     """
 
     def __init__(
-        self, data: LabeledImages, table: str, rows: np.ndarray, input_format: InputFormat
+        self,
+        data: LabeledImages,
+        table: str,
+        rows: np.ndarray,
+        input_format: InputFormat,
+        workers: int,
     ) -> None:
         self.source = data.images[table]
         self.rows = rows
         self.labels = torch.from_numpy(data.labels[table][rows])
         self.input_format = input_format
         self.transform = create_transform(**vars(input_format), normalize=False)
-        self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.workers = workers
+        if workers < 0:
+            self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if multiprocessing.current_process().daemon:  # which may not have processes of its own
+            self.workers = 0
 
     def __getitems__(self, indices: list[int] | np.ndarray) -> tuple[Any, Any, Any]:
         # torch would send tensors through /dev/shm, which may be too small
@@ -116,6 +126,7 @@ def splits_of(
     rows: Rows,
     input_format: InputFormat,
     device: torch.device,
+    workers: int = -1,
     augmentation: str = "",
 ) -> Mapping[str, Split]:
     """The splits with these rows, decoded and kept on the device if they are small.
@@ -128,7 +139,9 @@ def splits_of(
             f"data.name: got {data.name} without test images, expected a test split, or more images, of which a "
             "fifth become one"
         )
-    streamed = {name: StreamedSplit(data, *own, input_format) for name, own in rows.items()}
+    streamed = {
+        name: StreamedSplit(data, *own, input_format, workers) for name, own in rows.items()
+    }
     images = sum(map(len, streamed.values()))
     channels, height, width = input_format.input_size
     small = images * channels * height * width <= KEPT_BYTES
@@ -138,6 +151,13 @@ def splits_of(
         print(report.text(), file=sys.stderr, flush=True)
     splits: Mapping[str, Split] = streamed
     unreadable = report.unreadable
+    if workers and not small:
+        try:
+            multiprocessing.Queue().close()
+        except OSError as error:
+            raise ValueError(
+                f"data.workers: got {workers}, expected 0, as /dev/shm cannot be used: {error}"
+            ) from error
     if small:
         unreadable = []
         splits = {name: split.kept(device, unreadable) for name, split in streamed.items()}

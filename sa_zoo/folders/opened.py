@@ -73,6 +73,7 @@ def open_model(source: "str | Path | Opened") -> Opened:
     folder = folder_of(source)
     name = str(source)
     if folder:
+        folder = folder.absolute()  # the caller may change to another folder
         check_sums(folder, TIMM_FILES)
         name = f"local-dir:{folder}"
     elif ":" not in name:

@@ -127,7 +127,7 @@ def config_path(config: str | Path) -> Path:
 
 
 def data_of(model: str | Path, overrides: Iterable[str] = ()) -> DataConfig:
-    """The training data of the run in a folder, with overrides as in `load_config`.
+    """The training data of the run in a folder, with overrides as in `load_config`. Ignores keys of other versions.
 
     Raises ValueError if `model` is not a run folder.
     """
@@ -136,12 +136,19 @@ def data_of(model: str | Path, overrides: Iterable[str] = ()) -> DataConfig:
         raise ValueError(
             f"--data: got nothing, expected a data set, as {model} is not a run folder"
         )
-    return load_config(recipe, overrides).data
+    section = _read(recipe).get("data", {})
+    return _data_section(
+        {key: section[key] for key in DataConfig.model_fields.keys() & section}, overrides
+    )
 
 
 def data_config(name: str, overrides: Iterable[str]) -> DataConfig:
     """The section `data` of a recipe with this name only, with overrides as in `load_config`."""
-    table = {"model": {"name": "any"}, "train": {"epochs": 1}, "data": {"name": name}}
+    return _data_section({"name": name}, overrides)
+
+
+def _data_section(data: dict[str, Any], overrides: Iterable[str]) -> DataConfig:
+    table = {"model": {"name": "any"}, "train": {"epochs": 1}, "data": data}
     return parse_config(_overridden(table, overrides)).data
 
 
@@ -154,12 +161,14 @@ def run_name(config: str | Path, overrides: Iterable[str]) -> str:
 
 def load_config(config: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The validated config of a TOML file or recipe, `overrides` ("section.key=value") applied in order."""
-    path = config_path(config)
+    return parse_config(_overridden(_read(config_path(config)), overrides))
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise ValueError(f"config: got {path}, expected TOML: {error}") from error
-    return parse_config(_overridden(table, overrides))
 
 
 def parse_config(table: Mapping[str, Any]) -> Config:
@@ -171,7 +180,11 @@ def parse_config(table: Mapping[str, Any]) -> Config:
 
 def _overridden(whole: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The table with each `section.key=value` inserted; values other than TOML are text."""
+    if isinstance(overrides, str):
+        overrides = [overrides]
     for override in overrides:
+        if not isinstance(override, str):
+            raise ValueError(f"--set: got {override!r}, expected text such as train.epochs=3")
         key, equals, text = override.partition("=")
         *sections, name = key.strip().split(".")
         if not equals or "" in (*sections, name):

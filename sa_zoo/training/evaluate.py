@@ -155,7 +155,7 @@ def open_test_split(
         rows = {"test": ("train", np.arange(len(data.labels["train"])))}
         which = "all of them; nothing says whether the model was trained on some"
     input_format = input_format_of(opened.network, config.image_size)
-    split = splits_of(data, rows, input_format, accelerator.device)["test"]
+    split = splits_of(data, rows, input_format, accelerator.device, config.workers)["test"]
     text = f"evaluated on {len(split)} images of {data.name}, {which}; classes matched {how}"
     accelerator.print(text, file=sys.stderr)
     return data, split

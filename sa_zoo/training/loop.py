@@ -28,7 +28,7 @@ from sa_zoo.training.evaluate import score
 from sa_zoo.training.model import frozen_norms
 from sa_zoo.training.optimization import learning_rate_factor
 from sa_zoo.training.progress import Interrupted, Progress, interruption
-from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, begin_run, record_heads, write_history
+from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, record_heads, write_history
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU; each reading waits for the GPU
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
@@ -68,10 +68,6 @@ class Run:
         self.split = self.splits["train"]
         self.batch_size = train.batch_size
         self.steps = len(self.split) // self.batch_size  # per epoch
-        if not self.steps:
-            raise ValueError(
-                f"train.batch_size: got {self.batch_size}, expected at most the {len(self.split)} to train on"
-            )
         self.images_per_epoch = self.steps * self.batch_size
         self.images = train.epochs * self.images_per_epoch  # of the whole run
         classes = len(self.data.classes)
@@ -137,7 +133,7 @@ class Run:
             labels = to_device(torch.as_tensor(labels), accelerator.device)
             inputs, targets = self.augment(images, labels, torch.as_tensor(indices), counters.epoch)
             with accelerator.accumulate(self.prepared):
-                logits = self.prepared(inputs)
+                logits = self._logits(inputs)
                 smoothing = self.augment.label_smoothing
                 loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
                 accelerator.backward(loss)
@@ -148,6 +144,16 @@ class Run:
             self.unread[0] += loss.detach() * len(labels)
             self.unread[1] += (logits.argmax(1) == labels).sum()
         counters.step += 1
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.prepared(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise ValueError(  # of batch normalization
+                f"train.batch_size: got {self.batch_size}, in micro-batches of one image: {error}"
+            ) from error
 
     def read(self, stop: bool) -> bool:
         """Sum loss and accuracy over processes; return whether any process was asked to stop."""
@@ -215,10 +221,8 @@ def train_epochs(run: Run) -> None:
     validation = run.splits["validation"]
     read_every = 1 if accelerator.device.type == "cpu" else READ_EVERY
     save_every = train.checkpoint_steps or run.steps
-    if accelerator.is_main_process:
-        begin_run(run.out, config)
-        if not run.steps_done:
-            record_heads(run.out, run.model, epoch=0)
+    if accelerator.is_main_process and not run.steps_done:
+        record_heads(run.out, run.model, epoch=0)
     _start_tracker(accelerator, config)
     with (
         interruption() as signals,

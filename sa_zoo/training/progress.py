@@ -1,7 +1,6 @@
 """A progress bar on a terminal, elsewhere one line per epoch; and a clean stop at a signal."""
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,9 @@ from typing import Any
 from tqdm import tqdm
 
 from sa_zoo.data.progress import on_terminal
+
+# Ctrl-C, queues of clusters, a closed terminal, and a queue's warning. Windows has two of them.
+STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 class Interrupted(Exception):
@@ -47,13 +49,16 @@ class Progress(tqdm):  # type: ignore[type-arg]  # no argument at run time
         if "validation" in record:
             scores += f", validation {record['validation']['top1']:.4f}"
         speed = f"{images_per_second:.0f} images/s, {left} left"
-        self.write(f"epoch {record['epoch']}/{self.epochs}: {scores}, {speed}")
-        sys.stdout.flush()
+        with self.external_write_mode():
+            print(f"epoch {record['epoch']}/{self.epochs}: {scores}, {speed}", flush=True)
 
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Yield a list and collect the first SIGINT and SIGTERM in it; a second SIGINT raises KeyboardInterrupt."""
+    """Yield a list and collect the first of each signal to stop in it; a second SIGINT raises KeyboardInterrupt.
+
+    Signals that are ignored, such as SIGHUP under nohup, stay so.
+    """
     received = []
     before: dict[int, Any] = {}
 
@@ -62,8 +67,10 @@ def interruption() -> Iterator[list[int]]:
         signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
-        for each in (signal.SIGINT, signal.SIGTERM):
-            before[each] = signal.signal(each, handle)
+        for name in STOPS:
+            number = getattr(signal, name, None)
+            if number and signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
     try:
         yield received
     finally:

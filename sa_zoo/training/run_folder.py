@@ -11,8 +11,10 @@
 
 import json
 import os
+import sys
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,15 @@ from sa_zoo.models.terms import declared
 from sa_zoo.training.checkpoint import remove_all_but
 from sa_zoo.training.config import Config, dump_config, load_config
 
+if sys.platform != "win32":
+    import fcntl
+
 CHECKPOINTS = "checkpoints"
 HEADS = "heads.safetensors"
 MAPPED_IMAGES = 100  # maps are averaged over them, as in the paper's Figure 6
 RECORDED_AT_ONCE = 5  # images whose maps are held in memory
-MAY_CHANGE = {"checkpoint_steps", "tracker"}  # when a run is resumed
+# when a run is resumed; the digest of the data decides whether they are the same
+MAY_CHANGE = {"train": {"checkpoint_steps", "tracker"}, "data": {"name", "workers"}}
 
 
 def is_finished(out: Path, config: Config, resume: bool) -> bool:
@@ -73,7 +79,7 @@ def _check_same(config: Config, path: Path) -> None:
         started = load_config(path).model_dump()
     except ValueError as error:
         raise ValueError(f"{path}: got a damaged file: {error}") from error
-    for section, keys in config.model_dump(exclude={"train": MAY_CHANGE}).items():
+    for section, keys in config.model_dump(exclude=MAY_CHANGE).items():
         for key, got in keys.items():
             expected = started[section][key]
             if got != expected:
@@ -82,14 +88,29 @@ def _check_same(config: Config, path: Path) -> None:
                 )
 
 
-def begin_run(out: Path, config: Config) -> None:
-    """Create the folder if it does not exist. Called after data and model load, so mistakes leave no folder."""
+@contextmanager
+def begin_run(out: Path, config: Config) -> Iterator[None]:
+    """Create the folder if it does not exist, and lock it. Called when nothing is left that a mistake could stop.
+
+    Raises ValueError if another process trains in it. The system ends the lock with the process. Windows has none.
+    """
     if not (out / "train.toml").is_file():
         with new_folder(out) as new:
             (new / CHECKPOINTS).mkdir()
             write_file(new / "train.toml", dump_config(config))
-    # some keys may have changed since the run began
-    write_file(out / "train.toml", dump_config(config))
+    with ExitStack() as stack:
+        if sys.platform != "win32":
+            folder = os.open(out, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"run folder: got {out}, in which another process trains"
+                ) from error
+        # some keys may have changed since the run began
+        write_file(out / "train.toml", dump_config(config))
+        yield
 
 
 def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:

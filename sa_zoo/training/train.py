@@ -10,7 +10,7 @@ lists the files of a run.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from sa_zoo.training.model import check_start, prepare_model
 from sa_zoo.training.optimization import check_optimizer, optimizer_of
 from sa_zoo.training.run_folder import (
     MAPPED_IMAGES,
+    begin_run,
     check_writable,
     is_finished,
     record_maps,
@@ -82,15 +83,21 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     model, input_format, macs = prepare_model(config, len(data.classes), accelerator.device)
     optimizer = optimizer_of(model, config.optim)
     rows = rows_of(data, config.data.validation)
+    images = len(rows["train"][1])
+    if config.train.batch_size > images:
+        raise ValueError(
+            f"train.batch_size: got {config.train.batch_size}, expected at most the {images} to train on"
+        )
     changed = config.augment.model_dump(exclude_defaults=True) or "nothing"
     text = f"; training images also by {changed} (augment)"
-    splits = splits_of(data, rows, input_format, accelerator.device, text)
+    splits = splits_of(data, rows, input_format, accelerator.device, config.data.workers, text)
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"])
-    run = Run(config, out, accelerator, model, optimizer, data, splits)
-    train_epochs(run)
     held_out = {} if "test" in data.labels else largest_draws(data, rows["test"][1])
-    return _publish(run, macs, held_out)
+    with begin_run(out, config) if is_main_process() else nullcontext():
+        run = Run(config, out, accelerator, model, optimizer, data, splits)
+        train_epochs(run)
+        return _publish(run, macs, held_out)
 
 
 class Mistakes:
