@@ -75,7 +75,8 @@ def test_ctrl_c_while_decoding_has_a_word(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(StreamedSplit, "read", interrupted)
     folder = image_folder(tmp_path / "my pictures", {"cat": 23, "owl": 17})
-    result = sa_zoo("train", config, "--data", folder, "--out", tmp_path / "run")
+    few = ("--set", "train.batch_size=2")
+    result = sa_zoo("train", config, "--data", folder, "--out", tmp_path / "run", *few)
     assert result.exit_code == 130 and "stopped by Ctrl-C" in result.stderr
     assert "my pictures, 40 images" in result.stderr and not (tmp_path / "run").exists()
 

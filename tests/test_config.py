@@ -65,6 +65,7 @@ def test_overrides_apply_in_order_and_are_toml_or_else_text(path):
     assert config.data.name == "uoft-cs/cifar100"
     assert config.model.freeze == "a=b"
     assert config.augment.flip is True
+    assert load_config(path, "train.epochs=7").train.epochs == 7
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_overrides_apply_in_order_and_are_toml_or_else_text(path):
         ("train.epochs", "expected key=value"),
         ("train..epochs=3", "expected key=value"),
         ("train.epochs.more=3", "train.epochs: got {'more': 3}, expected a valid integer"),
+        (3, "got 3, expected text such as"),
         ("lr=3", r"did you mean optim.lr\?"),
     ],
 )

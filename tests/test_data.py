@@ -1,5 +1,6 @@
 import io
 import json
+import sys
 from pathlib import Path
 
 import datasets
@@ -38,10 +39,10 @@ def source_of(name: object, **config: str) -> LabeledImages:
 
 
 def splits_in(
-    name: object, validation: float = 0.0, form: InputFormat = FORMAT
+    name: object, validation: float = 0.0, form: InputFormat = FORMAT, workers: int = -1
 ) -> dict[str, Split]:
     data = source_of(name)
-    return splits_of(data, rows_of(data, validation), form, CPU)
+    return splits_of(data, rows_of(data, validation), form, CPU, workers)
 
 
 def sizes(source: LabeledImages) -> dict[str, int]:
@@ -95,13 +96,14 @@ def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
     assert np.abs(got.numpy().astype(int) - wanted.astype(int)).max() <= 1
 
 
-def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workers", [2, 0])
+def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch, workers):
     images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
     folder = parquet_folder(tmp_path / "tiny", images)
     kept = splits_in(folder, 0.3)
     monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
-    streamed = splits_in(folder, 0.3)
-    assert (kept["train"].workers > 0, streamed["train"].workers > 0) == (False, True)
+    streamed = splits_in(folder, 0.3, workers=workers)
+    assert (kept["train"].workers, streamed["train"].workers) == (0, workers)
     batches = np.array([[3, 1, 2], [0, 5, 4]])
     pairs = [(kept["test"].loader(4), streamed["test"].loader(4))]
     pairs.append(tuple(each["train"].loader_in_order(batches) for each in (kept, streamed)))
@@ -356,17 +358,67 @@ def test_files_of_systems_are_skipped_and_counted(tmp_path, name):
     assert source.skipped == {f"hidden or system file in {Path(name).parent.as_posix()}": 1}
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of `datasets`
-def test_a_metadata_file_gives_classes_to_images(tmp_path):
-    folder = image_folder(tmp_path / "data", {"train": 3, "test": 2, "more": 1})
-    lines = ["file_name,label", *(f"train/{n}.png,{'ab'[n % 2]}" for n in range(3)), "test/1.png,b"]
-    (folder / "metadata.csv").write_text("\n".join(lines))
+def described_folder(folder: Path, kind: str, labels: list[str]) -> Path:
+    """Images with a metadata file, in folders of two splits."""
+    image_folder(folder, {"train": len(labels), "test": 2, "more": 1})
+    rows = [(f"train/{n}.png", label) for n, label in enumerate(labels)]
+    rows += [rows[0], ("test/1.png", labels[0])]  # the first one twice
+    lines = ["file_name,label", *map(",".join, rows)]
+    if kind == "jsonl":
+        lines = [f'{{"file_name": "{name}", "label": {label}}}' for name, label in rows]
+    (folder / f"metadata.{kind}").write_text("\n".join(lines), encoding="utf-8-sig")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "classes"),
+    [
+        (
+            "csv",
+            ["001", "1", "1e3", "NA", "None", "True"],
+            ["001", "1", "1e3", "NA", "None", "True"],
+        ),
+        ("jsonl", ["2021", "1.50", '"owl"', "true"], ["1.50", "2021", "owl", "True"]),
+    ],
+)
+def test_labels_of_a_metadata_file_are_text(tmp_path, kind, labels, classes):
+    folder = described_folder(tmp_path / "data", kind, labels)
     source = source_of(folder)
-    assert source.classes == ("a", "b")
-    assert source.labels["train"].tolist() == [0, 1, 0]
-    assert source.labels["test"].tolist() == [1]
+    assert sorted(source.classes) == sorted(classes)
+    found = [source.classes[label] for label in source.labels["train"]]
+    assert sorted(found) == sorted(classes)
+    assert source.classes[source.labels["test"][0]] == found[0]
     assert source.images["test"].path(0) == str(folder / "test" / "1.png")
     assert source.skipped == {".png in test": 1, ".png in more": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train/0.png,owl", "train/0.png is cat and owl"),
+        ("train/7.png,cat", "train/7.png is missing"),
+        ("../data2/0.png,cat", "../data2/0.png is missing"),
+        ("train/1.png", "got class  in"),
+        ('"', "unexpected end"),
+    ],
+)
+def test_a_metadata_file_that_contradicts_itself_or_the_folder_is_refused(tmp_path, line, said):
+    image_folder(tmp_path / "data2", {".": 1})
+    folder = image_folder(tmp_path / "data", {"train": 2})
+    (folder / "metadata.csv").write_text(f"file_name,label\ntrain/0.png,cat\n{line}\n")
+    with pytest.raises(ValueError, match=said):
+        source_of(folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege")
+def test_links_to_themselves_end_and_unusable_names_are_all_named(tmp_path):
+    folder = image_folder(tmp_path / "data", {"cat": 2, "owl": 3})
+    (folder / "cat" / "again").symlink_to(folder)
+    assert sizes(source_of(folder)) == {"train": 5}
+    for name in ("gone1.png", "gone2.png", "\udcff.png"):
+        (folder / "owl" / name).symlink_to("missing")
+    with pytest.raises(ValueError, match=r"(?s)3 unusable.*gone1.*gone2.*udcff.png: the name is"):
+        source_of(folder)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,17 @@ def test_classes_are_matched_by_name(tmp_path, capsys, caplog):
     assert not caplog.text
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_any_precision_are_scored(tmp_path, dtype):
+    folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
+    model = opened(["owl", "dog", "cat"])
+    _, split = split_for(model, folder)
+    scores = [
+        score(model.network.to(kind), split, open_accelerator()) for kind in (torch.float32, dtype)
+    ]
+    assert scores[1].loss == pytest.approx(scores[0].loss, rel=0.02)
+
+
 @pytest.mark.parametrize("names", [None, ["0", "1", "2"], ["LABEL_0", "LABEL_1", "LABEL_2"]])
 def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
     folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})

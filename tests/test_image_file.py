@@ -39,6 +39,12 @@ def test_other_formats_are_refused(kind):
         open_image(stored(noise_images(1)[0], kind))
 
 
+def test_a_picture_that_is_too_large_says_what_to_set(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 13)
+    with pytest.raises(ValueError, match=r"raise PIL\.Image\.MAX_IMAGE_PIXELS"):
+        open_image(stored(noise_images(1)[0], "PNG"))
+
+
 def test_palettes_with_transparent_colors_give_no_warning(tmp_path):
     picture = noise_images(1)[0].quantize(7)
     picture.save(tmp_path / "x.png", transparency=bytes([0, 128, 255]))

@@ -60,7 +60,7 @@ def test_a_run_names_all_broken_images_before_its_first_step(
 ):
     monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", kept_bytes)
     with pytest.raises(ValueError, match=r"(?s)2 images that cannot be read.*\.png.*\.png"):
-        train(tiny_config(data={"name": str(folder)}), tmp_path / "run")
+        train(tiny_config(data={"name": str(folder)}, train={"batch_size": 2}), tmp_path / "run")
     assert "resized and cropped to 8x8" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

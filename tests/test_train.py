@@ -1,6 +1,8 @@
+import fcntl
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -35,10 +38,10 @@ from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.folders.opened import open_model
 from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import Config, ModelConfig, OptimConfig, dump_config, load_config
-from sa_zoo.training.device import report_lost_process
+from sa_zoo.training.device import SHARED, process_as_found, report_lost_process
 from sa_zoo.training.model import create_model, input_format_of
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.progress import Interrupted, Progress
+from sa_zoo.training.progress import STOPS, Interrupted, Progress
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -176,7 +179,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(plain, tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "kept_bytes"),
-    [(signal.SIGINT, 2**31), (signal.SIGTERM, 0)],
+    [(signal.SIGHUP, 2**31), (signal.SIGUSR1, 0)],
     ids=["kept on the device", "streamed"],
 )
 def test_an_interrupted_run_resumes_to_the_same_bits(
@@ -382,15 +385,61 @@ def test_resuming_with_another_config_names_what_changed(stopped):
         train(config, stopped, resume=True)
 
 
-def test_resuming_on_other_data_says_what_changed(tmp_path):
+def test_a_run_resumes_with_the_same_data_at_another_place_only(tmp_path):
     folder = image_folder(tmp_path / "D", {"cat": 23, "owl": 17})
+
+    def config(place: Path) -> Config:
+        steps = {"epochs": 67, "batch_size": 13, "checkpoint_steps": 1}
+        return tiny_config(data={"name": str(place), "workers": 0}, train=steps)
+
+    interrupted(config(folder), tmp_path / "run", signal.SIGINT, "checkpoints/epoch-*")
+    moved = folder.rename(tmp_path / "E")
+    shutil.copy(moved / "cat" / "0.png", moved / "cat" / "more.png")
+    with pytest.raises(
+        ValueError, match=r"data: got 2\d train images of cat, not 2\d|data: got 24"
+    ):
+        train(config(moved), tmp_path / "run", resume=True)
+    (moved / "cat" / "more.png").unlink()
+    train(config(moved), tmp_path / "run", resume=True)
+    assert load_config(tmp_path / "run" / "train.toml").data.name == str(moved)
+
+
+def test_two_processes_do_not_share_a_folder(stopped):
+    folder = os.open(
+        stopped, os.O_RDONLY
+    )  # flock tells two openings apart, as it does two processes
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="in which another process trains"):
+        train(tiny_config(train={"epochs": 40}), stopped, resume=True)
+    os.close(folder)
+
+
+def test_the_process_is_left_as_it_was_found(tmp_path, monkeypatch):
+    """With a loop of the caller's on accelerate, and without a terminal."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    with process_as_found():
+        mine = Accelerator(cpu=True, gradient_accumulation_steps=4, mixed_precision="bf16")
+        states = [{**shared._shared_state} for shared in SHARED]
+        random_numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        handlers = [signal.getsignal(getattr(signal, name)) for name in STOPS]
+        run = train(tiny_config(), tmp_path / "run")
+        sa_zoo.evaluate(run)
+        assert (mine.gradient_accumulation_steps, mine.mixed_precision) == (4, "bf16")
+        assert [shared._shared_state for shared in SHARED] == states
+        now = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        assert torch.equal(now[0], random_numbers[0]) and now[1:] == random_numbers[1:]
+        assert handlers == [signal.getsignal(getattr(signal, name)) for name in STOPS]
+
+
+def test_one_image_is_too_few_for_batch_normalization(tmp_path):
     config = tiny_config(
-        data={"name": str(folder)}, train={"epochs": 211, "batch_size": 13, "checkpoint_steps": 1}
+        model={"name": "test_resnet", "args": {}},
+        data={"image_size": 16},
+        train={"batch_size": 7, "accumulation": 7},
     )
-    interrupted(config, tmp_path / "run", signal.SIGINT, "checkpoints/epoch-*")
-    shutil.copy(folder / "cat" / "0.png", folder / "cat" / "more.png")
-    with pytest.raises(ValueError, match=r"data: got 24 train images of cat, not 23, expected"):
-        train(config, tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match=r"train.batch_size: got 7, in micro-batches of one image"):
+        train(config, tmp_path / "run")
 
 
 def test_a_checkpoint_of_another_model_is_reported(stopped, tmp_path):
