@@ -24,15 +24,16 @@ class Deployed(Attention):
     Images of another size than the network's are evaluated as in other layers.
     """
 
-    separable: Final[bool]  # again: TorchScript reads the annotations of one class
-    P: Tensor | None
-    P_across: Tensor | None  # P is then the factor down the rows
+    # again: TorchScript reads the annotations of one class
+    separable: Final[bool]  # type: ignore[misc]
+    P: Tensor | None  # none for one-hot heads, and if it is too large
+    P_across: Tensor | None  # if there is one, P is the factor down the rows
 
     def __init__(self, layer: Attention) -> None:
         nn.Module.__init__(self)
         layer.fold()
         self.terms = layer.terms
-        self.separable = layer.separable  # type: ignore[misc]  # final, and assigned once
+        self.separable = layer.separable
         self.grid = layer.grid
         self.num_heads = layer.num_heads
         self.axes_from = layer.axes_from
@@ -76,9 +77,10 @@ class Deployed(Attention):
             return read_taps(self.W_val, self.offsets, X)
         # Graphs made by torch.jit.trace refuse other sizes here.
         X = X.unflatten(2, [self.grid[1]]).unflatten(1, [self.grid[0]])
-        if self.P_across is None:
-            return self.values(self.P, X)
-        return self.W_val(attend_by_axes([self.P, self.P_across], X))
+        factors = [P for P in (self.P, self.P_across) if P is not None]
+        if len(factors) == 1:
+            return self.values(factors[0], X)
+        return self.W_val(attend_by_axes(factors, X))
 
 
 def deployed(layer: Attention) -> Attention:
