@@ -26,14 +26,14 @@ speed() {
 }
 
 paper() {
-    local recipe=paper settings=() backend=inductor resume=()
-    if [ "$device" = cpu ]; then
-        recipe=quickstart settings=(--set train.epochs=2) backend=aot_eager
+    local recipe=paper place=() backend=inductor resume=()
+    local settings=(--set "data.name=$data" --set "data.title=$title" --set train.checkpoint_steps=200)
+    if [ "$device" = cpu ]; then # on scikit-learn's digits
+        recipe=quickstart place=(--cpu) backend=aot_eager settings=(--set train.checkpoint_steps=2)
     fi
-    settings+=(--set "data.name=$data" --set "data.title=$title" --set train.checkpoint_steps=200)
     [ -e "$out/$recipe/train.toml" ] && resume=(--resume)
     # SIGTERM writes a checkpoint
-    timeout --signal=TERM "${SECONDS_PER_CALL:-570}" accelerate launch --num_processes 1 --num_machines 1 \
+    timeout --signal=TERM "${SECONDS_PER_CALL:-570}" accelerate launch "${place[@]}" --num_processes 1 --num_machines 1 \
         --mixed_precision bf16 --dynamo_backend "$backend" -m sa_zoo train "$recipe" --out "$out/$recipe" \
         "${settings[@]}" "${resume[@]}" || echo "stopped with status $?: call again to continue"
 }
