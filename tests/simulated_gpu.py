@@ -115,6 +115,8 @@ class SimulatedGPU(TorchFunctionMode):
             return func(*tree_map(without_gpu, args))
         if not on_gpu(kwargs.get("device")):
             return func(*args, **kwargs)
+        if func is torch.as_tensor and on_gpu(args[0]):
+            return args[0]
         if func in FROM_THE_HOST:
             wait(func)
         return OnGPU(func(*args, **kwargs | {"device": CPU}))
