@@ -155,9 +155,8 @@ def block(p: dict, X: np.ndarray, term, pools: bool) -> np.ndarray:
     return layer_norm(p, "norm2", X + linear(p, "fc2", gelu(linear(p, "fc1", X))))
 
 
-def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None):
+def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=()):
     """Logits. Plain networks pool in the blocks `pooled_in`, and their stem has GELU."""
-    plain = pooled_in is not None
     kernel, bias = p["patch_embed.weight"], p["patch_embed.bias"]
     side = kernel.shape[-1]
     batch, _, height, width = images.shape
@@ -166,8 +165,8 @@ def network(p: dict, images: np.ndarray, term, patch: int, pooled_in=None):
     for y, x in pixels(height, width):
         patches = images[:, :, y * patch : y * patch + side, x * patch : x * patch + side]
         X[:, y, x] = np.einsum("bcij,dcij->bd", patches, kernel) + bias
-    X = gelu(X) if plain else X
+    X = gelu(X) if pooled_in else X
     depth = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
     for index in range(depth):
-        X = block(below(p, f"blocks.{index}."), X, term, plain and index in pooled_in)
+        X = block(below(p, f"blocks.{index}."), X, term, index in pooled_in)
     return linear(p, "head", X.mean(axis=(1, 2)))

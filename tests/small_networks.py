@@ -1,4 +1,4 @@
-"""Small networks of every kind, and one whose heads are known: one stage of each list of terms, and plain ones."""
+"""Small networks of every type, and one whose heads are known."""
 
 import timm
 import torch
@@ -10,15 +10,8 @@ from sa_zoo.models.variants import TYPES
 
 ONE_STAGE = {"embed_dim": 7, "depth": 3, "num_heads": 2, "hidden_dim": 13, "patch_size": 4}
 PLAIN = {"embed_dim": (7, 5, 11), "depth": (2, 1, 3), "num_heads": 2}
-IN_STAGES = ("learned", "content", "absolute")
-NETWORKS = {
-    **{kind: ONE_STAGE | {"img_size": (12, 20)} for kind in TYPES if kind != "plain"},
-    **{
-        f"plain, {kind}": PLAIN | {"img_size": (24, 40), "terms": TYPES[kind].terms}
-        for kind in IN_STAGES
-    },
-    "plain": PLAIN | {"img_size": (24, 40)},
-}
+NETWORKS = dict.fromkeys(TYPES, ONE_STAGE | {"img_size": (12, 20)})
+NETWORKS["plain"] = PLAIN | {"img_size": (24, 40)}
 # 7 x 5 tokens, five heads
 SMALL = {"img_size": (28, 20), "patch_size": 4, "embed_dim": 11, "depth": 3}
 SMALL |= {"hidden_dim": 13, "num_heads": 5, "num_classes": 7}
@@ -26,11 +19,10 @@ KERNEL = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]  # displ
 
 
 def small(name: str, **changes) -> TimmNetwork:
-    """A network of the table, whose tensors are all away from zero and one."""
+    """A network of the table, with statistics of batch norms away from zero and one."""
     torch.manual_seed(0)
-    kind = name.partition(",")[0]
     arguments = NETWORKS.get(name, {}) | {"num_classes": 11} | changes
-    network = timm.create_model(f"sa_{kind}_cifar", **arguments).eval()
+    network = timm.create_model(f"sa_{name}_cifar", **arguments).eval()
     for norm in network.modules():
         if isinstance(norm, nn.BatchNorm2d):
             for values in (norm.weight, norm.bias, norm.running_mean):

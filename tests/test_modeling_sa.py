@@ -77,43 +77,39 @@ def test_both_faces_have_the_same_keys_logits_features_and_maps(attention_type):
 
 
 def test_everything_dropped_in_training_is_dropped_by_timm_too():
-    model = make(
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.2,
-        classifier_dropout=0.3,
-        drop_path_rate=0.4,
-    ).train()
-    network = in_timm(
-        model, proj_drop_rate=0.1, attn_drop_rate=0.2, drop_rate=0.3, drop_path_rate=0.4
-    ).train()
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
+    model = make(classifier_dropout=0.3, **rates).train()
+    network = in_timm(model, proj_drop_rate=0.1, attn_drop_rate=0.2, drop_rate=0.3).train()
     torch.manual_seed(2)
     logits = model(images(batch=17)).logits
     torch.manual_seed(2)
     assert torch.equal(logits, network(images(batch=17)))
 
 
-def test_the_base_model_and_backbone_have_timms_features():
-    model = make("content")
-    network, x = in_timm(model), images()
-    model.config.out_indices = [1, 3]
+@pytest.mark.parametrize("attention_type", ["content", "plain"])
+def test_the_base_model_and_backbone_have_timms_features(attention_type):
+    model = make(attention_type, image_size=[24, 40], patch_size=1)
+    network, x = in_timm(model), torch.randn(B, 3, 24, 40)
+    model.config.out_indices = [0, 1, 3]
     base, backbone = SAModel(model.config).eval(), SABackbone(model.config).eval()
+    weights = {key: value for key, value in model.state_dict().items() if "head." not in key}
     for other in (base, backbone):
-        other.load_state_dict(
-            {key: value for key, value in model.state_dict().items() if not key.startswith("head.")}
-        )
+        other.load_state_dict(weights)
     with torch.no_grad():
-        assert torch.equal(base(x).last_hidden_state, network.forward_features(x).flatten(1, 2))
-        assert torch.equal(
-            base(x).pooler_output,
-            network.forward_head(network.forward_features(x), pre_logits=True),
-        )
+        tokens = network.forward_features(x)
+        assert torch.equal(base(x).last_hidden_state, tokens.flatten(1, 2))
+        assert torch.equal(base(x).pooler_output, network.forward_head(tokens, pre_logits=True))
         maps = backbone(x)
-        # index 0 is the embedding: stage N is what leaves timm's block N - 1
+        # index 0 is the embedding: stage N is timm's level N - 1
         expected = network.forward_intermediates(x, indices=[0, 2], intermediates_only=True)
-    assert maps.hidden_states is None
-    assert backbone.channels == [23, 23]
-    for ours, theirs in zip(maps.feature_maps, expected, strict=True):
-        assert torch.equal(ours, theirs)
+        expected.insert(0, network.embed(x).permute(0, 3, 1, 2))
+        assert maps.hidden_states is None
+        assert backbone.channels == [found.shape[1] for found in expected]
+        assert all(map(torch.equal, maps.feature_maps, expected))
+        backbone.config.reshape_hidden_states = False
+        for ours, level in zip(backbone(x).feature_maps, expected, strict=True):
+            assert torch.allclose(ours[:, 0], level.mean(dim=(2, 3)), atol=1e-6)
+            assert torch.equal(ours[:, 1:], level.flatten(2).mT)
 
 
 @pytest.mark.parametrize("attention_type", [kind for kind in TYPES if kind != "plain"])
@@ -145,9 +141,7 @@ def test_the_loss_is_cross_entropy_and_outputs_may_be_a_tuple():
 
 
 def test_gradient_checkpointing_changes_no_gradient():
-    model = make(
-        "content", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, drop_path_rate=0.1
-    ).train()
+    model = make("content", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).train()
     gradients = []
     # what transformers 5.23 calls activation checkpointing was gradient checkpointing before
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
@@ -166,10 +160,8 @@ def test_gradient_checkpointing_changes_no_gradient():
 def test_the_model_compiles_as_one_graph(changes):
     model, x = make("eq8"), images()
     with torch.no_grad():
-        expected, outputs = (
-            model(x, **changes),
-            torch.compile(model, fullgraph=True, backend="eager")(x, **changes),
-        )
+        expected = model(x, **changes)
+        outputs = torch.compile(model, fullgraph=True, backend="eager")(x, **changes)
     assert torch.allclose(outputs.logits, expected.logits, atol=1e-6)
     assert outputs.keys() == expected.keys()
 
@@ -180,9 +172,7 @@ def test_bfloat16_weights_take_float32_images(tmp_path):
     half = SAForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
     with torch.no_grad():
         logits, expected = half(images()).logits, model(images()).logits
-    assert (
-        {parameter.dtype for parameter in half.parameters()} == {logits.dtype} == {torch.bfloat16}
-    )
+    assert {logits.dtype, *(each.dtype for each in half.parameters())} == {torch.bfloat16}
     assert torch.allclose(logits.float(), expected, atol=0.05)
 
 
@@ -209,30 +199,16 @@ def test_another_image_size_gives_what_timm_gives(attention_type):
     assert torch.equal(model(x).logits, network(x))
 
 
-def test_eager_attention_is_accepted_and_others_are_refused():
-    config = SAConfig(**SIZES)
-    with pytest.raises(ValueError, match="attn_implementation: got 'sdpa', expected 'eager'"):
-        AutoModelForImageClassification.from_config(config, attn_implementation="sdpa")
-    AutoModelForImageClassification.from_config(config, attn_implementation="eager")
-
-
-def test_a_backbone_gives_tokens_after_their_mean():
-    config = SAConfig(reshape_hidden_states=False, out_indices=[1, 3], **SIZES)
-    backbone = SABackbone(config).eval()
-    x = torch.randn(B, 3, 10, 22)
-    maps = backbone(x).feature_maps
-    hidden = backbone(x, output_hidden_states=True).hidden_states
-    for ours, index in zip(maps, [1, 3], strict=True):
-        tokens = hidden[index]
-        assert torch.allclose(ours[:, 0], tokens.mean(dim=1))
-        assert torch.equal(ours[:, 1:], tokens)
-
-
-def test_images_that_do_not_fit_are_refused_in_words():
-    with pytest.raises(ValueError, match="got images of 16x16, expected 14x14"):
-        make("learned")(images(16))
-    with pytest.raises(ValueError, match="got 15x15, expected positive multiples of 2"):
-        make("quadratic")(images(15))
-    for wrong in (None, images()[0]):
-        with pytest.raises(ValueError, match=r"pixel_values: got .*, expected images \(B, 3, H, W"):
-            make()(wrong)
+@pytest.mark.parametrize(
+    ("attention_type", "shape", "said"),
+    [
+        ("learned", (3, 3, 14, 16), "image width: not the model's"),
+        ("quadratic", (3, 3, 15, 14), "image height: expected a multiple"),
+        ("quadratic", (3, 14, 14), "expected four dimensions"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(attention_type, shape, said):
+    with pytest.raises(AssertionError, match=said):
+        make(attention_type)(torch.randn(shape))
+    with pytest.raises(ValueError, match="pixel_values: got None"):
+        make()(labels=torch.zeros(3))

@@ -111,7 +111,7 @@ def _create(
     **kwargs: Any,
 ) -> nn.Module:
     """The CNN of this name, with layers swapped."""
-    check_weights(variant, cnn, pretrained, kwargs)
+    check_weights(variant, pretrained, kwargs)
 
     def swapped(**arguments: Any) -> nn.Module:
         network = model_entrypoint(cnn)(pretrained=False, **arguments)

@@ -29,7 +29,7 @@ from .configuration_sa import SAConfig
 from .content import Content  # noqa: F401
 from .layout import Grid, ImageSize
 from .linear import is_plain  # noqa: F401
-from .network import AttentionNetwork, SANet, new_head, set_grids
+from .network import AttentionNetwork, Embedding, SANet, new_head, set_grids
 from .norm import BatchNorm  # noqa: F401
 from .plain import PlainBlock, PlainNet
 from .positions import pixels  # noqa: F401
@@ -86,7 +86,7 @@ class SAPlainNet(PlainNet):
 NETWORKS: dict[type[AttentionNetwork], Any] = {SANet: SAPaperNet, PlainNet: SAPlainNet}
 
 
-class SAPreTrainedModel(PreTrainedModel):
+class SAPreTrainedModel(Embedding, PreTrainedModel):
     """Embedding and blocks, shared by the three models."""
 
     config: SAConfig
@@ -109,30 +109,25 @@ class SAPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: SAConfig) -> None:
         super().__init__(config)
-        drops = {
-            "proj_drop_rate": config.hidden_dropout_prob,
-            "attn_drop_rate": config.attention_probs_dropout_prob,
-        }
-        if config.drop_path_rate:
-            drops["drop_path_rate"] = config.drop_path_rate
         # not `config.variant`: as remote code, the configuration has other copies of these classes
         variant = TYPES[config.attention_type]
         network = NETWORKS[variant.network](
-            variant.terms,
+            **variant.arguments | config.sizes,
             img_size=config.height_and_width,
             in_chans=config.num_channels,
             num_classes=0,
-            **config.sizes,
-            **drops,
+            proj_drop_rate=config.hidden_dropout_prob,
+            attn_drop_rate=config.attention_probs_dropout_prob,
         )
         # at the top level, as timm has them
         self.patch_embed = network.patch_embed
         self.blocks = nn.ModuleList(network.blocks)
         self.layout = network.layout
+        self.reduction = network.reduction
         self.fixed_img_size = network.fixed_img_size
 
     @property
-    def img_size(self) -> tuple[int, int]:
+    def img_size(self) -> tuple[int, int]:  # type: ignore[override]  # a property
         """(height, width) of the expected images."""
         return self.config.height_and_width
 
@@ -151,39 +146,15 @@ class SAPreTrainedModel(PreTrainedModel):
         for tensor, value in loaded:
             tensor.copy_(value)
 
-    def get_correct_attn_implementation(
-        self, requested_attention: str | None, is_init_check: bool = False
-    ) -> str:
-        """Accept only "eager" or none: these models choose the fastest exact form of attention themselves."""
-        if requested_attention not in (None, "eager"):
-            got = f"attn_implementation: got {requested_attention!r}"
-            raise ValueError(f"{got}, expected 'eager' or none: these models choose by themselves")
-        return "eager"
-
-    def grids(self, pixel_values: Tensor) -> list[Grid]:
-        """(H, W), in tokens, of the embedding and of each block for images (B, C, R H, R W)."""
-        size = self.layout.checked_size(pixel_values.shape[2:])
-        if self.fixed_img_size and size != self.config.height_and_width:
-            got = "x".join(map(str, size))
-            expected = "x".join(map(str, self.config.height_and_width))
-            raise ValueError(
-                f"pixel_values: got images of {got}, expected {expected}; call set_input_size"
-            )
-        return self.layout.token_grids(size)
-
     @capture_outputs
     def encode(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:
         """Images (B, C, R H, R W) -> tokens (B, T, D), row by row."""
-        if pixel_values is None or pixel_values.dim() != 4:
-            got = None if pixel_values is None else f"shape {tuple(pixel_values.shape)}"
-            raise ValueError(
-                f"pixel_values: got {got}, expected images (B, {self.config.num_channels}, H, W)"
-            )
-        grids = self.grids(pixel_values)
+        if pixel_values is None:
+            raise ValueError("pixel_values: got None, expected images (B, C, H, W)")
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        x = self.patch_embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, D, H, W)
-        hidden_states = x.flatten(2).transpose(1, 2).contiguous()  # (B, T, D)
-        for block, grid in zip(self.blocks, grids[:-1], strict=True):
+        X = self.embed(pixel_values.to(self.patch_embed.weight.dtype))  # (B, H, W, D)
+        hidden_states = X.flatten(1, 2)  # (B, T, D)
+        for block, grid in zip(self.blocks, self.layout.grids(pixel_values.shape[2:]), strict=True):
             hidden_states = block(hidden_states, grid, output_attentions)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
@@ -262,7 +233,7 @@ class SABackbone(BackboneMixin, SAPreTrainedModel):
         kwargs["output_hidden_states"] = True  # transformers 5.4 leaves this to us
         outputs = self.encode(pixel_values, return_dict=True, **kwargs)
         blocks = [0, *(level.blocks for level in self.layout.levels)]  # before each stage's output
-        grids = self.grids(pixel_values)
+        grids = self.layout.token_grids(pixel_values.shape[2:])
         feature_maps = []
         for index in self.out_indices:
             tokens = outputs.hidden_states[blocks[index]]

@@ -20,8 +20,36 @@ from .terms import Groups, Term, Terms
 _logger = logging.getLogger(__name__)
 
 
-class AttentionNetwork(nn.Module):
-    """Embedding, blocks, mean over pixels and a linear map: what the paper's network and plain ones share.
+class Embedding:
+    """The embedding of images, which timm's and transformers' models share."""
+
+    patch_embed: nn.Conv2d
+    fixed_img_size: bool
+    img_size: tuple[int, int]
+    reduction: int
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Images (B, C, R H, R W) -> tokens (B, H, W, D)"""
+        # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
+        torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
+        height = x.shape[2]
+        width = x.shape[3]
+        if self.fixed_img_size:
+            expected = self.img_size
+            torch._assert(
+                height == expected[0], "image height: not the model's; call set_input_size"
+            )
+            torch._assert(width == expected[1], "image width: not the model's; call set_input_size")
+        else:
+            R = self.reduction
+            torch._assert(height % R == 0, "image height: expected a multiple of model.reduction")
+            torch._assert(width % R == 0, "image width: expected a multiple of model.reduction")
+        # Without `contiguous`, every product would copy it.
+        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
+
+
+class AttentionNetwork(Embedding, nn.Module):
+    """Embedding, blocks, mean over pixels and a linear map: shared by the paper's network and plain ones.
 
     Args:
         patch_embed: images (B, C, height, width) -> tokens (B, D, H, W).
@@ -56,25 +84,6 @@ class AttentionNetwork(nn.Module):
         self.fixed_img_size = not all(term.any_grid for term in terms_in(self.blocks).values())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_head(self.num_features, num_classes, **dd)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Images (B, C, R H, R W) -> tokens (B, H, W, D)"""
-        # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
-        torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
-        height = x.shape[2]
-        width = x.shape[3]
-        if self.fixed_img_size:
-            expected = self.img_size
-            torch._assert(
-                height == expected[0], "image height: not the model's; call set_input_size"
-            )
-            torch._assert(width == expected[1], "image width: not the model's; call set_input_size")
-        else:
-            R = self.reduction
-            torch._assert(height % R == 0, "image height: expected a multiple of model.reduction")
-            torch._assert(width % R == 0, "image width: expected a multiple of model.reduction")
-        # Without `contiguous`, every product would copy it.
-        return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, R H, R W) -> tokens (B, H, W, D) of the last block, with R the `reduction`"""
@@ -133,8 +142,8 @@ class SANet(AttentionNetwork):
         patch_size: side of a token's square of pixels, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
-        drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every linear
-            pair, on the attention probabilities, and of whole residual branches (the last block's rate).
+        drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after every pair of linear layers, and
+            on the attention probabilities.
 
     Raises:
         ValueError: for sizes other than positive whole numbers, `terms` other than classes, an unknown
@@ -158,13 +167,19 @@ class SANet(AttentionNetwork):
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_terms(terms)
         check_positive(in_chans=in_chans)
-        layout = self.layout_of(patch_size, embed_dim, depth, num_heads, hidden_dim)
+        sizes = {
+            "patch_size": patch_size,
+            "embed_dim": embed_dim,
+            "depth": depth,
+            "num_heads": num_heads,
+            "hidden_dim": hidden_dim,
+        }
+        layout = self.layout_of(**sizes)
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         # Space-to-depth and a linear map in one: the stride is the kernel size.
         patch_embed = nn.Conv2d(in_chans, embed_dim, patch_size, patch_size, **dd)
@@ -177,7 +192,6 @@ class SANet(AttentionNetwork):
                 grid,
                 proj_drop=proj_drop_rate,
                 attn_drop=attn_drop_rate,
-                drop_path=drop_path_rate * index / max(depth - 1, 1),
                 **dd,
             )
             for index, grid in enumerate(layout.grids(layout.checked_size(img_size)))
@@ -185,13 +199,7 @@ class SANet(AttentionNetwork):
         super().__init__(
             patch_embed, blocks, layout, img_size, num_classes, global_pool, drop_rate, **dd
         )
-        self.sizes = {
-            "patch_size": patch_size,
-            "embed_dim": embed_dim,
-            "depth": depth,
-            "num_heads": num_heads,
-            "hidden_dim": hidden_dim,
-        }
+        self.sizes = sizes
 
     @staticmethod
     def layout_of(
@@ -210,11 +218,9 @@ def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Ide
 
 
 def check_terms(terms: object) -> None:
-    """Raise ValueError for anything but tuples of classes of score terms."""
+    """Raise ValueError for anything but tuples of score terms."""
     groups = terms if isinstance(terms, tuple) else ()
-    tuples = all(isinstance(group, tuple) and group for group in groups)
-    classes = [term for group in groups for term in group] if tuples else []
-    if not classes or not all(isinstance(t, type) and issubclass(t, Term) for t in classes):
+    if not groups or not all(isinstance(group, tuple) and group for group in groups):
         expected = "tuples of classes of score terms, such as ((Quadratic,),)"
         raise ValueError(f"terms: got {terms}, expected {expected}")
 

@@ -1,7 +1,7 @@
 """A plain network: no residual connections and no feed-forward layers, after Keller Jordan's CNN (airbench, 2024).
 
-Attention stands in the place of convolutions. Images pass a convolution and stages, each with half the tokens per axis
-of the one before. Legend: attention.py.
+Attention replaces its convolutions, with heads that start as 3x3 kernels (Theorem 1). Images pass a convolution and
+stages, each with half the tokens per axis of the one before. Legend: attention.py.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,19 @@ from torch.types import Device
 from .attention import Attention
 from .blocks import Block
 from .layout import Grid, ImageSize, Layout, Level, check_positive
-from .network import AttentionNetwork, check_terms, terms_of_block
+from .network import AttentionNetwork
 from .norm import BatchNorm
-from .terms import Groups, Terms
+from .terms import QuadraticKernel
 
-MOST_STAGES = 8
 PerStage = int | Sequence[int]  # one number for all stages, or one per stage
 
 
 class Stage(NamedTuple):
     """Blocks of one size: D, their number, N_h."""
 
-    dim: int
-    depth: int
-    num_heads: int
+    embed_dim: Any
+    depth: Any
+    num_heads: Any
 
 
 class PlainStem(nn.Conv2d):
@@ -58,8 +57,8 @@ class MaxPool(nn.Module):
 class PlainBlock(Block):
     """GELU(BatchNorm(attention(x))).
 
-    In the first block of a stage, max-pooling follows attention, which still sees every pixel. Attention starts as the
-    identity (`start_as_identity`).
+    In the first block of a stage, max-pooling follows attention, which reads the tokens before it. Attention starts as
+    the identity (`start_as_identity`).
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class PlainBlock(Block):
         dim_in: int,
         dim: int,
         num_heads: int,
-        terms: Terms,
         grid: Grid,
         pools: bool,
         proj_drop: float = 0.0,
@@ -75,7 +73,7 @@ class PlainBlock(Block):
         **dd: Any,
     ) -> None:
         W_out = nn.Identity if pools else BatchNorm
-        sizes = (dim_in, num_heads, terms, grid, dim)
+        sizes = (dim_in, num_heads, (QuadraticKernel,), grid, dim)
         super().__init__(self.attention_class(*sizes, W_out=W_out, attn_drop=attn_drop, **dd))
         self.merge: nn.Module = nn.Identity()
         if pools:
@@ -85,7 +83,7 @@ class PlainBlock(Block):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set rows of W_val; `init_weights` does so after it has reset all of them."""
+        """Set rows of W_val; `init_weights` calls it after it has reset W_val."""
         start_as_identity(self.attn)
 
     def after_attention(self, x: Tensor, Y: Tensor) -> Tensor:
@@ -105,6 +103,7 @@ def start_as_identity(layer: Attention) -> None:
 class PlainNet(AttentionNetwork):
     """Plain network for images. Arguments and errors are those of SANet, except:
 
+    terms: none; the heads of all blocks are QuadraticKernel's.
     embed_dim, depth, num_heads: one number per stage, or one for all; `depth` has one per stage.
     patch_size: distance of the stem's kernels. Tokens of the first stage's output are twice as far apart.
     """
@@ -113,7 +112,6 @@ class PlainNet(AttentionNetwork):
 
     def __init__(
         self,
-        terms: Groups,
         img_size: ImageSize = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -128,7 +126,6 @@ class PlainNet(AttentionNetwork):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_terms(terms)
         check_positive(in_chans=in_chans)
         stages = stages_of(embed_dim, depth, num_heads)
         layout = self.layout_of(patch_size, embed_dim, depth, num_heads)
@@ -141,9 +138,8 @@ class PlainNet(AttentionNetwork):
             for inside in range(stage.depth):
                 block = self.block_class(
                     dim_in,
-                    stage.dim,
+                    stage.embed_dim,
                     stage.num_heads,
-                    terms_of_block(terms, len(blocks), len(grids)),
                     grids[len(blocks)],
                     pools=inside == 0,
                     proj_drop=proj_drop_rate,
@@ -151,13 +147,13 @@ class PlainNet(AttentionNetwork):
                     **dd,
                 )
                 blocks.append(block)
-                dim_in = stage.dim
+                dim_in = stage.embed_dim
         super().__init__(
             patch_embed, blocks, layout, img_size, num_classes, global_pool, drop_rate, **dd
         )
         self.sizes = {
             "patch_size": patch_size,
-            "embed_dim": [stage.dim for stage in stages],
+            "embed_dim": [stage.embed_dim for stage in stages],
             "depth": [stage.depth for stage in stages],
             "num_heads": [stage.num_heads for stage in stages],
         }
@@ -178,24 +174,18 @@ class PlainNet(AttentionNetwork):
         for end, stage in zip(ends, stages, strict=True):
             side = 2 * sides[-1]
             sides += [side] * stage.depth
-            levels.append(Level(end, stage.dim, side))
+            levels.append(Level(end, stage.embed_dim, side))
         return Layout(sides, levels, margin=1)
 
 
 def stages_of(embed_dim: PerStage, depth: PerStage, num_heads: PerStage) -> list[Stage]:
     """One stage per number of `depth`. Raises ValueError for anything but positive whole numbers that fit."""
-    given: dict[str, Any] = {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
-    columns = {
-        name: list(size) if isinstance(size, list | tuple) else [size]
-        for name, size in given.items()
-    }
-    count = len(columns["depth"])
-    for name, column in columns.items():
-        filled = column * count if len(column) == 1 else column
-        if len(filled) != count or not 1 <= count <= MOST_STAGES:
-            stages = f"one per stage of depth {depth}, of which there may be {MOST_STAGES}"
-            raise ValueError(f"{name}: got {given[name]}, expected one number, or {stages}")
-        for size in filled:
-            check_positive(**{name: size})
-        columns[name] = filled
-    return [Stage(*sizes) for sizes in zip(*columns.values(), strict=True)]
+    given = Stage(embed_dim, depth, num_heads)
+    count = len(depth) if isinstance(depth, list | tuple) else 1
+    columns = [size if isinstance(size, list | tuple) else [size] * count for size in given]
+    if not count or any(len(column) != count for column in columns):
+        raise ValueError(f"sizes: got {given}, expected one number per stage, or one for all")
+    stages = [Stage(*sizes) for sizes in zip(*columns, strict=True)]
+    for stage in stages:
+        check_positive(**stage._asdict())
+    return stages

@@ -33,11 +33,6 @@ class Term(nn.Module):
     not_decayed: tuple[str, ...] = ()  # its parameters without weight decay
     positional_parameters: tuple[str, ...] = ()  # its parameters that decide where heads look
 
-    def __init_subclass__(cls) -> None:
-        """Scores of its own need taps of its own."""
-        if vars(cls).keys() & {"forward", "axis_scores"} and "taps" not in vars(cls):
-            cls.taps = Term.taps  # type: ignore[method-assign]
-
     def taps(self) -> list[list[int]]:
         """The displacement (row, column) of each head if all read one pixel in images of any size, else none."""
         return []
@@ -88,6 +83,8 @@ class Quadratic(Separable):
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
     def taps(self) -> list[list[int]]:
+        if type(self).axis_scores is not Quadratic.axis_scores:  # a subclass may read other pixels
+            return []
         alpha = 0.5 * at_least_float32(self.spread).square()
         return one_hot_displacements(self.Delta, alpha)
 

@@ -33,14 +33,13 @@ HUB_OWNER = ""  # of the repositories OWNER/NAME on the Hub with these weights; 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 default_cfgs: dict[str, DefaultCfg] = {}
-registered: dict[str, Variant] = {}
 
 
 def register(variant: Variant) -> Callable[..., nn.Module]:
     """Register a variant with timm, under its name and with its weights."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        check_weights(variant.name, variant.name, pretrained, kwargs)
+        check_weights(variant.name, pretrained, kwargs)
         network: nn.Module
         if variant.terms:
             network = build_model_with_cfg(
@@ -49,7 +48,7 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
                 pretrained,
                 pretrained_filter_fn=checkpoint_filter_fn,
                 feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-                **{"terms": variant.terms} | variant.sizes | own_arguments(variant, kwargs),
+                **variant.arguments | own_arguments(variant, kwargs),
             )
         else:
             args = {"block": BasicBlock} | variant.sizes | kwargs
@@ -59,16 +58,14 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
     create.__name__ = create.__qualname__ = variant.name
     create.__doc__ = variant.sentence
     default_cfgs[variant.name] = configurations(variant)
-    registered[variant.name] = variant
     return register_model(create)
 
 
 def own_arguments(variant: Variant, args: dict[str, Any]) -> dict[str, Any]:
-    """`args` without those by which older folders tell plain networks from others."""
-    plain = variant.network is PlainNet
-    if args.get("plain") is not plain:
-        return args
-    old = {"plain", "mirrored", "hidden_dim"} if plain else {"plain", "mirrored"}
+    """`args` without those that only older folders have."""
+    old = {"plain", "mirrored"}
+    if variant.network is PlainNet:
+        old.add("hidden_dim")
     return {name: value for name, value in args.items() if name not in old}
 
 
@@ -94,22 +91,15 @@ def trained(variant: Variant) -> list[str]:
     return [name for name in TRAINED if name.partition(".")[0] == variant.name]
 
 
-def check_weights(name: str, of: str, pretrained: bool, args: dict[str, Any]) -> None:
-    """Raise RuntimeError if the model `name` needs weights of the variant `of` and they are missing."""
+def check_weights(name: str, pretrained: bool, args: dict[str, Any]) -> None:
+    """Raise RuntimeError if the model needs weights and they are missing: timm would only log a warning."""
     given = args.get("pretrained_cfg") or args.get("pretrained_cfg_overlay")
-    variant = registered.get(of)
-    if variant is None or not pretrained or given or is_model_pretrained(name):
-        return
-    if trained(variant):
-        folder = f"timm.create_model('local-dir:model_cards/{name}', pretrained=True)"
-        reason = f"in a checkout, {folder} has its weights"
-    else:
-        alike = [
-            trained(row)[-1] for row in VARIANTS if trained(row) and row.terms == variant.terms
-        ]
-        others = " and ".join(alike) or "sa_quadratic_tiny_cifar.long"
-        reason = f"it is not trained yet, but {others} is"
-    raise RuntimeError(f"pretrained: got True for {name}, expected False: {reason}")
+    if pretrained and not given and not is_model_pretrained(name):
+        expected = ", ".join(filter(is_model_pretrained, TRAINED))
+        raise RuntimeError(
+            f"pretrained: got True for {name}, which has no weights here, expected one of {expected}; "
+            "a checkout has more, in model_cards"
+        )
 
 
 CIFAR_CFG: dict[str, Any] = {

@@ -20,8 +20,7 @@ class Variant:
     """A row.
 
     Args:
-        name: timm's. The first row with its network and terms is `sa_{attention_type}_cifar`, the source of
-            transformers' `attention_type`.
+        name: timm's. Rows without sizes are `sa_{attention_type}_cifar`, the source of transformers' `attention_type`.
         terms: groups of summed score terms; none for a ResNet.
         sentence: its description.
         sizes: arguments other than the defaults of the network, or of timm's ResNet.
@@ -33,6 +32,11 @@ class Variant:
     sentence: str
     sizes: dict[str, Any] = field(default_factory=dict)
     network: type[AttentionNetwork] = SANet
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments of the network."""
+        return {"terms": self.terms} | self.sizes if self.network is SANet else self.sizes
 
 
 TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
@@ -59,7 +63,7 @@ VARIANTS = (
             "Absolute positional encoding (Eq. 7), for contrast: scores do not depend on displacements only."),
     Variant("sa_plain_cifar", ((QuadraticKernel,),),
             "A plain network (no residual connections), after Jordan's CNN (airbench).",
-            {"embed_dim": (160, 640, 640)}, PlainNet),
+            network=PlainNet),
     Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY),
@@ -90,9 +94,9 @@ VARIANTS = (
 )
 # fmt: on
 
-# The first row with each network and terms, by `attention_type`.
-TYPES: dict[str, Variant] = {}
-for row in VARIANTS:
-    alike = [row.network, row.terms] in [[first.network, first.terms] for first in TYPES.values()]
-    if row.terms and not alike:
-        TYPES[row.name.removeprefix("sa_").removesuffix("_cifar")] = row
+# By `attention_type`.
+TYPES = {
+    row.name.removeprefix("sa_").removesuffix("_cifar"): row
+    for row in VARIANTS
+    if row.terms and not row.sizes
+}
