@@ -329,12 +329,11 @@ def heads_command(
     model: Model,
     data: Data = "",
     window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Folder to write table and figure to.")] = None,
 ) -> None:
     """Describe the attention heads of a model in a table."""
     from sa_zoo.commands.heads import measure_heads
 
-    echo(measure_heads(model, data, window, out))
+    echo(measure_heads(model, data, window))
 
 
 @app.command(

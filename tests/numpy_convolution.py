@@ -31,23 +31,3 @@ def attention(keys, queries, Delta, alpha, W_val, b_out, stride, center):
         for p, W in zip(P, W_val, strict=True)
     )
     return (out + b_out).swapaxes(1, 2).reshape(len(keys), -1, *queries)
-
-
-def nearest_convolution(P: np.ndarray, grid: tuple[int, int], K: int) -> tuple:
-    """c, the mean of P over queries whose window lies in the image, and the maps of a convolution with it.
-
-    (N_h, T, T) -> (N_h, K, K) and (N_h, T, T), pixel by pixel, moved to the border where it is outside.
-    """
-    (height, width), reach = grid, K // 2
-    c, C = np.zeros((len(P), K, K)), np.zeros_like(P)
-    for i, j in np.ndindex(K, K):
-        seen = []
-        for y, x in np.ndindex(*grid):
-            row, column = y + i - reach, x + j - reach
-            if reach <= y < height - reach and reach <= x < width - reach:
-                seen.append(P[:, y * width + x, row * width + column])
-        c[:, i, j] = np.mean(seen, axis=0)
-        for y, x in np.ndindex(*grid):
-            row, column = np.clip([y + i - reach, x + j - reach], 0, [height - 1, width - 1])
-            C[:, y * width + x, row * width + column] += c[:, i, j]
-    return c, C

@@ -1,4 +1,4 @@
-"""Small networks of every type, and one whose heads are known."""
+"""Small networks of every type."""
 
 import timm
 import torch
@@ -15,7 +15,6 @@ NETWORKS["plain"] = PLAIN | {"img_size": (24, 40)}
 # 7 x 5 tokens, five heads
 SMALL = {"img_size": (28, 20), "patch_size": 4, "embed_dim": 11, "depth": 3}
 SMALL |= {"hidden_dim": 13, "num_heads": 5, "num_classes": 7}
-KERNEL = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]  # displacements
 
 
 def small(name: str, **changes) -> TimmNetwork:
@@ -42,14 +41,3 @@ def small_network(variant: str = "quadratic", **changes) -> TimmNetwork:
 
 def pictures(count: int = 2, size: tuple[int, int] = (28, 20), channels: int = 3) -> torch.Tensor:
     return torch.rand(count, channels, *size, generator=torch.Generator().manual_seed(1))
-
-
-def convolutional_network() -> TimmNetwork:
-    """A network whose nine heads per layer look at one pixel of a 3x3 kernel each."""
-    sizes = {"img_size": 16, "patch_size": 2, "depth": 2, "num_heads": 9, "num_classes": 10}
-    network = small_network("quadratic_tiny", **sizes)
-    with torch.no_grad():
-        for block in network.blocks:
-            block.attn.terms[0].Delta.copy_(torch.tensor(KERNEL))
-            block.attn.terms[0].spread.fill_(12.0)
-    return network

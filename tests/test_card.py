@@ -148,8 +148,7 @@ def test_figures_are_shown_if_the_folder_has_them(run):
     change(run / "config.json", auto_map={"AutoModel": "modeling.Model"})
     (run / "explorer.html").write_text("<!doctype html>")
     (run / "figures").mkdir()
-    names = ["learning_curve", "confusion_matrix", "reliability"]
-    names += ["head_positions", "head_paths", "head_maps", "head_depth"]
+    names = ["learning_curve", "confusion_matrix", "head_positions", "head_paths", "head_maps"]
     for name in names:
         (run / "figures" / f"{name}.png").write_bytes(b"")
     card = card_of(run)

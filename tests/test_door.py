@@ -12,7 +12,7 @@ from sa_zoo.training.config import dump_config
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 LEFT = "README.md config.json explorer.html history.jsonl metrics.json model.safetensors train.toml"
 LEFT += " modeling_sa.py preprocessor_config.json sha256.json"
-FIGURES = "learning_curve head_positions head_paths head_maps head_depth confusion_matrix"
+FIGURES = "learning_curve head_positions head_paths head_maps confusion_matrix"
 
 
 def sizes(folder):

@@ -14,26 +14,22 @@ from small_networks import small_network
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.analysis.figures import figure_files, figures_of, gaussian_layers
-from sa_zoo.analysis.head_figures import head_depth, head_maps, head_paths, head_positions
-from sa_zoo.analysis.heads import measure
+from sa_zoo.analysis.head_figures import head_maps, head_paths, head_positions
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.analysis.run_figures import confusion, learning_curves, reliability
+from sa_zoo.analysis.run_figures import confusion, learning_curves
 from sa_zoo.folders.opened import open_folder
 from sa_zoo.models.network import attention_in
 
-DETAIL = {
-    "confusion_matrix": [[5, 2, 0], [1, 6, 0], [3, 0, 8]],
-    "calibration_error": 0.07,
-    "calibration_curve": {"confidence": [0.41, 0.83], "accuracy": [0.37, 0.91], "images": [7, 18]},
-}
+COUNTS = [[5, 2, 0], [1, 6, 0], [3, 0, 8]]  # true classes by predicted ones
 SIZES = {"embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of a quadratic model with all that a run records."""
+    """A run of a quadratic model with all files of a run."""
     folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", num_classes=3, **SIZES)
-    (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": TEST | DETAIL}))
+    test = TEST | {"confusion_matrix": COUNTS}
+    (folder / "metrics.json").write_text(json.dumps({**METRICS, "test": test}))
     weights = load_file(folder / "model.safetensors")
     heads = {name: np.stack([w + 1, w]) for name, w in weights.items() if ".terms." in name}
     save_file(heads, folder / "heads.safetensors")
@@ -42,8 +38,8 @@ def run(tmp_path):
 
 def test_figures_of_a_run_have_the_same_bytes_each_time(run):
     drawn = figure_files(open_folder(run))
-    names = ["learning_curve", "head_positions", "head_paths", "head_maps", "head_depth"]
-    assert [Path(name).stem for name in drawn] == [*names, "confusion_matrix", "reliability"]
+    names = ["learning_curve", "head_positions", "head_paths", "head_maps", "confusion_matrix"]
+    assert [Path(name).stem for name in drawn] == names
     for content in drawn.values():
         pixels = imread(BytesIO(content))
         assert pixels[..., :3].std() > 0.05, "not blank"
@@ -54,8 +50,7 @@ def test_figures_of_a_run_have_the_same_bytes_each_time(run):
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
-        ("sa_quadratic_tiny_cifar", ["head_positions", "head_maps", "head_depth"]),
-        ("sa_learned_tiny_cifar", ["head_maps", "head_depth"]),
+        ("sa_learned_tiny_cifar", ["head_maps"]),
         ("sa_content_tiny_cifar", ["head_maps"]),
         ("resnet_tiny_cifar", []),
     ],
@@ -63,7 +58,7 @@ def test_figures_of_a_run_have_the_same_bytes_each_time(run):
 def test_a_run_gets_the_figures_that_it_has_data_for(tmp_path, name, figures):
     folder = make_run(tmp_path / "run", name, **SIZES if name.startswith("sa_") else {})
     maps = {f"blocks.{block}.attn": np.random.rand(3, 8, 8) for block in range(2)}
-    save_file(maps, folder / "attention.safetensors")  # read where images move the maps
+    save_file(maps, folder / "attention.safetensors")  # read where images change the maps
     assert list(figures_of(open_folder(folder))) == ["learning_curve", *figures]
 
 
@@ -74,18 +69,9 @@ def test_panels_draw_the_numbers_of_their_files():
     assert loss.get_lines()[1].get_ydata().tolist() == held_out
     percent = [100 * line["top1"] for line in EPOCHS]
     assert accuracy.get_lines()[0].get_ydata() == pytest.approx(percent)
-    axes = confusion(DETAIL["confusion_matrix"], ["ant", "bee", "cat"]).axes[0]
+    axes = confusion(COUNTS, ["ant", "bee", "cat"]).axes[0]
     assert np.asarray(axes.images[0].get_array())[0] == pytest.approx([500 / 7, 200 / 7, 0])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["ant", "bee", "cat"]
-    upper, lower = reliability(DETAIL["calibration_curve"], 0.07).axes
-    assert upper.get_lines()[-1].get_xydata().tolist() == [[0.41, 0.37], [0.83, 0.91]]
-    assert [bar.get_height() for bar in lower.patches] == [7, 18]
-    layers = attention_layers(small_network(), torch.zeros(1, 3, 28, 20))
-    measured = [measure(layer) for layer in layers]
-    reach, share = head_depth(measured, 3).axes
-    for heads, far, near in zip(measured, reach.get_lines(), share.get_lines(), strict=False):
-        assert far.get_ydata().tolist() == heads.reach.tolist()
-        assert near.get_ydata().tolist() == (100 * heads.share).tolist()
 
 
 def test_a_planted_head_is_on_the_correct_side_of_the_query():
@@ -106,8 +92,8 @@ def test_a_planted_head_is_on_the_correct_side_of_the_query():
 
 
 @pytest.mark.parametrize("S", [0.7 * np.eye(2), np.array([[1.3, 0.4], [-0.2, 0.7]])])
-def test_contours_hold_the_share_of_attention_that_they_claim(S):
-    """Beside a head that attends everywhere, whose contours would be infinite."""
+def test_contours_enclose_the_share_of_attention_that_they_claim(S):
+    """Next to a head with uniform attention, whose contours would be infinite."""
     center = [2.0, -3.0]
     drawn = np.random.default_rng(0).multivariate_normal(center, np.linalg.inv(S @ S.T), 20_011)
     Delta, spread = torch.tensor([center, center]), torch.from_numpy(np.stack([S, 0 * S]))
@@ -118,7 +104,7 @@ def test_contours_hold_the_share_of_attention_that_they_claim(S):
     assert inside == pytest.approx([0.5, 0.9], abs=0.01)
 
 
-def test_layers_come_in_the_order_in_which_they_run(tmp_path):
+def test_layers_come_in_the_order_of_execution(tmp_path):
     sizes = {"embed_dim": (5, 7, 11), "depth": (1, 9, 1), "num_heads": 2}
     folder = make_run(tmp_path / "run", "sa_plain_tiny_cifar", **sizes)
     order = list(attention_in(open_folder(folder).network.blocks))
@@ -134,8 +120,7 @@ def test_layers_come_in_the_order_in_which_they_run(tmp_path):
         assert figures["head_positions"].axes[row].texts[0].get_position()[1] == row
 
 
-def test_heads_of_converted_convolutions_are_gaussian_too():
-    """Those of a single pixel are left out, and so are centers whose sharpness is not known."""
+def test_layers_of_one_head_or_without_sharpness_are_not_gaussian():
     weights = {f"{name}.Delta": torch.zeros(heads, 2) for name, heads in {"a": 9, "b": 1}.items()}
     weights |= {"a.alpha": torch.full((9,), 2.0), "b.alpha": torch.ones(1)}
     (layer,) = gaussian_layers(weights | {"c.Delta": torch.zeros(3, 2)})

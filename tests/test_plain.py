@@ -43,7 +43,7 @@ def test_a_run_leaves_figures_and_a_folder_for_both_libraries(tmp_path):
     run = tmp_path / "run"
     train_and_finish(tiny_config(model=model, data={"image_size": 32}, train={"epochs": 1}), run)
     figures = {path.stem for path in run.glob("figures/*.png")}
-    assert {"head_maps", "head_depth", "head_positions", "head_paths"} <= figures
+    assert {"head_maps", "head_positions", "head_paths"} <= figures
     page = (run / "explorer.html").read_text()
     assert [page.count(f'"grid":[{side},{side}]') for side in (31, 15, 7, 3)] == [1, 2, 1, 2]
     ours = AutoModelForImageClassification.from_pretrained(run)

@@ -4,30 +4,20 @@ Arrays travel as base64: {"shape", "f4"}, little-endian float32, or {"shape", "z
 """
 
 import base64
-import copy
 import zlib
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sa_zoo.analysis.heads import mean_distance, sample
+from sa_zoo.analysis.heads import measure
 from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
-from sa_zoo.models.attention import Attention
 from sa_zoo.models.linear import as_one_map
 
 Json = dict[str, Any]  # of the page
-Tensors = Mapping[str, Tensor]  # parameters by name
-GEOMETRY = ("name", "heads", "grid", "keys", "image", "stride", "center", "padding")  # of LayerMaps
-FORMULAS = {  # parameters by kind of maps; the formulas are in maps.js
-    "quadratic": ("Delta", "alpha"),
-    "generalized": ("Delta", "spread"),
-    "learned": ("down", "across"),
-}
-LARGEST_ALPHA = 1e30  # for heads with infinite alpha
+GEOMETRY = ("name", "kind", "heads", "grid", "keys", "image", "stride", "center", "padding")
 
 
 def pack_floats(x: Tensor) -> Json:
@@ -36,59 +26,53 @@ def pack_floats(x: Tensor) -> Json:
     return {"shape": x.shape, "f4": base64.b64encode(content).decode()}
 
 
-def layer_data(layer: LayerMaps, recorded: Tensors) -> Json:
+def layer_data(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> Json:
     """A layer for the page. `recorded`: positional parameters by name, at the epochs on the page."""
     page = {name: getattr(layer, name) for name in GEOMETRY}
-    page["distance"] = pack_floats(mean_distance(sample(layer)))
+    page["distance"] = pack_floats(measure(layer).reach)
     if layer.token_share is not None:
         page["token_share"] = pack_floats(layer.token_share.mean(dim=(0, 2)))
-    page["kind"] = layer.kind
-    module = layer.module
     if layer.kind == "stored":
-        page["stored"] = []  # explorer.py appends one item per image
-    else:
-        # Taps keep their positions in buffers that are not saved.
-        named = chain(module.named_parameters(), module.named_buffers())
-        own = {f"{layer.name}.{name}": tensor for name, tensor in named}
-        page["parameters"] = _parameters(layer.kind, own)
-        path = {name: recorded[name] for name in own if name in recorded}
-        if path:
-            page["path"] = _parameters(layer.kind, path)
+        return page
+    module = layer.module
+    own = {f"{layer.name}.{name}": tensor for name, tensor in module.state_dict().items()}
+    page["parameters"] = _parameters(layer.kind, own)
+    path = {name: recorded[name] for name in own if name in recorded}
+    if path:
+        page["path"] = _parameters(layer.kind, path)
     page["convolution"] = isinstance(module, ConvolutionalAttention)
     if isinstance(module, ConvolutionalAttention):
-        page["values"] = _values(module.W_val().double().flatten(2).transpose(1, 2))
-    elif isinstance(module, Attention):
-        page["values"] = _values(value_matrices(module))
+        W = module.W_val().flatten(2).transpose(1, 2)
+    else:
+        W, _ = as_one_map(module.W_val, module.W_out)  # W_h of Eq. 10, including W_out
+        W = W.unflatten(1, [layer.heads, -1])
+    page["values"] = _values(W.double())
     return page
 
 
-def _parameters(kind: str, tensors: Tensors) -> Json:
-    """Parameters for the page; the first axis may be epochs."""
-    own = {name.rpartition(".")[2]: tensor for name, tensor in tensors.items()}
+def _parameters(kind: str, tensors: Mapping[str, Tensor]) -> Json:
+    """Parameters for the formulas in maps.js; the first axis may be epochs."""
+    own = {name.rpartition(".")[2]: tensor.float() for name, tensor in tensors.items()}
     if kind == "learned":  # r_delta . v_h and r_delta . w_h by displacement
-        own["down"] = own["v"] @ own["col"].transpose(-1, -2)
-        own["across"] = own["w"] @ own["row"].transpose(-1, -2)
-    if "spread" in own:
-        own["alpha"] = 0.5 * own["spread"].float().square()
-    if kind == "quadratic":  # finite, as JavaScript multiplies it by 0
-        own["alpha"] = own["alpha"].clamp(max=LARGEST_ALPHA)
-    return {name: pack_floats(own[name]) for name in FORMULAS[kind]}
+        down = own["v"] @ own["col"].mT
+        return {"down": pack_floats(down), "across": pack_floats(own["w"] @ own["row"].mT)}
+    Delta = pack_floats(own["Delta"])
+    if kind == "generalized":
+        return {"Delta": Delta, "spread": pack_floats(own["spread"])}
+    alpha = 0.5 * own["spread"].square() if "spread" in own else own["alpha"]
+    # finite, as JavaScript multiplies it by 0
+    return {"Delta": Delta, "alpha": pack_floats(alpha.clamp(max=1e30))}
 
 
 def pack_maps(layer: LayerMaps, image: int) -> Json:
     """Maps of an image, (N_h, T_queries, T_keys), in steps of 1/255 of the maximum of each query."""
-    P = layer.maps if layer.positional else layer.maps[image]
+    (P,) = layer.factors
+    if not layer.positional:
+        P = P[image]
     largest = P.amax(dim=-1)
     steps = (P * (255 / largest.clamp(min=1e-30))[..., None]).round().to(torch.uint8)
     packed = base64.b64encode(zlib.compress(steps.cpu().numpy().tobytes(), 9)).decode()
     return {"shape": P.shape, "zlib": packed, "largest": pack_floats(largest)}
-
-
-def value_matrices(attention: Attention) -> Tensor:
-    """W_h of Eq. 10 for all heads, including W_out: (D_out, N_h, D), float64"""
-    wide = copy.deepcopy(attention).double()
-    W, _ = as_one_map(wide.W_val, wide.W_out)
-    return W.unflatten(1, [attention.num_heads, -1])
 
 
 def _values(W: Tensor) -> Json:

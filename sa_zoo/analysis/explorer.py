@@ -32,8 +32,7 @@ _logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("explorer_page")
 SCRIPTS = ("maps", "kernels", "state", "drawing", "panels", "export", "page", "events")
-PAGE_BYTES = 10_000_000
-FRAME_BYTES = 100_000  # of PAGE_BYTES, for everything but the data
+DATA_BYTES = 9_900_000  # of a page; the rest takes less than 100,000
 PATH_EPOCHS = 100  # of a training path, after its start
 SAMPLES = {  # photographs in scikit-learn, with their authors
     "china, danielbuechele, CC BY 2.0": "china.jpg",
@@ -49,10 +48,7 @@ class Page:
     html: str = field(repr=False)
 
     def save(self, path: Path | str) -> Path:
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"out: got {path}, expected an existing folder {path.parent}")
-        return write_file(path, self.html)
+        return write_file(Path(path), self.html)
 
     def _repr_html_(self) -> str:
         # A frame separates styles and scripts of the page from those of the notebook.
@@ -65,7 +61,6 @@ class Page:
 def explore(
     model: nn.Module,
     images: Tensor | Mapping[str, Image.Image] | None = None,
-    title: str = "",
     source: str = "",
     recorded: Mapping[str, Tensor] | None = None,
 ) -> Page:
@@ -75,7 +70,6 @@ def explore(
         model: a model of this package, or a vision transformer of timm.
         images: inputs of the model, (B, C, H, W); or pictures by name, to be resized and cropped as in timm's
             evaluation. Default: two photographs from scikit-learn.
-        title: heading of the page; default: the name of the architecture.
         source: the name for `timm.create_model` in the code on the page.
         recorded: positional parameters by epoch, as in the heads.safetensors of a run.
 
@@ -87,22 +81,21 @@ def explore(
     inputs = _prepare_inputs(images, expected)
     batch = torch.stack(list(inputs.values()))
     layers = attention_layers(model, batch.to(next(model.parameters())))
-    architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
+    title = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
     recorded = recorded or {}
     rows = min(map(len, recorded.values()), default=0)
     epochs = torch.linspace(0, rows - 1, min(rows, PATH_EPOCHS + 1)).round().int().tolist()
     path = {name: rows[epochs] for name, rows in recorded.items()}
+    pictures = {name: _png_of_input(image, expected) for name, image in inputs.items()}
     data = {
-        "title": title or architecture or type(model).__name__,
+        "title": title,
         "source": source,
         "size": batch.shape[1:],
         "images": [],
         "epochs": epochs,
         "layers": [layer_data(layer, path) for layer in layers],
     }
-    _add_images(
-        data, layers, {name: _png_of_input(image, expected) for name, image in inputs.items()}
-    )
+    _add_images(data, layers, pictures)
     return Page(_render(data))
 
 
@@ -130,18 +123,16 @@ def _prepare_inputs(images: object, expected: dict[str, Any]) -> dict[str, Tenso
     Raises ValueError for images of another kind.
     """
     channels = expected["input_size"][0]
+    if isinstance(images, Tensor) and images.ndim == 4 and len(images):
+        return {f"image {number}": image for number, image in enumerate(images, start=1)}
     if images is None:
         images = {name: Image.fromarray(load_sample_image(file)) for name, file in SAMPLES.items()}
-    got = type(images).__name__
-    if isinstance(images, Tensor):
-        if images.ndim == 4 and len(images):
-            return {f"image {number}": image for number, image in enumerate(images, start=1)}
-        got = f"a tensor {tuple(images.shape)}"
-    elif isinstance(images, Mapping) and images and channels in PILLOW_MODES:
+    pictures = images.values() if isinstance(images, Mapping) and channels in PILLOW_MODES else []
+    if pictures and all(isinstance(picture, Image.Image) for picture in pictures):
         transform = create_transform(**expected)
-        if all(isinstance(picture, Image.Image) for picture in images.values()):
-            mode = PILLOW_MODES[channels]
-            return {name: transform(picture.convert(mode)) for name, picture in images.items()}
+        mode = PILLOW_MODES[channels]
+        return {name: transform(picture.convert(mode)) for name, picture in images.items()}
+    got = getattr(images, "shape", type(images).__name__)
     raise ValueError(
         f"images: got {got} for a model of {channels} channels, expected a tensor "
         "(B, C, H, W) of one or more, or {name: PIL image} for one or three channels"
@@ -149,25 +140,23 @@ def _prepare_inputs(images: object, expected: dict[str, Any]) -> dict[str, Tenso
 
 
 def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -> None:
-    """Add as many images to a page as fit, with the maps that it cannot compute."""
-    room = PAGE_BYTES - FRAME_BYTES - len(json.dumps(data))
-    pages = [page for page in data["layers"] if page["kind"] == "stored"]
-    varying = [layer for layer in layers if layer.kind == "stored"]
+    """Add as many images to a page as fit, with the maps that it cannot compute, by index of the layer."""
+    room = DATA_BYTES - len(json.dumps(data))
+    stored = {index: layer for index, layer in enumerate(layers) if layer.kind == "stored"}
     for number, (name, png) in enumerate(pictures.items()):
-        maps = [pack_maps(layer, number) for layer in varying]
-        taken = len(json.dumps([name, png, maps]))
+        maps = {index: pack_maps(layer, number) for index, layer in stored.items()}
+        image = {"name": name, "png": png, "maps": maps}
+        taken = len(json.dumps(image))
         if number == 0 and taken > room:
             raise ValueError(
                 f"model: got {len(layers)} layers whose maps of one image take {taken:,} bytes, "
-                f"expected less than {PAGE_BYTES:,}"
+                f"expected at most {room:,}"
             )
         if taken > room:
             _logger.warning("the page has room for %d of the %d images", number, len(pictures))
             break
         room -= taken
-        data["images"].append({"name": name, "png": png})
-        for page, of_layer in zip(pages, maps, strict=True):
-            page["stored"].append(of_layer)
+        data["images"].append(image)
 
 
 def _png_of_input(image: Tensor, expected: dict[str, Any]) -> str:

@@ -2,23 +2,20 @@
 
 from collections.abc import Mapping
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sa_zoo.analysis.head_figures import Layers, head_depth, head_maps, head_paths, head_positions
-from sa_zoo.analysis.heads import measure
+from sa_zoo.analysis.head_figures import Layers, head_maps, head_paths, head_positions
 from sa_zoo.analysis.maps import attention_layers
-from sa_zoo.analysis.run_figures import confusion, learning_curves, reliability
+from sa_zoo.analysis.run_figures import confusion, learning_curves
 from sa_zoo.folders.opened import Opened
-from sa_zoo.folders.write import json_object, write_file
+from sa_zoo.folders.write import json_object
 from sa_zoo.models.attention import Attention
 
 Figures = dict[str, Figure]  # by name
-WINDOW = 3  # pixels, of the figure over depth
 MOST_LAYERS = 12  # in a figure with one panel per layer
 
 
@@ -32,11 +29,6 @@ def png(figure: Figure) -> bytes:
     content = BytesIO()
     figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
     return content.getvalue()
-
-
-def save_figure(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_file(path, png(figure))
 
 
 def figures_of(opened: Opened) -> Figures:
@@ -55,31 +47,27 @@ def figures_of(opened: Opened) -> Figures:
     paths = gaussian_layers({name: recorded[name] for name in weights if name in recorded})
     if 0 < len(paths) <= MOST_LAYERS:
         figures["head_paths"] = head_paths(paths)
-    if any(isinstance(module, Attention) for module in opened.network.modules()):
-        figures |= _figures_of_maps(opened)
+    maps = _maps_of_middle_pixel(opened)
+    if maps:
+        figures["head_maps"] = head_maps(maps)
     test = opened.metrics.test
     if test and test.confusion_matrix:
         figures["confusion_matrix"] = confusion(
             test.confusion_matrix, opened.config.get("label_names")
         )
-    if test and test.calibration_curve and "images" in test.calibration_curve:
-        error = test.calibration_error or 0.0
-        figures["reliability"] = reliability(test.calibration_curve, error)
     return figures
 
 
-def _figures_of_maps(opened: Opened) -> Figures:
-    """Maps of the middle pixel: computed, or recorded by the run if they depend on images."""
+def _maps_of_middle_pixel(opened: Opened) -> list[Tensor]:
+    """Its attention in each layer, (N_h, H, W): computed, or recorded by the run if it depends on images."""
     network: Any = opened.network
-    images = torch.zeros(1, *network.pretrained_cfg["input_size"])
-    layers = attention_layers(network, images)
-    if not all(layer.positional for layer in layers):
-        recorded = opened.tensors("attention.safetensors")
-        means = [recorded[layer.name] for layer in layers if layer.name in recorded]
-        return {"head_maps": head_maps(means)} if means else {}
-    middles = [layer.at([size // 2 for size in layer.grid]) for layer in layers]
-    measured = [measure(layer, WINDOW) for layer in layers]
-    return {"head_maps": head_maps(middles), "head_depth": head_depth(measured, WINDOW)}
+    if not any(isinstance(module, Attention) for module in network.modules()):
+        return []
+    layers = attention_layers(network, torch.zeros(1, *network.pretrained_cfg["input_size"]))
+    if all(layer.positional for layer in layers):
+        return [layer.at([size // 2 for size in layer.grid]) for layer in layers]
+    recorded = opened.tensors("attention.safetensors")
+    return [recorded[layer.name] for layer in layers if layer.name in recorded]
 
 
 def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from sa_zoo.analysis.heads import Heads
 from sa_zoo.convolution.theorem import spread_matrices
 
 MARGIN = 2  # pixels around all centers
@@ -123,35 +122,6 @@ def head_maps(layers: Sequence[Tensor]) -> Figure:
         corner = (width // 2 - 0.5, height // 2 - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=1.2))
     return figure
-
-
-def head_depth(layers: Sequence[Heads], window: int) -> Figure:
-    """Reach of the heads, and share of their attention near the query, by layer."""
-    figure = figure_of((8, 3), columns=2)
-    reach, share = figure.axes
-    _depth(reach, [heads.reach for heads in layers], "mean distance from the query, in pixels")
-    inside = f"attention inside {window} x {window} pixels, %"
-    _depth(share, [100 * heads.share for heads in layers], inside)
-    reach.legend(frameon=False)
-    return figure
-
-
-def _depth(axes: Axes, layers: list[Tensor], title: str) -> None:
-    """One dot per head, and the mean of each layer. layers: (N_h,) each"""
-    each, mean = head_colors(2)
-    for at, values in enumerate(layers, start=1):
-        axes.plot([at] * len(values), values, "o", color=each, alpha=0.6, markersize=5)
-    means = [values.mean() for values in layers]
-    axes.plot(range(1, len(means) + 1), means, "-s", color=mean, label="mean of the layer")
-    axes.set_ylim(bottom=0)
-    over_whole_numbers(axes, "layer", title)
-
-
-def over_whole_numbers(axes: Axes, what: str, title: str) -> None:
-    """Format a panel with layers or epochs on its x-axis."""
-    axes.set(title=title, xlabel=what)
-    axes.locator_params("x", integer=True, min_n_ticks=1)
-    axes.grid(alpha=0.3)
 
 
 def _contours(Delta: Tensor, spread: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.network_conversion import call_before
 from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.positions import outer_sum
 
 Pixel = Sequence[int]  # (row, column), or (H, W)
 
@@ -29,7 +28,7 @@ class LayerMaps:
     """Attention of one layer on B images. If `positional`, shapes have no axis B.
 
     `factors` holds P itself, (B, N_h, T_queries, T_keys), or its factors along the axes, (N_h, H_queries, H_keys) and
-    (N_h, W_queries, W_keys). `maps` and `at` handle both.
+    (N_h, W_queries, W_keys). `at` handles both.
     """
 
     name: str  # of the module in the network
@@ -49,13 +48,6 @@ class LayerMaps:
     @property
     def heads(self) -> int:
         return self.factors[0].shape[-3]
-
-    @property
-    def maps(self) -> Tensor:
-        """P, (N_h, T_queries, T_keys) or (B, N_h, T_queries, T_keys), pixels in row-major order; rows sum to 1."""
-        if len(self.factors) == 1:
-            return self.factors[0]
-        return outer_sum(*(factor.log() for factor in self.factors)).exp()
 
     def at(self, query: Pixel) -> Tensor:
         """The maps of the query pixel (row, column): (N_h, *keys) or (B, N_h, *keys)"""
@@ -108,8 +100,9 @@ def attention_layers(model: nn.Module, images: Tensor) -> list[LayerMaps]:
 def _of_attention(name: str, module: Attention, X: Tensor) -> LayerMaps:
     """X: (B, H, W, D)"""
     positional = all(term.positional for term in module.terms)
-    factors = module.axis_probabilities(X) if module.separable else [module.probabilities(X)]
     kind = module.terms[0].drawn if len(module.terms) == 1 else "stored"
+    by_axes = module.separable and kind != "stored"
+    factors = module.axis_probabilities(X) if by_axes else [module.probabilities(X)]
     grid = X.shape[1:3]
     return LayerMaps(name, module, grid, grid, grid, positional, factors, kind)
 

@@ -1,15 +1,14 @@
-"""Figures of a run: learning curves, confusion, calibration."""
+"""Figures of a run: learning curves, confusion."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import color_sequences
 from matplotlib.figure import Figure
-from sklearn.calibration import CalibrationDisplay
 from sklearn.metrics import ConfusionMatrixDisplay
 
-from sa_zoo.analysis.head_figures import figure_of, over_whole_numbers
+from sa_zoo.analysis.head_figures import figure_of
 
 COLOR = color_sequences["petroff10"][0]
 MOST_NUMBERS = 20  # classes; larger confusion matrices show no numbers
@@ -26,12 +25,13 @@ def learning_curves(history: History) -> Figure:
         if not lines:
             continue
         epochs = [line["epoch"] for line in lines]
-        marker = "o" if len(epochs) == 1 else None
-        look: Any = {"color": COLOR, "linestyle": style, "label": name, "marker": marker}
+        look: Any = {"color": COLOR, "linestyle": style, "label": name, "marker": "."}
         loss.plot(epochs, [line["loss"] for line in lines], **look)
         accuracy.plot(epochs, [100 * line["top1"] for line in lines], **look)
-    over_whole_numbers(loss, "epoch", "loss, nats")
-    over_whole_numbers(accuracy, "epoch", "accuracy, %")
+    for axes, title in ((loss, "loss, nats"), (accuracy, "accuracy, %")):
+        axes.set(title=title, xlabel="epoch")
+        axes.locator_params("x", integer=True, min_n_ticks=1)
+        axes.grid(alpha=0.3)
     loss.legend(frameon=False)
     return figure
 
@@ -58,19 +58,4 @@ def confusion(counts: Sequence[Sequence[int]], classes: Sequence[str] | None) ->
     display.im_.set_clim(0, 100)
     title = "test images, % of each true class"
     axes.set(xlabel="predicted class", ylabel="true class", title=title)
-    return figure
-
-
-def reliability(curve: Mapping[str, Sequence[float]], error: float) -> Figure:
-    """Accuracy and number of images per bin of confidence (Guo et al. 2017, arXiv:1706.04599)."""
-    figure = figure_of((4.4, 4.8), rows=2, sharex=True, height_ratios=(3, 1))
-    upper, lower = figure.axes
-    confidence = np.array(curve["confidence"])
-    display = CalibrationDisplay(np.array(curve["accuracy"]), confidence, confidence)
-    display.plot(ax=upper, name="test images", color=COLOR)
-    title = f"expected calibration error {100 * error:.1f} %"
-    upper.set(title=title, ylabel="accuracy", xlabel="", ylim=(0, 1))
-    upper.grid(alpha=0.3)
-    lower.bar(confidence, curve["images"], width=0.04, color=COLOR)
-    lower.set(xlabel="confidence: probability of the predicted class", ylabel="images", xlim=(0, 1))
     return figure

@@ -1,24 +1,20 @@
 """`sa-zoo heads`: measures of the heads of a model. docs/heads.md has the definitions."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from sa_zoo.analysis.figures import save_figure
-from sa_zoo.analysis.head_figures import head_depth
 from sa_zoo.analysis.heads import heads_table, measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.commands.evaluate import data_for
 from sa_zoo.folders.opened import open_model
-from sa_zoo.folders.write import write_file
 from sa_zoo.training.device import open_accelerator, process_as_found
 from sa_zoo.training.evaluate import open_test_split
 
 MEASURED_IMAGES = 32  # test images to average content-dependent maps over
 
 
-def measure_heads(model: str, data: str, window: int, out: Path | None) -> str:
+def measure_heads(model: str, data: str, window: int) -> str:
     """The output of the command, as Markdown. Arguments as on the command line; without data, those of the run.
 
     Raises ValueError for an even window or a network without attention, and the errors of `open_model`.
@@ -30,9 +26,4 @@ def measure_heads(model: str, data: str, window: int, out: Path | None) -> str:
         with process_as_found():
             _, split = open_test_split(opened, data_for(model, data), open_accelerator())
         layers = attention_layers(network, split.first(MEASURED_IMAGES).cpu())
-    measured = [measure(layer, window) for layer in layers]
-    text = heads_table(measured, window)
-    if out:
-        save_figure(head_depth(measured, window), out / "head_depth.png")
-        write_file(out / "heads.md", text + "\n")
-    return text
+    return heads_table([measure(layer, window) for layer in layers], window)

@@ -36,7 +36,7 @@ function currentHeads(index) {
 async function currentMaps(index) {
   const layer = data.layers[index];
   if (layer.kind === "stored") {
-    return cached(`maps ${index} ${state.image}`, () => storedMaps(layer, layer.stored[state.image]));
+    return cached(`maps ${index} ${state.image}`, () => storedMaps(layer, data.images[state.image].maps[index]));
   }
   const heads = currentHeads(index);
   return (head, query) => headMap(layer, heads, head, query);
