@@ -146,6 +146,12 @@ def test_positional_parameters_are_recorded_and_replaced(tmp_path, model, names)
     assert all(len(values) == 2 for values in rows.values())
 
 
-def test_maps_that_images_do_not_change_are_not_recorded(tmp_path):
+def test_mean_maps_of_the_middle_pixel_are_recorded_if_images_change_them(tmp_path):
     record_maps(tmp_path, small_network(), pictures())
     assert not list(tmp_path.iterdir())
+    model = small_network("content")
+    record_maps(tmp_path, model, pictures(11))
+    recorded = load_file(tmp_path / "attention.safetensors")
+    for index, P in enumerate(model.attention_maps(pictures(11))):
+        middle = P.mean(0)[:, EVERY.index((3, 2))].unflatten(-1, (H, W))
+        assert torch.allclose(recorded[f"blocks.{index}.attn"], middle, atol=1e-6)
