@@ -165,9 +165,16 @@ def test_init_weights_draws_anew_from_the_same_distributions():
     assert term.spread.mean().item() == pytest.approx(1, abs=0.01)
 
 
-def test_dropout_spares_residual_connections():
-    x, block = (
-        torch.randn(17, 5, 3, 7),
-        PostNormBlock(7, 3, 11, (Quadratic,), (5, 3), proj_drop=1.0),
-    )
+@pytest.mark.parametrize("rate", ["proj_drop", "drop_path"])
+def test_dropout_spares_residual_connections(rate):
+    x = torch.randn(17, 5, 3, 7)
+    block = PostNormBlock(7, 3, 11, (Quadratic,), (5, 3), **{rate: 1.0})
     assert torch.equal(block(x), block.norm2(block.norm1(x)))
+
+
+def test_the_rate_of_drop_path_grows_with_depth_and_drops_images():
+    blocks = small("learned", depth=6, drop_path_rate=0.5).blocks
+    assert [block.drop_path.p for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    x = torch.ones(53, 5, 3, 7)
+    kept = blocks[-1].drop_path.train()(x)
+    assert set(kept.mean(dim=(1, 2, 3)).tolist()) == {0.0, 2.0}

@@ -3,11 +3,21 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from .attention import Attention
 from .layout import Grid
 from .norm import LayerNorm
 from .terms import Terms
+
+
+class DropPath(nn.Dropout):
+    """Drops the residual branches of whole images in training: (B, H, W, D) -> (B, H, W, D)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        return x * dropout(x.new_ones(x.shape[0], 1, 1, 1), self.p)
 
 
 class Block(nn.Module):
@@ -40,6 +50,7 @@ class PostNormBlock(Block):
         grid: Grid,
         proj_drop: float = 0.0,
         attn_drop: float = 0.0,
+        drop_path: float = 0.0,
         **dd: Any,
     ) -> None:
         attn = self.attention_class(dim, num_heads, terms, grid, attn_drop=attn_drop, **dd)
@@ -50,8 +61,9 @@ class PostNormBlock(Block):
         self.fc2 = nn.Linear(hidden_dim, dim, **dd)
         self.norm2 = LayerNorm(dim, eps=1e-12, **dd)
         self.drop = nn.Dropout(proj_drop)
+        self.drop_path = DropPath(drop_path)
 
     def after_attention(self, x: Tensor, Y: Tensor) -> Tensor:
-        x = self.norm1(x + self.drop(Y))
+        x = self.norm1(x + self.drop_path(self.drop(Y)))
         Y = self.fc2(self.act(self.fc1(x)))
-        return self.norm2(x + self.drop(Y))
+        return self.norm2(x + self.drop_path(self.drop(Y)))

@@ -43,9 +43,8 @@ DERIVED = {
     "label_descriptions",
     "model_args",
     "stage_names",
-    "plain",  # of older folders, like the next two
+    "plain",  # of older folders, like the next one
     "mirrored",
-    "drop_path_rate",
 }
 # The fields with the arguments of a network.
 SIZES = {
@@ -70,8 +69,8 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
             feed-forward layers; for a plain network, one number per stage, and None. Every head sees all D channels.
         image_size, patch_size: in pixels; image_size is one number, or height and width.
         num_channels: of the images.
-        hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout: timm's proj_drop_rate, attn_drop_rate
-            and drop_rate.
+        hidden_dropout_prob, attention_probs_dropout_prob, classifier_dropout, drop_path_rate: timm's proj_drop_rate,
+            attn_drop_rate, drop_rate and drop_path_rate.
         architecture: timm's name of the variant; default: `sa_{attention_type}_cifar`.
         pretrained_cfg: timm's description of the weights: mean, std, interpolation, crop_pct, license, paper. Entries
             derived from other fields are replaced on writing.
@@ -95,6 +94,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
     classifier_dropout: float | int = 0.0
+    drop_path_rate: float | int = 0.0
     architecture: str | None = None
     pretrained_cfg: dict[str, Any] | None = None
     image_processor_type: str = "CLIPImageProcessor"

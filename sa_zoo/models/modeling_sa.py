@@ -111,8 +111,9 @@ class SAPreTrainedModel(Embedding, PreTrainedModel):
         super().__init__(config)
         # not `config.variant`: as remote code, the configuration has other copies of these classes
         variant = TYPES[config.attention_type]
+        drop_path = {"drop_path_rate": config.drop_path_rate} if config.drop_path_rate else {}
         network = NETWORKS[variant.network](
-            **variant.arguments | config.sizes,
+            **variant.arguments | config.sizes | drop_path,
             img_size=config.height_and_width,
             in_chans=config.num_channels,
             num_classes=0,

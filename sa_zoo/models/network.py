@@ -142,8 +142,8 @@ class SANet(AttentionNetwork):
         patch_size: side of a token's square of pixels, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
-        drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after every pair of linear layers, and
-            on the attention probabilities.
+        drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the head, after every pair of
+            linear layers, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
         ValueError: for sizes other than positive whole numbers, `terms` other than classes, an unknown
@@ -167,6 +167,7 @@ class SANet(AttentionNetwork):
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -192,6 +193,7 @@ class SANet(AttentionNetwork):
                 grid,
                 proj_drop=proj_drop_rate,
                 attn_drop=attn_drop_rate,
+                drop_path=drop_path_rate * index / max(depth - 1, 1),
                 **dd,
             )
             for index, grid in enumerate(layout.grids(layout.checked_size(img_size)))
