@@ -47,8 +47,8 @@ def test_another_number_of_labels_reaches_every_key_of_timm(tmp_path):
 
 
 def test_labels_go_to_timm_in_the_order_of_their_numbers():
-    config = SAConfig(**SIZES)
-    config.id2label = {str(index): f"class {index}" for index in reversed(range(11))}  # as in JSON
+    labels = {str(index): f"class {index}" for index in reversed(range(11))}  # as in JSON
+    config = SAConfig(id2label=labels, **SIZES)
     assert config.to_dict()["label_names"] == [f"class {index}" for index in range(11)]
 
 

@@ -98,7 +98,7 @@ def test_a_number_alone_is_that_of_all_stages():
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
+def test_learned_encodings_refuse_another_size_until_it_is_set(name):
     model, x = small(name), torch.randn(2, 3, 16, 56)
     y = model(images(name))
     model.set_input_size(NETWORKS[name]["img_size"])  # changes nothing
@@ -106,7 +106,6 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name, caplog):
     with pytest.raises(AssertionError, match="set_input_size"):
         model(x)
     model.set_input_size((16, 56))
-    assert f"interpolated from images of {NETWORKS[name]['img_size']} to (16, 56)" in caplog.text
     assert model(x).shape == (2, 11)
 
 
@@ -119,7 +118,6 @@ REFUSED = [
     ("plain", {"depth": ()}),
     ("plain", {"depth": (2, 0, 3)}),
     ("plain", {"global_pool": "max"}),
-    ("plain", {"in_chans": 0}),
     ("paper", {"depth": (2, 1)}),
     ("paper", {"hidden_dim": 0}),
     ("paper", {"img_size": 22}),

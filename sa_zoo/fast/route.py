@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from sa_zoo.fast.deployed import deployed
 from sa_zoo.fast.taps import read_taps, taps_of
 from sa_zoo.models.attention import Attention, for_images
-from sa_zoo.models.linear import bias_of, is_plain, is_watched
+from sa_zoo.models.linear import is_plain, is_watched
 
 
 def project_first(layer: Attention, X: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def project_first(layer: Attention, X: Tensor) -> Tensor:
     values = linear(X, W.flatten(0, 1)).flatten(1, 2)  # (B, N, N_h D_out)
     values = values.unflatten(2, W.shape[:2]).flatten(1, 2)  # (B, N N_h, D_out)
     Y = (for_images(P, values) if P.dim() == 2 else P.to(values.dtype)) @ values
-    return (Y + bias_of(layer.W_val).to(Y.dtype)).unflatten(1, X.shape[1:3])
+    return (Y + layer.W_val.bias.to(Y.dtype)).unflatten(1, X.shape[1:3])
 
 
 FORMS: dict[str, Callable[[Attention, Tensor], Tensor]] = {

@@ -29,7 +29,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.nn.functional import hardshrink
 
 from .layout import Grid
-from .linear import as_one_map, bias_of
+from .linear import as_one_map
 from .positions import at_least_float32
 from .terms import Terms
 
@@ -222,8 +222,6 @@ class Attention(nn.Module):
         """Fold W_out into W_val, in place: nothing lies between them."""
         weight, bias = as_one_map(self.W_val, self.W_out)
         if not isinstance(self.W_out, nn.Identity):
-            if self.W_val.bias is None:
-                self.W_val.bias = nn.Parameter(bias_of(self.W_val))
             self.W_val.weight.copy_(weight)
             self.W_val.bias.copy_(bias)
             self.W_out = nn.Identity()

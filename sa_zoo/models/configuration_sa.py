@@ -19,7 +19,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from .attention import Attention  # noqa: F401
 from .blocks import Block  # noqa: F401
 from .content import Content  # noqa: F401
-from .layout import Layout
+from .layout import Layout, height_and_width
 from .linear import is_plain  # noqa: F401
 from .network import SANet
 from .norm import BatchNorm  # noqa: F401
@@ -141,20 +141,17 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def height_and_width(self) -> tuple[int, int]:
         """`image_size` as (height, width), in pixels."""
-        if isinstance(self.image_size, int):
-            return self.image_size, self.image_size
-        height, width = self.image_size
-        return height, width
+        return height_and_width(self.image_size)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, timm's keys, and the location of the code."""
         # num_classes stays out of model_args: transformers' wrapper of timm passes its own number of labels as well.
-        labels = sorted((int(index), label) for index, label in (self.id2label or {}).items())
+        labels: Any = self.id2label
         derived = {
             "num_classes": self.num_labels,
             "num_features": self.layout.levels[-1].dim,
             "global_pool": "avg",
-            "label_names": [label for _, label in labels],
+            "label_names": [labels[index] for index in range(self.num_labels)],
             "model_args": {
                 "img_size": self.image_size,
                 "in_chans": self.num_channels,

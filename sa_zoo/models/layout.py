@@ -45,13 +45,19 @@ class Layout:
 
     def checked_size(self, image_size: ImageSize) -> tuple[int, int]:
         """(height, width) of an image. Raises ValueError unless the last tokens' squares tile it."""
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        height, width = height_and_width(image_size)
         tiles = self.reduction
         least = tiles * (1 + self.margin)
         if height % tiles or width % tiles or min(height, width) < least:
             expected = f"positive multiples of {tiles} from {least} on"
             raise ValueError(f"img_size: got {height}x{width}, expected {expected}")
         return height, width
+
+
+def height_and_width(image_size: ImageSize) -> tuple[int, int]:
+    """An image's size as (height, width), in pixels."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return height, width
 
 
 def check_positive(**sizes: Any) -> None:

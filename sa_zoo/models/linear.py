@@ -10,8 +10,8 @@ from .positions import at_least_float32
 
 
 def owns(layer: nn.Module, *names: str) -> bool:
-    """Whether these are a layer's own parameters or None, not computed by a parametrization, a mask or a hook."""
-    return all(isinstance(getattr(layer, name), nn.Parameter | None) for name in names)
+    """Whether these are a layer's own parameters, not computed by a parametrization, a mask or a hook."""
+    return all(isinstance(getattr(layer, name), nn.Parameter) for name in names)
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -27,13 +27,8 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is a mere nn.Linear: no adapter, parametrization, pruning or hook."""
+    """Whether a layer is exactly nn.Linear, without hooks: no adapter, parametrization or pruning."""
     return type(layer) is nn.Linear and not is_watched(layer)
-
-
-def bias_of(layer: nn.Linear) -> Tensor:
-    """The bias of a linear layer, or zeros: (N_out,)"""
-    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
 
 
 def linear_map(layer: nn.Module) -> tuple[Tensor, Tensor]:
@@ -44,7 +39,7 @@ def linear_map(layer: nn.Module) -> tuple[Tensor, Tensor]:
             "merge adapters and remove parametrizations, pruning and hooks first"
         )
     linear: Any = layer
-    return at_least_float32(linear.weight.detach()), at_least_float32(bias_of(linear).detach())
+    return at_least_float32(linear.weight.detach()), at_least_float32(linear.bias.detach())
 
 
 def as_one_map(first: nn.Module, then: nn.Module) -> tuple[Tensor, Tensor]:

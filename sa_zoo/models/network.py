@@ -4,7 +4,6 @@ Pure torch: the timm and transformers interfaces are built on it. Everything bet
 layout (B, H, W, D).
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from .attention import Attention
 from .blocks import Block, PostNormBlock
 from .layout import Grid, ImageSize, Layout, Level, check_positive
 from .terms import Groups, Term, Terms
-
-_logger = logging.getLogger(__name__)
 
 
 class Embedding:
@@ -117,12 +114,8 @@ class AttentionNetwork(Embedding, nn.Module):
     @torch.jit.ignore
     def set_input_size(self, img_size: ImageSize) -> None:
         """Accept images of another size; learned encodings are interpolated into new parameters."""
-        old = self.img_size
-        new = self.layout.checked_size(img_size)
-        self.img_size = new
-        if self.fixed_img_size and old != new:
-            _logger.warning("learned encodings: interpolated from images of %s to %s", old, new)
-        set_grids(self.blocks, self.layout.grids(new))
+        self.img_size = self.layout.checked_size(img_size)
+        set_grids(self.blocks, self.layout.grids(self.img_size))
 
     @torch.jit.ignore
     def init_weights(self) -> None:
@@ -172,7 +165,6 @@ class SANet(AttentionNetwork):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_terms(terms)
-        check_positive(in_chans=in_chans)
         sizes = {
             "patch_size": patch_size,
             "embed_dim": embed_dim,

@@ -5,7 +5,6 @@ stages, each with half the tokens per axis of the one before. Legend: attention.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -126,9 +125,14 @@ class PlainNet(AttentionNetwork):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_positive(in_chans=in_chans)
         stages = stages_of(embed_dim, depth, num_heads)
-        layout = self.layout_of(patch_size, embed_dim, depth, num_heads)
+        sizes = {
+            "patch_size": patch_size,
+            "embed_dim": embed_dim,
+            "depth": depth,
+            "num_heads": num_heads,
+        }
+        layout = self.layout_of(**sizes)
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         patch_embed = PlainStem(in_chans, patch_size, **dd)
         grids = layout.grids(layout.checked_size(img_size))
@@ -151,12 +155,7 @@ class PlainNet(AttentionNetwork):
         super().__init__(
             patch_embed, blocks, layout, img_size, num_classes, global_pool, drop_rate, **dd
         )
-        self.sizes = {
-            "patch_size": patch_size,
-            "embed_dim": [stage.embed_dim for stage in stages],
-            "depth": [stage.depth for stage in stages],
-            "num_heads": [stage.num_heads for stage in stages],
-        }
+        self.sizes = sizes
 
     @staticmethod
     def layout_of(
@@ -168,13 +167,12 @@ class PlainNet(AttentionNetwork):
         """
         check_positive(patch_size=patch_size)
         stages = stages_of(embed_dim, depth, num_heads)
-        ends = accumulate(stage.depth for stage in stages)
         sides = [patch_size]
         levels = []
-        for end, stage in zip(ends, stages, strict=True):
+        for stage in stages:
             side = 2 * sides[-1]
             sides += [side] * stage.depth
-            levels.append(Level(end, stage.embed_dim, side))
+            levels.append(Level(len(sides) - 1, stage.embed_dim, side))
         return Layout(sides, levels, margin=1)
 
 

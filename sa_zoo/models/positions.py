@@ -17,8 +17,6 @@ from torch.nn.functional import interpolate
 
 # At an integer Delta, heads of this alpha miss their pixel by less than the rounding error of any type (Lemma 2).
 ONE_HOT = 39.0
-# Pixels from the query, beyond any border.
-FARTHEST = 1e6
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -67,7 +65,7 @@ def one_hot_displacements(Delta: Tensor, alpha: Tensor) -> list[list[int]]:
     """
     if alpha.is_meta or not all(value >= ONE_HOT for value in alpha.tolist()):
         return []
-    centers = at_least_float32(Delta).clamp(-FARTHEST, FARTHEST).tolist()
+    centers = Delta.tolist()
     if not all(place.is_integer() for center in centers for place in center):
         return []
     return [[int(place) for place in center] for center in centers]

@@ -158,11 +158,8 @@ class RelativeTables(Term):
         nn.init.normal_(self.col)
 
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
-        if name == "row":
-            return resized_table(value, grid[1])
-        if name == "col":
-            return resized_table(value, grid[0])
-        return value
+        sizes = {"row": grid[1], "col": grid[0]}
+        return resized_table(value, sizes[name]) if name in sizes else value
 
 
 class Learned(Separable, RelativeTables):

@@ -1,6 +1,5 @@
 """The paper's networks and their ResNet baseline as timm classes, with timm's whole interface."""
 
-import logging
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from .layout import ImageSize
 from .network import AttentionNetwork, SANet, block_of, checked_pool, new_head, terms_in
 from .plain import PlainBlock, PlainNet
 from .terms import declared
-
-_logger = logging.getLogger(__name__)
 
 
 class OneNode(Block):
@@ -106,8 +103,7 @@ class TimmNetwork(AttentionNetwork):
 
         indices: the last n levels if an int, all if None, else these. `norm` has no effect: each block ends in its own.
         """
-        if output_fmt not in ("NCHW", "NHWC"):
-            raise ValueError(f"output_fmt: got {output_fmt!r}, expected 'NCHW' or 'NHWC'")
+        assert output_fmt in ("NCHW", "NHWC"), f"output_fmt: got {output_fmt}"
         chosen, last = feature_take_indices(len(self.levels), indices)
         ends = [self.levels[index].blocks for index in chosen]
         x = self.embed(x)
@@ -179,6 +175,4 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: TimmNetwork) -> d
             if given is None or given.shape == target.shape or given.shape[-1] != target.shape[-1]:
                 continue
             fitted[key] = term.resized(name, given, grid)
-            shapes = (tuple(given.shape), tuple(fitted[key].shape))
-            _logger.warning("%s: interpolated from %s to %s", key, *shapes)
     return fitted
