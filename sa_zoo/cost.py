@@ -66,14 +66,6 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     )
 
 
-def inference_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
-    """Multiply-adds for one image (C, H, W) by the routes that inference takes on a CPU."""
-    model = copy.deepcopy(model).eval()
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FUSED) as flops:
-        model(torch.zeros(1, *input_size))
-    return flops.get_total_flops() // 2
-
-
 def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds per image (C, H, W) in the forward pass of training, measured on two images."""
     model = copy.deepcopy(model).train()

@@ -13,7 +13,7 @@ import jinja2
 import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sa_zoo.cost import cost_of, inference_macs
+from sa_zoo.cost import cost_of
 from sa_zoo.folders.metrics import (
     Baseline,
     Metrics,
@@ -139,7 +139,6 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "config": opened.config,
         "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
         "cost": cost_of(opened.network, tuple(cfg["input_size"])),
-        "inference_macs": inference_macs(opened.network, tuple(cfg["input_size"])),
         "files": parts_of(folder),
         "recipe": recipe.strip(),
         "settings": settings,
