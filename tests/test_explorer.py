@@ -4,7 +4,6 @@ import json
 import re
 from io import BytesIO
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -112,59 +111,43 @@ def test_maps_in_the_page_are_those_of_the_model(name, browser, show):
             P = (P if layer.positional else P[1]).flatten(1)
             atol = 1e-5 if layer.positional else float(P.max()) / 255
             assert torch.allclose(maps_in_page(browser, index, query), P, atol=atol, rtol=0)
-        rows, columns = (torch.arange(size, dtype=torch.float32) for size in layer.keys)
-        down, across = layer.origin(query)
-        distance = torch.hypot(rows[:, None] - down, columns - across).flatten()
+        keys = torch.cartesian_prod(*(torch.arange(size) for size in layer.keys))
+        distance = (keys - torch.tensor(layer.origin(query))).float().norm(dim=1)
         summary = "summaryOf(explorer.data.layers[arguments[0]], arguments[1], arguments[2])"
         found = browser.run(summary, index, P[0].tolist(), query)["distance"]
         assert found == pytest.approx(float(P[0] @ distance), rel=1e-4)
-        kind = browser.run("explorer.data.layers[arguments[0]].kind", index)
-        assert (kind == "stored") == (not layer.positional)
 
 
 def test_buttons_and_keys_select_the_view(browser, page):
     browser.open(page)
-    for kind, number in (("images", 3), ("layers", 2), ("heads", 4)):
+    for kind, number in (("images", 3), ("layers", 2), ("heads", 5)):
         browser.click(f"#{kind} button:nth-child({number})")
-    assert browser.state("image", "layer", "head") == [2, 1, 3]
-    for button, head in (("next", 4), ("next", 0), ("previous", 4)):
-        browser.click(f"#{button}")
-        assert browser.state("head") == [head]
+    assert browser.state("image", "layer", "head") == [2, 1, 4]
+    browser.click("#next")
+    assert browser.state("head") == [0]
     arrows = [Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT]
-    keys = ["3", *arrows, "]", "]", "[", "i", "p", Keys.ARROW_UP]
-    browser.find("body").send_keys(*keys)
+    browser.find("body").send_keys("3", *arrows, "]", "i", "p", Keys.ARROW_UP)
     browser.settle()
-    expected = [2, 3, 0, [3, 4], [4, 4]]
+    expected = [2, 1, 0, [3, 4], [4, 4]]
     assert browser.state("layer", "head", "image", "query", "pin") == expected
-    assert "row 4, column 5" in browser.text("status")
     assert browser.find("#second").is_displayed()
-    browser.find("body").send_keys(Keys.ESCAPE)
-    browser.settle()
-    assert not browser.find("#second").is_displayed()
+    assert "row 4, column 5" in browser.text("status")
 
 
-@pytest.mark.parametrize("kind", ["mouse", "touch"])
-def test_dragging_on_the_map_moves_the_query(kind, browser, page):
-    browser.open(page)
-    stage = browser.find("#stage canvas")
-    cell = stage.size["width"] / 5  # 7 x 5 tokens
-    x, y = (round(1.5 * cell - stage.size[side] / 2) for side in ("width", "height"))
+@pytest.mark.parametrize(
+    ("kind", "size", "query", "columns"),
+    [("mouse", (28, 20), [3, 2], 5), ("touch", (160, 124), [20, 15], 17)],  # the larger is zoomed
+)
+def test_dragging_on_the_map_moves_the_query(kind, size, query, columns, browser, show):
+    show(small_network(img_size=size), pictures(size=size), query=query, zoom=True)
+    stage = browser.find("#stage canvas")  # the query is in its middle
+    cell = stage.size["width"] / columns
     action = ActionBuilder(browser.driver, mouse=PointerInput(kind, kind))
-    action.pointer_action.move_to(stage, x, y).pointer_down()
-    action.pointer_action.move_to(stage, x + round(2 * cell), y + round(3 * cell)).pointer_up()
+    action.pointer_action.move_to(stage, 0, 0).pointer_down()
+    action.pointer_action.move_to(stage, round(cell), round(2 * cell)).pointer_up()
     action.perform()
     browser.settle()
-    assert browser.state("query") == [[4, 3]]
-
-
-def test_a_large_view_is_zoomed_and_clicks_count_there(browser, show):
-    size = (160, 124)
-    show(small_network(img_size=size), pictures(size=size), query=[20, 15], zoom=True)
-    stage = browser.find("#stage canvas")  # 17 x 17 pixels around row 20, column 15
-    left = -round(stage.size["width"] / 17 * 3)
-    ActionChains(browser.driver).move_to_element_with_offset(stage, left, 0).click().perform()
-    browser.settle()
-    assert browser.state("query") == [[20, 12]]
+    assert browser.state("query") == [[query[0] + 2, query[1] + 1]]
 
 
 def maps_by_the_shown_code(browser, model):
@@ -189,37 +172,37 @@ def test_a_dragged_center_changes_maps_and_shown_code(browser, show):
     browser.find(".handle.chosen").send_keys(Keys.ARROW_DOWN)
     browser.settle()
     assert browser.run("explorer.state().edits[1][2].Delta[0]") == pytest.approx(moved[0] + 0.25)
-    browser.click("#all")
-    browser.slide("sharpness", 1.5)
     after = maps_in_page(browser, 1, (2, 3))
-    assert not torch.allclose(before[2], after[2], atol=0.01)
-    assert torch.equal(before[[0, 1, 3, 4]], after[[0, 1, 3, 4]])
+    assert (after - before).abs().amax(dim=1).gt(0.01).tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert torch.allclose(maps_by_the_shown_code(browser, model), after, atol=1e-4)
     browser.click("#reset")
     assert torch.equal(maps_in_page(browser, 1, (2, 3)), before)
 
 
-@pytest.mark.parametrize("name", ["quadratic_gen", "learned", "converted"])
+@pytest.mark.parametrize("name", ["quadratic", "quadratic_gen", "learned", "converted"])
 def test_sharper_heads_are_those_of_the_shown_code(name, browser, show):
     model = MODELS[name]()
     show(model, layer=0, query=[2, 3])
-    start = maps_in_page(browser, 0, (2, 3))
+    before = maps_in_page(browser, 0, (2, 3))
     browser.slide("sharpness", 0.7)
     after = maps_in_page(browser, 0, (2, 3))
-    assert not torch.allclose(start, after, atol=0.01)
+    assert not torch.allclose(before, after, atol=0.01)
     assert torch.allclose(maps_by_the_shown_code(browser, model), after, atol=1e-4)
 
 
 def test_hardening_makes_the_layer_its_convolution(browser, show):
-    features = {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
     show(converted(), layer=0, query=[5, 3])
     share = "document.getElementById('meter').value"
-    soft = browser.run(share)
+    assert browser.run(share) > 0.1
     browser.click("#harden")
-    assert browser.run(share) < 1e-12 < 0.1 < soft
+    browser.wait(f"{share} < 1e-12")
     maps = maps_in_page(browser, 0, (5, 3))
-    assert torch.allclose(maps.amax(dim=1), torch.ones(25))
     # the 5 x 5 keys around the query (5, 3), at a stride of 2 on 32 x 24 keys
     window = [row * 24 + column for row in range(10, 15) for column in range(6, 11)]
     assert sorted(maps.argmax(dim=1).tolist()) == window
@@ -261,25 +244,22 @@ def test_the_epoch_slider_moves_heads_along_their_path(browser, show):
     assert not torch.allclose(final, expected, atol=1e-2)
 
 
-def test_the_address_holds_the_view(browser, page):
-    edits = {"2": {"3": {"Delta": [0.25, -1], "sharpness": 2.5}}}
-    view = {"image": 1, "layer": 2, "head": 3, "query": [1, 2], "pin": [6, 0], "epoch": None}
-    view |= {"zoom": True, "edits": edits}
-    browser.open(page, **view)
+VIEW = {"image": 1, "layer": 2, "head": 3, "query": [1, 2], "pin": [6, 0], "epoch": None}
+VIEW |= {"zoom": True, "edits": {"2": {"3": {"Delta": [0.25, -1], "sharpness": 2.5}}}}
+FOREIGN = {"image": "x", "layer": 99, "head": -3, "query": [1e9, None], "pin": None, "epoch": 7}
+FOREIGN |= {"zoom": 0, "edits": {"0": {"0": {"Delta": ["a", 1], "sharpness": -1}}, "x": None}}
+VALID = {"image": 0, "layer": 2, "head": 0, "query": [6, 0], "pin": None, "epoch": None}
+VALID |= {"zoom": False, "edits": {"0": {"0": {}}, "x": {}}}
+
+
+@pytest.mark.parametrize(("given", "view"), [(VIEW, VIEW), (FOREIGN, VALID)])
+def test_the_address_holds_a_valid_view(given, view, browser, page):
+    browser.open(page, **given)
     browser.run("explorer.update({})")
     browser.settle()
     browser.driver.refresh()
     browser.wait("document.body.dataset.ready")
     assert browser.run("explorer.state()") == view
-
-
-def test_an_address_from_elsewhere_gives_a_valid_view(browser, page):
-    edits = {"0": {"0": {"Delta": ["a", 1], "sharpness": -1}}, "x": None}
-    browser.open(page, layer=99, head=-3, image="x", query=[1e9, None], epoch=7, edits=edits)
-    assert browser.state("layer", "image", "head", "epoch", "query") == [2, 0, 0, None, [6, 0]]
-    assert browser.state("edits") == [{"0": {"0": {}}, "x": {}}]
-    browser.driver.get(f"{page.as_uri()}#%3Cscript%3E&image=x")
-    browser.wait("document.body.dataset.ready")
 
 
 def test_code_is_copied_and_the_view_saved(browser, page):
@@ -289,21 +269,7 @@ def test_code_is_copied_and_the_view_saved(browser, page):
     browser.click("#png")
     drawn = imread(BytesIO(browser.downloaded("attention.png")))
     for color in ((0xD1, 0x41, 0x0C), (0x00, 0x70, 0x8A)):  # of both queries
-        near = abs(drawn[..., :3] - np.array(color) / 255).max(axis=-1) < 0.02
-        assert near.sum() > 200
-
-
-def test_a_phone_shows_named_controls_without_scrolling_sideways(browser, page):
-    size = {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.open(page, pin=[1, 1])
-    width = browser.run("document.documentElement.scrollWidth")
-    controls = "button, input, a, [tabindex='0'], [role=img]"
-    nodes = browser.driver.find_elements("css selector", controls)
-    names = [node.accessible_name.strip() for node in nodes if node.is_displayed()]
-    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert width == 375
-    assert len(names) > 25 and all(names)
+        assert (abs(drawn[..., :3] * 255 - color).max(axis=-1) < 5).sum() > 200
 
 
 def test_nothing_in_a_model_becomes_script_or_connects(browser, show):
@@ -358,37 +324,31 @@ def names_of(html):
     return [image["name"] for image in data_of(html)["images"]]
 
 
-def test_a_run_has_a_page_of_its_own(browser, run):
-    browser.open(run / "explorer.html")
-    assert browser.find("h1").text == "sa_quadratic_tiny_cifar"
-    assert browser.run("explorer.data.epochs") == [0, 1, 2]
-    assert "local-dir:run" in browser.text("code")
-    names = names_of((run / "explorer.html").read_text())
-    assert all("CC BY 2.0" in name for name in names), "they may be published"
+def test_a_run_has_a_page_of_its_own(run):
+    page = data_of((run / "explorer.html").read_text())
+    assert page["epochs"] == [0, 1, 2]
+    assert page["source"] == "local-dir:run"
+    assert all("CC BY 2.0" in image["name"] for image in page["images"]), "they may be published"
 
 
 def test_the_command_shows_test_images_and_pictures(run, tmp_path):
-    def explored(*arguments):
-        return CliRunner().invoke(app, ["explore", str(run), *map(str, arguments)])
-
-    result = explored("--images", 3, "--out", tmp_path / "page.html")
-    assert result.exit_code == 0, result.output
-    assert names_of((tmp_path / "page.html").read_text()) == ["1: 0", "2: 1", "3: 2"], "digits"
     (tmp_path / "blue").mkdir()
     files = [tmp_path / name for name in ("red.png", "blue/red.png", "lime.png")]
     for file in files:
         Image.new("RGB", (50, 40)).save(file)
     names = names_of(explore_source(str(run), files).html)
     assert names == [str(files[0]), str(files[1]), "lime.png"]
+    out = tmp_path / "page.html"
     files[0].write_text("no picture")
-    for option, path in (("--image", files[0]), ("--out", tmp_path / "nowhere" / "page.html")):
-        refused = explored(option, path)
-        assert refused.exit_code == 1 and str(path) in refused.output
-
-
-def test_a_model_without_maps_has_no_page(tmp_path):
-    folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
-    assert explorer_files(open_folder(folder)) == {}
+    for options, refused in (
+        (["--images", 3, "--out", out], None),
+        (["--image", files[0]], files[0]),
+        (["--out", tmp_path / "nowhere" / "page.html"], tmp_path / "nowhere" / "page.html"),
+    ):
+        result = CliRunner().invoke(app, ["explore", str(run), *map(str, options)])
+        assert result.exit_code == bool(refused), result.output
+        assert str(refused or out) in result.output
+    assert names_of(out.read_text()) == ["1: 0", "2: 1", "3: 2"], "digits"
 
 
 @pytest.mark.parametrize(
@@ -397,6 +357,11 @@ def test_a_model_without_maps_has_no_page(tmp_path):
 def test_images_of_another_kind_are_refused(given):
     with pytest.raises(ValueError, match=r"^images: got .*, expected a tensor \(B, C, H, W\)"):
         explore(small_network(), given)
+
+
+def test_a_model_of_other_channels_or_without_maps(tmp_path):
+    folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
+    assert explorer_files(open_folder(folder)) == {}
     model = small_network(in_chans=5)
     with pytest.raises(ValueError, match="model of 5 channels"):
         explore(model)
