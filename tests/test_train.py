@@ -385,21 +385,23 @@ def test_resuming_with_another_config_names_what_changed(stopped):
         train(config, stopped, resume=True)
 
 
-def test_a_run_resumes_with_the_same_data_at_another_place_only(tmp_path):
+def test_a_run_resumes_with_the_same_data_at_another_place_only(plain, tmp_path):
+    """Its initial weights may be gone."""
     folder = image_folder(tmp_path / "D", {"cat": 23, "owl": 17})
+    init = shutil.copytree(plain[0], tmp_path / "init")
 
     def config(place: Path) -> Config:
         steps = {"epochs": 67, "batch_size": 13, "checkpoint_steps": 1}
-        return tiny_config(data={"name": str(place), "workers": 0}, train=steps)
+        data = {"name": str(place), "workers": 0}
+        return tiny_config(model={"init": str(init)}, data=data, train=steps)
 
     interrupted(config(folder), tmp_path / "run", signal.SIGINT, "checkpoints/epoch-*")
     moved = folder.rename(tmp_path / "E")
     shutil.copy(moved / "cat" / "0.png", moved / "cat" / "more.png")
-    with pytest.raises(
-        ValueError, match=r"data: got 2\d train images of cat, not 2\d|data: got 24"
-    ):
+    with pytest.raises(ValueError, match=r"data: got 24 train images of cat, not 23"):
         train(config(moved), tmp_path / "run", resume=True)
     (moved / "cat" / "more.png").unlink()
+    shutil.rmtree(init)
     train(config(moved), tmp_path / "run", resume=True)
     assert load_config(tmp_path / "run" / "train.toml").data.name == str(moved)
 

@@ -201,7 +201,7 @@ def _parquet_tables(folder: Path, used: Used) -> Mapping[str, Any]:
         split: [escape(str(folder / path)) for path in paths] for split, paths in used.items()
     }
     try:
-        tables = datasets.load_dataset("parquet", data_files=patterns)
+        tables: Any = datasets.load_dataset("parquet", data_files=patterns)
     except Exception as error:  # bad files raise errors of any type
         cause = error.__cause__ or error
         raise ValueError(

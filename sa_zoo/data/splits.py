@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Split(Dataset[Any]):
         """Every image once, in order."""
         return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
 
-    def loader_in_order(self, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
+    def loader_in_order(self, batches: Iterable[Any]) -> DataLoader[Any]:
         """The images of these indices (B,), batch by batch."""
         return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
 

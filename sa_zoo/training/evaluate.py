@@ -54,8 +54,8 @@ def score(
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     bar = on_terminal()
     for batch in tqdm(batches, "evaluating", delay=1, leave=False, disable=not bar):
-        images, labels, _ = (torch.as_tensor(x, device=accelerator.device) for x in batch)
-        logits = model(split.input_format.normalize(images).to(dtype)).float()
+        pixels, labels, _ = (torch.as_tensor(x, device=accelerator.device) for x in batch)
+        logits = model(split.input_format.normalize(pixels).to(dtype)).float()
         confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
         parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))

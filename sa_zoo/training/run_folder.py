@@ -11,6 +11,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,7 +23,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.write import SUMS, check_inside, new_folder, write_file, write_tensors
+from sa_zoo.folders.write import (
+    SUMS,
+    check_inside,
+    new_folder,
+    write_file,
+    write_tensors,
+    write_timm_files,
+)
 from sa_zoo.models.network import AttentionNetwork, attention_in, block_of, terms_in
 from sa_zoo.models.terms import declared
 from sa_zoo.training.checkpoint import remove_all_but
@@ -32,6 +40,7 @@ if sys.platform != "win32":
     import fcntl
 
 CHECKPOINTS = "checkpoints"
+START = "checkpoints/start"  # the network with the weights of model.init
 HEADS = "heads.safetensors"
 MAPPED_IMAGES = 100  # maps are averaged over them, as in the paper's Figure 6
 RECORDED_AT_ONCE = 5  # images whose maps are held in memory
@@ -89,7 +98,7 @@ def _check_same(config: Config, path: Path) -> None:
 
 
 @contextmanager
-def begin_run(out: Path, config: Config) -> Iterator[None]:
+def begin_run(out: Path, config: Config, model: nn.Module) -> Iterator[None]:
     """Create the folder if it does not exist, and lock it. Called when nothing is left that a mistake could stop.
 
     Raises ValueError if another process trains in it. The system ends the lock with the process. Windows has none.
@@ -97,6 +106,9 @@ def begin_run(out: Path, config: Config) -> Iterator[None]:
     if not (out / "train.toml").is_file():
         with new_folder(out) as new:
             (new / CHECKPOINTS).mkdir()
+            if config.model.init:
+                (new / START).mkdir()
+                write_timm_files(new / START, model)
             write_file(new / "train.toml", dump_config(config))
     with ExitStack() as stack:
         if sys.platform != "win32":
@@ -159,5 +171,6 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
 
 def remove_checkpoints(out: Path) -> None:
     with suppress(OSError):  # such as for a folder with files of others
+        shutil.rmtree(out / START, ignore_errors=True)
         remove_all_but([], out / CHECKPOINTS)
         (out / CHECKPOINTS).rmdir()

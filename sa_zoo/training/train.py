@@ -9,9 +9,10 @@ Read `train` below first, then its parts in the order of their calls. A step is 
 lists the files of a run.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ from sa_zoo.training.model import check_start, prepare_model
 from sa_zoo.training.optimization import check_optimizer, optimizer_of
 from sa_zoo.training.run_folder import (
     MAPPED_IMAGES,
+    START,
     begin_run,
     check_writable,
     is_finished,
@@ -61,26 +63,24 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         if is_main_process():
             remove_checkpoints(out)  # the run may have been killed before this
         return open_model(out)
-    # before loading data, which may take long
-    mistakes = Mistakes()
-    with mistakes.collect():
-        check_machine(config)
-    with mistakes.collect():
-        check_start(config.model)
-    with mistakes.collect():
-        check_optimizer(config.optim.name)
-    with mistakes.collect():
-        check_batch_size(config)
-    with mistakes.collect():
-        check_writable(out)
-    with mistakes.collect():
-        folder_of(config.data)
-    mistakes.report()
+    start = config.model
+    if (out / START).is_dir():  # model.init may be gone when a run resumes
+        start = start.model_copy(update={"init": str(out / START)})
+    check_all(  # before loading data, which may take long
+        partial(check_machine, config),
+        partial(check_start, start),
+        partial(check_optimizer, config.optim.name),
+        partial(check_batch_size, config),
+        partial(check_writable, out),
+        partial(folder_of, config.data),
+    )
     accelerator = accelerator_of(config, out)
     with accelerator.main_process_first():  # the main process downloads the data for all
         data = open_images(config.data)
     torch.manual_seed(config.train.seed)
-    model, input_format, macs = prepare_model(config, len(data.classes), accelerator.device)
+    model, input_format, macs = prepare_model(
+        config.model_copy(update={"model": start}), len(data.classes), accelerator.device
+    )
     optimizer = optimizer_of(model, config.optim)
     rows = rows_of(data, config.data.validation)
     images = len(rows["train"][1])
@@ -94,31 +94,24 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"])
     held_out = {} if "test" in data.labels else largest_draws(data, rows["test"][1])
-    with begin_run(out, config) if is_main_process() else nullcontext():
+    with begin_run(out, config, model) if is_main_process() else nullcontext():
         run = Run(config, out, accelerator, model, optimizer, data, splits)
         train_epochs(run)
         return _publish(run, macs, held_out)
 
 
-class Mistakes:
-    """The errors of independent checks, reported together."""
-
-    def __init__(self) -> None:
-        self.errors: list[Exception] = []
-
-    @contextmanager
-    def collect(self) -> Iterator[None]:
+def check_all(*checks: Callable[[], object]) -> None:
+    """Raise the error of the only check that fails, or ValueError with all errors."""
+    errors: list[Exception] = []
+    for check in checks:
         try:
-            yield
+            check()
         except (ValueError, OSError) as error:
-            self.errors.append(error)
-
-    def report(self) -> None:
-        """Raise the only error, or ValueError with all of them."""
-        if len(self.errors) == 1:
-            raise self.errors[0]
-        if self.errors:
-            raise ValueError("\n".join(map(str, self.errors)))
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ValueError("\n".join(map(str, errors)))
 
 
 def _publish(run: Run, macs: int, held_out: dict[str, float]) -> Opened:
