@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from timm.data import ImageDataset
+from timm.data import ImageDataset, create_transform
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from tiny_runs import image_folder, noise_images, parquet_folder
 from torchvision.transforms.functional import normalize
@@ -84,16 +84,6 @@ def test_digits_are_those_of_scikit_learn_split_for_good():
     assert torch.equal(images[:, 0], images[:, 2])
     pairs = zip(images[:, 0].flatten(1).tolist(), labels.tolist(), strict=True)
     assert sorted(pairs) == sorted(zip(gray.tolist(), numbers.tolist(), strict=True))
-
-
-def test_images_of_another_size_are_resized_as_timm_does_it(tmp_path):
-    image = noise_images(1, (13, 11))[0]
-    folder = parquet_folder(tmp_path / "odd", {"train": [image], "test": [image]})
-    got = splits_in(folder, 0.0)["test"].images[0]
-    short = image.resize((round(8 * 13 / 11), 8), Image.BICUBIC)
-    left = round((short.width - 8) / 2)
-    wanted = pixels(short.crop((left, 0, left + 8, 8)))
-    assert np.abs(got.numpy().astype(int) - wanted.astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("workers", [2, 0])
@@ -185,15 +175,6 @@ def test_a_missing_or_empty_folder_is_reported(tmp_path, name):
         source_of(name.replace("EMPTY", str(tmp_path)))
 
 
-def test_a_folder_has_one_name_whatever_the_path_to_it(tmp_path, monkeypatch):
-    image_folder(tmp_path / "pets", {"cat": 5, "dog": 3})
-    (tmp_path / "link").symlink_to(tmp_path / "pets")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("~/pets/../pets", tmp_path / "link"):
-        source = source_of(name)
-        assert (source.name, sizes(source)) == ("pets", {"train": 8})
-
-
 @pytest.mark.parametrize(
     "counts",
     [
@@ -232,33 +213,6 @@ def test_labels_are_those_asked_for_or_of_a_usual_name(tmp_path, columns, asked,
         message = f"data.label_column: got .*, expected one of img, {columns[0]},"
         with pytest.raises(ValueError, match=message):
             source_of(folder, label_column=asked)
-
-
-@pytest.mark.parametrize(
-    ("counts", "classes", "found"),
-    [
-        (
-            {"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1},
-            ("a test", "b"),
-            {"train": 8, "test": 3},
-        ),
-        (
-            {"train/bus": 5, "train/train": 3, "val/bus": 2},
-            ("bus", "train"),
-            {"train": 8, "test": 2},
-        ),
-        ({"pass": 5, "fail": 3, "val": 2}, ("fail", "pass", "val"), {"train": 10}),
-    ],
-)
-def test_folders_of_images_are_classes_whatever_their_names(tmp_path, counts, classes, found):
-    folder = image_folder(tmp_path / "test images", counts)
-    for picture in folder.rglob("0.png"):
-        picture.rename(picture.with_name("speed test.png"))
-    source = source_of(folder)
-    assert (source.classes, sizes(source)) == (classes, found)
-    for split, images in source.images.items():
-        for row, label in enumerate(source.labels[split]):
-            assert Path(images.path(row)).parent.name == classes[label]
 
 
 def test_splits_are_chosen_by_name_where_labels_are_hidden(tmp_path):
@@ -328,34 +282,6 @@ def test_a_missing_folder_is_reported_before_asking_the_hub(tmp_path, monkeypatc
     monkeypatch.setattr(datasets, "load_dataset", None)
     with pytest.raises(FileNotFoundError, match=r"no such folder .*mean pets\?.*OWNER/NAME"):
         source_of("pest")
-
-
-def test_classes_have_the_order_of_timm(tmp_path):
-    counts = {f"train/{n}": 1 for n in (1, 2, 10, 11, "a2", "A10")}
-    folder = image_folder(tmp_path / "numbers", counts)
-    files, order = find_images_and_targets(str(folder / "train"))
-    source = source_of(folder)
-    assert {name: number for number, name in enumerate(source.classes)} == order
-    labels = enumerate(source.labels["train"])
-    assert {source.images["train"].path(row): label for row, label in labels} == dict(files)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train/a/._0.png",
-        "train/a/.ipynb_checkpoints/0.png",
-        "__MACOSX/train/a/0.png",
-        "train/a/Thumbs.db",
-    ],
-)
-def test_files_of_systems_are_skipped_and_counted(tmp_path, name):
-    folder = image_folder(tmp_path / "data", {"train/a": 3, "train/b": 2})
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(b"no image")
-    source = source_of(folder)
-    assert (source.classes, sizes(source)) == (("a", "b"), {"train": 5})
-    assert source.skipped == {f"hidden or system file in {Path(name).parent.as_posix()}": 1}
 
 
 def described_folder(folder: Path, kind: str, labels: list[str]) -> Path:
@@ -438,23 +364,6 @@ def test_parquet_files_belong_to_the_split_in_their_path(tmp_path, names, found)
     assert sizes(source_of(tmp_path / "all")) == found
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm leaves files open
-@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
-def test_images_get_the_color_of_the_model_as_in_timm(tmp_path, channels, mode):
-    """Images of every mode in one folder, compared with timm's data set."""
-    folder = image_folder(tmp_path / "mixed" / "test", {"class0": 0, "class1": 0})
-    for i, found in enumerate(["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"]):
-        kind = "jpg" if found == "CMYK" else "png"
-        noise_images(1, seed=i)[0].convert(found).save(folder / f"class{i % 2}" / f"{i}.{kind}")
-    input_format = InputFormat((channels, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
-    test = splits_in(folder.parent, form=input_format)["test"]
-    expected = ImageDataset(str(folder), input_img_mode=mode)
-    assert len(test) == len(expected) == 7
-    for got, label, (image, target) in zip(test.images, test.labels, expected, strict=True):
-        assert np.array_equal(got.permute(1, 2, 0), np.array(image).reshape(8, 8, channels))
-        assert int(label) == target
-
-
 def test_every_image_that_does_not_fit_is_named(tmp_path):
     folder = image_folder(tmp_path / "pets", {"train/cat": 3, "train/dog": 1, "test/cat": 1})
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
@@ -463,3 +372,64 @@ def test_every_image_that_does_not_fit_is_named(tmp_path):
     channels = r"image 3 .*: got 3 channels \(mode RGB\), expected 4"
     with pytest.raises(ValueError, match=rf"(?s)got 5 images .*{cannot}.*{channels}"):
         splits_in(folder, form=four)
+
+
+@pytest.mark.parametrize(
+    ("counts", "others", "found"),
+    [
+        (
+            {"train/b": 5, "train/a test": 3, "Test/b": 2, "Test/a test": 1},
+            {"train/b/._0.png": "train/b", "__MACOSX/train/b/0.png": "__MACOSX/train/b"},
+            {"train": 8, "test": 3},
+        ),
+        (
+            {"train/bus": 5, "train/train": 3, "val/bus": 2},
+            {
+                "train/bus/Thumbs.db": "train/bus",
+                "val/.ipynb_checkpoints/0.png": "val/.ipynb_checkpoints",
+            },
+            {"train": 8, "test": 2},
+        ),
+        ({"pass": 5, "fail": 3, "val": 2}, {}, {"train": 10}),
+        ({"1": 1, "2": 1, "10": 1, "11": 1, "a2": 1, "A10": 1}, {}, {"train": 6}),
+    ],
+)
+def test_folders_are_read_in_the_order_of_timm(tmp_path, monkeypatch, counts, others, found):
+    """By any path to it. Files of systems are skipped and counted."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = image_folder(tmp_path / "test images", counts)
+    for name in others:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"no image")
+    (tmp_path / "link").symlink_to(folder)
+    source = source_of("~/../" + f"{tmp_path.name}/link")
+    assert (source.name, sizes(source)) == (folder.name, found)
+    assert source.skipped == {f"hidden or system file in {place}": 1 for place in others.values()}
+    for split, images in source.images.items():
+        for row, label in enumerate(source.labels[split]):
+            assert Path(images.path(row)).parent.name == source.classes[label]
+    root = folder if "/" not in next(iter(counts)) else folder / "train"
+    _, order = find_images_and_targets(str(root))
+    assert {name: number for number, name in enumerate(source.classes)} == order
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm leaves files open
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_images_get_the_color_and_size_of_the_model_as_in_timm(tmp_path, channels, mode):
+    """Images of every mode in one folder, compared with timm's data set and transform."""
+    folder = image_folder(tmp_path / "mixed" / "test", {"class0": 0, "class1": 0})
+    for i, found in enumerate(["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"]):
+        kind = "jpg" if found == "CMYK" else "png"
+        size = (8, 8) if i % 2 else (13, 11)
+        noise_images(1, size, seed=i)[0].convert(found).save(
+            folder / f"class{i % 2}" / f"{i}.{kind}"
+        )
+    input_format = InputFormat((channels, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
+    test = splits_in(folder.parent, form=input_format)["test"]
+    transform = create_transform(
+        (channels, 8, 8), interpolation="bicubic", crop_pct=1.0, normalize=False
+    )
+    expected = ImageDataset(str(folder), input_img_mode=mode, transform=transform)
+    assert len(test) == len(expected) == 7
+    for got, label, (image, target) in zip(test.images, test.labels, expected, strict=True):
+        assert torch.equal(got, image) and int(label) == target
