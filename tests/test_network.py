@@ -8,6 +8,7 @@ import numpy_sanet as oracle
 import pytest
 import torch
 from small_networks import NETWORKS, ONE_STAGE, PLAIN, images, small
+from torch.nn.functional import conv2d
 
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import PostNormBlock
@@ -22,18 +23,23 @@ NETS = {"paper": lambda **more: SANet(((Relative,),), **ONE_STAGE | more)}
 NETS["plain"] = lambda **more: PlainNet(**PLAIN | more)
 
 
-@pytest.mark.parametrize("kind", NETS)
+NUMPY = {
+    kind: getattr(oracle, kind) for kind in ("quadratic", "learned", "content", "eq8", "absolute")
+}
+NUMPY |= {"quadratic_gen": oracle.generalized, "plain": oracle.quadratic}
+
+
+@pytest.mark.parametrize("kind", NUMPY)
 def test_a_network_is_that_of_the_numpy_loop(kind):
-    """test_routes.py compares every term."""
-    torch.manual_seed(3)
-    model = NETS[kind](img_size=(24, 16), in_chans=2, dtype=torch.float64).eval()
-    for name, value in model.state_dict().items():  # away from ones and zeros
-        if ("norm" in name or ".bn." in name) and value.is_floating_point():
+    size = 24, 16 if kind == "plain" else 8
+    model = small(kind, img_size=size, in_chans=2, dtype=torch.float64)
+    for name, value in model.state_dict().items():
+        if "norm" in name:
             torch.nn.init.uniform_(value, 0.5, 2.0)
-    x = torch.randn(2, 2, 24, 16, dtype=torch.float64)
+    x = torch.randn(2, 2, *size, dtype=torch.float64)
     arrays = {name: value.numpy() for name, value in model.state_dict().items()}
-    score, pooled_in = (oracle.quadratic, (0, 2, 3)) if kind == "plain" else (oracle.eq8, ())
-    expected = oracle.network(arrays, x.numpy(), score, model.sizes["patch_size"], pooled_in)
+    pooled_in = (0, 2, 3) if kind == "plain" else ()
+    expected = oracle.network(arrays, x.numpy(), NUMPY[kind], model.sizes["patch_size"], pooled_in)
     assert np.abs(model(x).detach().numpy() - expected).max() < 1e-10
 
 
@@ -52,6 +58,17 @@ def test_each_head_of_a_kernel_starts_at_its_pixel(term, heads):
     layer(torch.randn(1, 7, 9, 23)).square().sum().backward()
     if term is ContentKernel:  # learns to look at content
         assert layer.terms[0].W_key.weight.grad.any()
+
+
+def test_heads_started_as_a_kernel_are_a_convolution_of_values():
+    """The sharper, the closer; far from the border."""
+    layer, X = Attention(23, 9, (QuadraticKernel,), (11, 13)), torch.randn(5, 11, 13, 23)
+    kernel = layer.W_val.weight.unflatten(1, [3, 3, -1]).permute(0, 3, 1, 2)
+    expected = conv2d(X.permute(0, 3, 1, 2), kernel, layer.W_val.bias).permute(0, 2, 3, 1)
+    for spread, error in ((3.0, 0.15), (30.0, 1e-5)):
+        layer.terms[0].spread.data.fill_(spread)
+        found = layer.definition(X)[:, 1:-1, 1:-1]
+        assert (found - expected).norm() < error * expected.norm()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
