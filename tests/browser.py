@@ -30,7 +30,7 @@ FLAGS = (
 
 @contextmanager
 def chromium(downloads: Path) -> Iterator["Browser"]:
-    """A browser that stores what it downloads in a folder."""
+    """A browser with a folder for downloads."""
     assert not missing_programs(), missing_programs()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
@@ -50,7 +50,7 @@ def chromium(downloads: Path) -> Iterator["Browser"]:
 
 
 class Browser:
-    """A page, and what a person does with it."""
+    """A page and a person's actions on it."""
 
     def __init__(self, driver: webdriver.Chrome, downloads: Path) -> None:
         self.driver = driver
@@ -93,7 +93,7 @@ class Browser:
         self._until(lambda: self.run(script), script)
 
     def settle(self) -> None:
-        """Wait until what was asked for is drawn."""
+        """Wait until the page is drawn."""
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 30)))")
 
     def complaints(self) -> list[str]:

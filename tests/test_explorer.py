@@ -1,4 +1,4 @@
-"""The explorer's page in a real browser: it shows what the model computes, and every control works."""
+"""The explorer's page in a real browser: its maps are those of the model, and every control works."""
 
 import json
 import re

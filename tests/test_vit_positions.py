@@ -123,7 +123,7 @@ def test_bfloat16_rounds_neither_positions_nor_displacements():
     network = vit(img_size=4 * side, depth=1, embed_dim=21, **NO_TOKENS)
     layer = with_positions(network, alpha=1.0).blocks[0].attn
     with torch.no_grad():
-        layer.qkv.weight[:42] = 0  # scores of content, which are rounded as ever
+        layer.qkv.weight[:42] = 0  # scores of content, rounded as in timm
         layer.qkv.bias[:42] = 0
         layer.Delta.copy_(torch.tensor([0.4, -1.3, 2.6, 0.1, 0.0, 5.2]))
         layer.qkv.bfloat16()
@@ -134,7 +134,7 @@ def test_bfloat16_rounds_neither_positions_nor_displacements():
         at = torch.cartesian_prod(*2 * [torch.arange(side, dtype=torch.float64)])
         away = at[None] - at[rows, None] - layer.Delta.double().view(3, 1, 1, 2)
         P = (-rounded[:, None, None] * away.square().sum(-1)).softmax(-1)
-        # through the values, which bfloat16 rounds once, of every way to evaluate a layer
+        # every evaluation, compared by outputs; bfloat16 rounds the values once
         x = torch.randn(1, side**2, 21, generator=torch.Generator().manual_seed(2)).bfloat16()
         v = layer.positioned(x)[2].double()
         for heads in by_every_kernel(layer, x):

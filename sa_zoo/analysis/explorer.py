@@ -117,7 +117,7 @@ def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | N
     return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
-def _prepare_inputs(images: object, expected: dict[str, Any]) -> dict[str, Tensor]:
+def _prepare_inputs(images: Any, expected: dict[str, Any]) -> dict[str, Tensor]:
     """Inputs of the model, (C, H, W), by name: pictures are resized, cropped and normalized.
 
     Raises ValueError for images of another kind.

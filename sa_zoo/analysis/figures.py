@@ -81,7 +81,7 @@ def gaussian_layers(tensors: Mapping[str, Tensor]) -> Layers:
         spread = tensors.get(f"{module}.spread")
         alpha = tensors.get(f"{module}.alpha")
         if alpha is not None:
-            spread = (2 * alpha.clamp(min=0)).sqrt()  # alpha below 0: heads look away from Delta
+            spread = (2 * alpha.clamp(min=0)).sqrt()  # alpha below 0: heads attend away from Delta
             Delta = Delta.reshape(*alpha.shape, -1)  # one vector in vision transformers
         if spread is None:
             continue

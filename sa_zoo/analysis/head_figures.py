@@ -1,4 +1,4 @@
-"""Where attention heads look, after the figures of Cordonnier, Loukas, Jaggi (ICLR 2020, arXiv:1911.03584).
+"""Centers and maps of attention heads, after the figures of Cordonnier, Loukas, Jaggi (ICLR 2020, arXiv:1911.03584).
 
 Displacements have rows downwards and columns to the right, as in an image. A square marks the query pixel.
 """

@@ -32,7 +32,7 @@ class LayerMaps:
     """
 
     name: str  # of the module in the network
-    module: nn.Module
+    module: Any
     grid: Pixel  # (H, W) of the queries
     keys: Pixel  # (H, W) of the keys
     image: Pixel  # (H, W) of the layer's input: the keys without padding

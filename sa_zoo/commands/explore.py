@@ -1,4 +1,4 @@
-"""The explorer's page of a model: its attention, its training path, and images to look at."""
+"""The explorer's page of a model: attention, training path and images."""
 
 from pathlib import Path
 

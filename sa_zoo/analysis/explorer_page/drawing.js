@@ -15,7 +15,7 @@ function channelsOf(hex) {
 /**
  * A canvas of one pixel per key, of one color whose opacity is the attention, relative to the largest.
  *
- * A map whose largest share is below 4 times the mean is fainter: attention that is spread evenly should look like it.
+ * A map whose largest share is below 4 times the mean is fainter, so that nearly uniform attention is faint.
  */
 function overlayOf(P, [height, width], hex) {
   const canvas = document.createElement("canvas");
@@ -43,7 +43,7 @@ function paleOf(picture) {
   return canvas;
 }
 
-/** Where the picture lies among the keys, of which some may be padding: [x, y, width, height] in units of keys. */
+/** Place of the picture among the keys, without padding: [x, y, width, height] in units of keys. */
 function pictureBox(layer) {
   return [layer.padding[1], layer.padding[0], layer.image[1], layer.image[0]];
 }
@@ -113,7 +113,7 @@ function html(name, properties = {}, attributes = {}) {
  * A table of norms as squares, stronger where larger: one SVG.
  *
  * window: {rows, columns}, the displacements; labels: (row, column) -> names of heads; marked: the selected square. The
- * opacity is the square root of the norm: a blurred kernel would hardly be seen next to a sharp one.
+ * opacity is the square root of the norm: otherwise a blurred kernel is invisible next to a sharp one.
  */
 function kernelPicture(norms, window, largest, labels, marked) {
   const [height, width] = [norms.length, norms[0].length];

@@ -1,4 +1,4 @@
-// What the reader does: keys, pointers, buttons, files. The last file: it starts the page.
+// Keys, pointers and buttons. The last file: it starts the page.
 
 /** Sharpen all heads until they are one-hot, as an animation unless the reader prefers none. */
 function harden() {

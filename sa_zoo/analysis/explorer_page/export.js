@@ -1,4 +1,4 @@
-// What leaves the page: the view as PNG, and Python code that computes its maps.
+// Exports: the view as PNG, and Python code that computes its maps.
 
 /** The canvases of the page on one: the enlarged maps, one per query, and next to them all heads, below a title. */
 function viewAsCanvas() {
@@ -28,7 +28,7 @@ function viewAsCanvas() {
   return whole;
 }
 
-/** Python code that computes the maps of the view; strings are quoted as JSON does, which Python reads too. */
+/** Python code that computes the maps of the view; strings are quoted as in JSON, which is valid Python. */
 function snippetOf(data, state, layer) {
   const positional = layer.kind !== "stored";
   const model = data.source

@@ -1,4 +1,4 @@
-// From heads to convolutions (Theorem 1): which kernel a layer approaches, and how far it is from it.
+// From heads to convolutions (Theorem 1): the kernel that a layer approaches, and its distance from it.
 //
 // The formulas are those of convolution/theorem.py and convolution/certificate.py. Symbols: maps.js.
 
@@ -13,7 +13,7 @@ function targetOf(kind, heads, head) {
   });
 }
 
-/** Displacements that a head can see, {rows: [first, last], columns: [first, last]}, on an unbounded grid. */
+/** Displacements of a head's support, {rows: [first, last], columns: [first, last]}, on an unbounded grid. */
 function reachOf(kind, heads, head) {
   if (kind === "learned") {
     const [rows, columns] = [heads.down[head], heads.across[head]].map((scores) => (scores.length - 1) / 2);
@@ -47,7 +47,7 @@ function borderlessMap(kind, heads, head) {
   };
 }
 
-/** What a head gives to keys other than its target, where no border cuts it; 1 - P[target] would lose digits. */
+/** Attention of a head to keys other than its target, away from borders; 1 - P[target] would lose digits. */
 function missedAttention(kind, heads, head, target) {
   const { rows, columns } = reachOf(kind, heads, head);
   const P = borderlessMap(kind, heads, head);

@@ -104,7 +104,7 @@ async function storedMaps(layer, packed) {
   };
 }
 
-/** What one looks for first in a map: its largest share, where that is, and how far the head looks on average. */
+/** Summary of a map: its largest share, the key of that share, and the mean attention distance. */
 function summaryOf(layer, P, query) {
   const [origin, width] = [originOf(layer, query), layer.keys[1]];
   let [best, distance] = [0, 0];

@@ -97,7 +97,7 @@ async function render() {
   if (location.protocol !== "about:") history.replaceState(null, "", `#${fragmentOf(state)}`); // not in a notebook's frame
 }
 
-/** What the enlarged map of a query shows, in words. Pixels are counted from 1, those of the layer's input. */
+/** Caption of the enlarged map of a query. Pixels are counted from 1, those of the layer's input. */
 function captionOf(layer, { query, maps }) {
   const { largest, key, distance } = summaryOf(layer, maps[state.head], query);
   const pixel = ([row, column]) => `row ${row + 1}, column ${column + 1}`;

@@ -1,4 +1,4 @@
-// The panels beside the maps. Each function fills one element from what it is given, and reports through callbacks.
+// The panels beside the maps. Each function fills one element from its arguments, and reports through callbacks.
 
 /** (row, column), with signs, as a person would say it. */
 function displacementText([row, column]) {

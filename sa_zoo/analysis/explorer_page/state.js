@@ -58,7 +58,7 @@ function fragmentOf(state) {
   return encodeURIComponent(JSON.stringify(state));
 }
 
-/** The inverse of fragmentOf; what is missing is taken from `fallback`, as is all if the fragment holds no state. */
+/** The inverse of fragmentOf; missing parts come from `fallback`, and everything does if the fragment holds no state. */
 function stateOf(fragment, fallback) {
   try {
     return { ...fallback, ...JSON.parse(decodeURIComponent(fragment.replace(/^#/, ""))) };
