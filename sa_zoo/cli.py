@@ -197,7 +197,7 @@ def evaluate_command(
     from sa_zoo.folders.metrics import write_result
 
     metrics = sa_zoo.evaluate(model, data, changes or [], detail)
-    print_once(json.dumps(metrics.result(), indent=2))
+    print_once(json.dumps(metrics.measured(), indent=2))
     if json_ and is_main_process():
         write_result(json_, metrics)
 

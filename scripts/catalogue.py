@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from sa_zoo.commands.finish import finish
 from sa_zoo.data.config import DataConfig
 from sa_zoo.folders.metrics import read_metrics, write_metrics
-from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
 from sa_zoo.publishing.card import name_baseline, write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
@@ -45,7 +45,7 @@ def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     path = entry / "results" / f"{recipe}-{seed}.json"
     write_json(path, read_metrics(run).measured())
     if (entry / "model.safetensors").is_file():
-        write_card(open_folder(entry))
+        write_card(open_model(entry))
     return path
 
 
@@ -69,14 +69,14 @@ def add_run(run: Path, entry: Path, data: DataConfig) -> Path:
         record = new / HEADS
         if record.is_file() and record.stat().st_size > RECORD_BYTES:
             record.unlink()
-        opened = open_folder(new)
+        opened = open_model(new)
         opened.with_files(transformers_files(opened))
         large = (new / "model.safetensors").stat().st_size > FLOAT32_BYTES
         if large:
             _store_in_bfloat16(new)
-        test = evaluate_opened(open_folder(new), data, detail=True).test
+        test = evaluate_opened(open_model(new), data, detail=True).test
         write_metrics(new, read_metrics(new).model_copy(update={"test": test}))
-        opened = finish(open_folder(new))
+        opened = finish(open_model(new))
         sha256 = hashlib.sha256((new / "model.safetensors").read_bytes()).hexdigest()
         logits = check_loads(opened.network, new).tolist()
         write_json(new / "check.json", {"sha256": sha256, "logits": logits})
@@ -96,7 +96,7 @@ def render(model_cards: Path) -> list[Path]:
     for folder in _trained(model_cards):
         if baselines.get(folder.name):
             name_baseline(folder, model_cards / baselines[folder.name])
-        cards.append(write_card(open_folder(folder)))
+        cards.append(write_card(open_model(folder)))
     return cards
 
 
@@ -106,7 +106,7 @@ def publish_models(folders: list[Path], owner: str, tag: str | None, dry_run: bo
         finished = []
         for folder in folders:
             copy = shutil.copytree(folder, Path(temporary) / folder.name)
-            finished.append(finish(open_folder(copy)))
+            finished.append(finish(open_model(copy)))
         for check_only in [True] if dry_run else [True, False]:
             for opened in finished:
                 publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, check_only)
@@ -122,7 +122,7 @@ def _trained(model_cards: Path) -> list[Path]:
 
 def _check(run: Path, entry: Path) -> None:
     """Raise ValueError unless the run is finished, and of the model of the folder that it is to enter."""
-    architecture = open_folder(run).config["architecture"]
+    architecture = open_model(run).config["architecture"]
     if entry.name.partition(".")[0] != architecture:
         raise ValueError(f"got {run} of {architecture}, expected a run for {entry.name}")
     if not read_metrics(run).test:

@@ -28,7 +28,7 @@ from sa_zoo.cli import app
 from sa_zoo.commands.explore import explore_source
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.theorem import head_shifts
-from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.opened import open_model
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +361,7 @@ def test_images_of_another_kind_are_refused(given):
 
 def test_a_model_of_other_channels_or_without_maps(tmp_path):
     folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
-    assert explorer_files(open_folder(folder)) == {}
+    assert explorer_files(open_model(folder)) == {}
     model = small_network(in_chans=5)
     with pytest.raises(ValueError, match="model of 5 channels"):
         explore(model)

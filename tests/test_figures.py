@@ -17,7 +17,7 @@ from sa_zoo.analysis.figures import figure_files, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_maps, head_paths, head_positions
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves
-from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.opened import open_model
 from sa_zoo.models.network import attention_in
 
 COUNTS = [[5, 2, 0], [1, 6, 0], [3, 0, 8]]  # true classes by predicted ones
@@ -37,14 +37,14 @@ def run(tmp_path):
 
 
 def test_figures_of_a_run_have_the_same_bytes_each_time(run):
-    drawn = figure_files(open_folder(run))
+    drawn = figure_files(open_model(run))
     names = ["learning_curve", "head_positions", "head_paths", "head_maps", "confusion_matrix"]
     assert [Path(name).stem for name in drawn] == names
     for content in drawn.values():
         pixels = imread(BytesIO(content))
         assert pixels[..., :3].std() > 0.05, "not blank"
         assert 300 <= pixels.shape[1] <= 1200, "of a width that a card shows"
-    assert figure_files(open_folder(run)) == drawn
+    assert figure_files(open_model(run)) == drawn
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_run_gets_the_figures_that_it_has_data_for(tmp_path, name, figures):
     folder = make_run(tmp_path / "run", name, **SIZES if name.startswith("sa_") else {})
     maps = {f"blocks.{block}.attn": np.random.rand(3, 8, 8) for block in range(2)}
     save_file(maps, folder / "attention.safetensors")  # read where images change the maps
-    assert list(figures_of(open_folder(folder))) == ["learning_curve", *figures]
+    assert list(figures_of(open_model(folder))) == ["learning_curve", *figures]
 
 
 def test_panels_draw_the_numbers_of_their_files():
@@ -107,14 +107,14 @@ def test_contours_enclose_the_share_of_attention_that_they_claim(S):
 def test_layers_come_in_the_order_of_execution(tmp_path):
     sizes = {"embed_dim": (5, 7, 11), "depth": (1, 9, 1), "num_heads": 2}
     folder = make_run(tmp_path / "run", "sa_plain_tiny_cifar", **sizes)
-    order = list(attention_in(open_folder(folder).network.blocks))
+    order = list(attention_in(open_model(folder).network.blocks))
     weights = load_file(folder / "model.safetensors")
     for row, layer in enumerate(order):
         weights[f"blocks.{layer}.terms.0.Delta"][:] = row
     save_file(weights, folder / "model.safetensors")
     heads = {name: np.stack([rows] * 2) for name, rows in weights.items() if ".terms." in name}
     save_file(heads, folder / "heads.safetensors")  # sorted by name, which is another order
-    figures = figures_of(open_folder(folder))
+    figures = figures_of(open_model(folder))
     for row in range(len(order)):
         assert figures["head_paths"].axes[row].lines[0].get_ydata()[-1] == row
         assert figures["head_positions"].axes[row].texts[0].get_position()[1] == row
@@ -130,7 +130,7 @@ def test_layers_of_one_head_or_without_sharpness_are_not_gaussian():
 def test_figures_do_not_follow_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
-    opened = open_folder(run)
+    opened = open_model(run)
     with pytest.raises(ValueError, match="a link to"):
         opened.with_files(figure_files(opened))
     assert not list((tmp_path / "outside").iterdir())

@@ -25,7 +25,7 @@ from sa_zoo.convolution.layer_conversion import (
 )
 from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.fast.route import form_of, only
-from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.opened import open_model
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
@@ -315,7 +315,7 @@ def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
     arguments = ["harden", folders[0], "--out", folders[1], "--set", "train.epochs=1"]
     result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
-    run, hard = map(open_folder, folders)
+    run, hard = map(open_model, folders)
     assert run.config["model_args"] == hard.config["model_args"]
     taps = list(sa_zoo.harden(run.network).values())
     assert [term.taps() for term in terms_in(hard.network).values()] == taps

@@ -16,7 +16,7 @@ from transformers import TimmWrapperForImageClassification
 
 import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers
-from sa_zoo.folders.opened import open_folder
+from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.run_folder import record_heads
 from sa_zoo.vit.layers import kernel_pixels
@@ -167,7 +167,7 @@ def test_both_libraries_load_it_by_name(tmp_path):
     expected = network(images())
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     wrapper = TimmWrapperForImageClassification.from_pretrained(tmp_path).eval()
-    assert torch.equal(open_folder(tmp_path).network(images()), expected)
+    assert torch.equal(open_model(tmp_path).network(images()), expected)
     assert torch.equal(loaded(images()), expected)
     assert torch.equal(wrapper(images()).logits, expected)
 

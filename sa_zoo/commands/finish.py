@@ -12,10 +12,10 @@ from sa_zoo.data.config import DataConfig
 from sa_zoo.data.open_images import open_images
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import metrics_of, write_metrics
-from sa_zoo.folders.opened import Opened, open_folder
+from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
-from sa_zoo.publishing.card import card_files
+from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.timm_checkpoint import copy_model, network_from_checkpoint
 from sa_zoo.publishing.transformers_export import transformers_files
 
@@ -29,7 +29,7 @@ def finish(opened: Opened) -> Opened:
         opened = opened.with_files(transformers_files(opened))
         opened = opened.with_files(figure_files(opened))
         opened = opened.with_files(explorer_files(opened))
-        opened = opened.with_files(card_files(opened))  # last, as it shows the others
+        write_card(opened)  # last, as it shows the others
     for path in folder.rglob(".*.incomplete"):
         if path.is_file():  # left by a killed process
             path.unlink()
@@ -62,7 +62,7 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
             write_timm_files(new, network, data_config=data)
         else:
             copy_model(source, new)
-        opened = _with_names(open_folder(new), names)
+        opened = _with_names(open_model(new), names)
         metrics = write_metrics(new, metrics_of(opened.network))
         opened = finish(replace(opened, metrics=metrics))
     return opened.moved(out)

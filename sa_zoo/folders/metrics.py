@@ -105,10 +105,6 @@ class Metrics(Section):
         """All keys with a value, as plain Python objects."""
         return self.model_dump(exclude_none=True)
 
-    def result(self) -> dict[str, Any]:
-        """The result of an evaluation, to print."""
-        return self.model_dump(exclude_none=True, exclude={"version"})
-
 
 def metrics_of(network: nn.Module, **more: Any) -> Metrics:
     """Name and parameters of a timm network, and the given measurements."""
@@ -167,4 +163,4 @@ def write_result(path: Path, measured: Metrics) -> None:
     if path.resolve() == (folder / FILE).resolve():
         write_test(folder, measured)
     else:
-        write_json(path, measured.result())
+        write_json(path, measured.measured())

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sa_zoo.folders.check import TIMM_FILES, check_name, checked
+from sa_zoo.folders.check import TIMM_FILES, check_name, checked, refusing
 from sa_zoo.folders.metrics import Metrics, read_metrics
 from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
@@ -36,12 +36,8 @@ class Opened:
         """The tensors of a file in the folder; none without one. Raises ValueError if the file is damaged."""
         if self.folder is None or not (self.folder / name).is_file():
             return {}
-        try:
+        with refusing(str(self.folder / name)):
             return load_file(self.folder / name)
-        except SafetensorError as error:
-            raise ValueError(
-                f"{self.folder / name}: got a truncated or damaged file: {error}"
-            ) from error
 
     def with_files(self, files: Mapping[str, bytes]) -> "Opened":
         """The same model after writing these files, by name, into its folder."""
@@ -65,8 +61,8 @@ def open_model(source: "str | Path | Opened") -> Opened:
         logits = run.network(images)
 
     A Path is a folder; an Opened is returned unchanged. The folder is untrusted and checked first. Raises
-    FileNotFoundError if there is no such model or it has no weights, ValueError if the folder is damaged, names
-    something foreign or holds another model's weights.
+    FileNotFoundError if there is no such folder or repository, ValueError if it is damaged, names something foreign or
+    holds no weights, or those of another model.
     """
     if isinstance(source, Opened):
         return source
@@ -85,11 +81,6 @@ def open_model(source: "str | Path | Opened") -> Opened:
     return Opened(exact, folder, network, read_json(folder / "config.json"), read_metrics(folder))
 
 
-def open_folder(folder: Path) -> Opened:
-    """Open a model folder on this machine; raises as `open_model` does."""
-    return open_model(Path(folder))
-
-
 def folder_of(source: str | Path | Opened) -> Path | None:
     """The folder of a source; None for other sources. Raises FileNotFoundError if the folder is missing."""
     if isinstance(source, Opened):
@@ -104,25 +95,19 @@ def folder_of(source: str | Path | Opened) -> Path | None:
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    """`timm.create_model`. Raises FileNotFoundError if `source` has no weights.
+    """`timm.create_model`.
 
-    Raises ValueError if the weights or the arguments do not fit, or the weights have NaN or infinity.
+    Raises ValueError if `source` has no weights, if the weights or the arguments do not fit, or the weights have NaN or
+    infinity.
     """
     try:
         network = timm.create_model(**arguments, pretrained=pretrained)
-    except ValueError:
-        raise
-    except (OSError, RuntimeError, SafetensorError) as error:
-        message = " ".join(str(error).split())
-        of_another = "state_dict" in message or "inconsistent" in message
-        if isinstance(error, RuntimeError) and of_another:
-            raise ValueError(
-                f"weights: got those of another model in {source}: {message}"
-            ) from error
-        raise FileNotFoundError(f"weights: got none from {source}: {message}") from error
     except Exception as error:  # models raise anything for bad arguments
+        of_weights = isinstance(error, (OSError, RuntimeError, SafetensorError))
+        message = " ".join(str(error).split())
         raise ValueError(
-            f"model.args: got arguments that {source} cannot be built with: {type(error).__name__}: {error}"
+            f"{'weights' if of_weights else 'model.args'}: got {source}, which cannot be built: "
+            f"{type(error).__name__}: {message}"
         ) from error
     for name, tensor in network.state_dict().items():
         if pretrained and not tensor.isfinite().all():

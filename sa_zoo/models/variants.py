@@ -96,3 +96,10 @@ TYPES = {
     for row in VARIANTS
     if row.terms and not row.sizes
 }
+# `attention_type` by timm's name.
+ATTENTION_TYPES = {
+    row.name: kind
+    for row in VARIANTS
+    for kind, first in TYPES.items()
+    if (first.network, first.terms) == (row.network, row.terms)
+}

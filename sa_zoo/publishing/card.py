@@ -28,16 +28,11 @@ from sa_zoo.folders.parts import parts_of
 from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 
 MARKUP = re.compile(r"[\\`*\[\]<>|]|:(?=//)|(?<=www)\.", re.IGNORECASE)
-CARD_SCORES = {"top1": "top-1", "top5": "top-5"}  # scores in the metadata
 PAPER = "arXiv:1911.03584"
 
 
-def card_files(opened: Opened) -> dict[str, bytes]:
-    return {"README.md": render_card(opened).encode()}
-
-
 def write_card(opened: Opened) -> Path:
-    opened.with_files(card_files(opened))
+    opened.with_files({"README.md": render_card(opened).encode()})
     return opened.local_folder / "README.md"
 
 
@@ -49,7 +44,7 @@ def render_card(opened: Opened, repo_id: str = "") -> str:
 def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     """README.md for publication as `repo_id`, with all manual edits. The folder is not changed.
 
-    Raises ValueError if edits leave metadata, weights or usage code other than the folder's.
+    Raises ValueError if edits leave metadata, weights or a recipe other than the folder's.
     """
     facts = _facts(opened)
     text = _text(opened.local_folder / "README.md")
@@ -59,19 +54,14 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     if text in ("", _render(facts)):
         return _render(facts, repo_id, space_url)
     text = text.replace(f"you/{facts['title']}", repo_id)
-    mistakes = []
     card = ModelCard(text).data.to_dict()
-    for key, value in _metadata(facts).to_dict().items():
-        if card.get(key) != value:
-            mistakes.append(f"got {card.get(key)!r} as {key}, expected {value!r}")
-    expected = {
-        facts["weights_sha256"]: "the current sha256 of model.safetensors",
-        repo_id: f"usage code for {repo_id}",
-        facts["recipe"]: "the recipe that is published",
-    }
-    mistakes += [f"got none of {what}" for part, what in expected.items() if part not in text]
-    if mistakes:
-        raise ValueError(f"README.md: {'; '.join(mistakes)}: render it again with `sa-zoo card`")
+    other = [key for key, value in _metadata(facts).to_dict().items() if card.get(key) != value]
+    other += [key for key in ("weights_sha256", "recipe") if facts[key] not in text]
+    if other:
+        raise ValueError(
+            f"README.md: got another {', '.join(other)}, expected that of the folder: "
+            "render it again with `sa-zoo card`"
+        )
     return text
 
 
@@ -82,12 +72,11 @@ def name_baseline(folder: Path, baseline: Path) -> None:
     """
     mine = read_metrics(folder)
     other = read_metrics(baseline)
-    got = _tested_on(other)
-    expected = _tested_on(mine)
-    if other.test is None or got != expected:
+    tested = [(run.data, run.data_revision or "", run.test.n) for run in (mine, other) if run.test]
+    if len(tested) < 2 or tested[0] != tested[1]:
         raise ValueError(
-            f"--baseline: got {baseline}, measured on {got}, "
-            f"expected the folder of a finished run on {expected} (data, revision, images)"
+            f"--baseline: got {baseline}, expected the folder of a finished run on the same data, revision and number "
+            f"of test images; found {tested}"
         )
     settings = tomllib.loads(_text(baseline / "train.toml"))
     named = Baseline(
@@ -97,11 +86,6 @@ def name_baseline(folder: Path, baseline: Path) -> None:
         test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),
     )
     write_metrics(folder, mine.model_copy(update={"baseline": named}))
-
-
-def _tested_on(run: Metrics) -> tuple[str | None, str | None, int | None]:
-    """Data, revision and number of the test images of a run."""
-    return run.data, run.data_revision or None, run.test.n if run.test else None
 
 
 def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> str:
@@ -159,9 +143,9 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     task = "image-classification" if facts["cfg"]["input_size"][0] == 3 else None
     if facts["cfg"].get("paper_ids") == PAPER:
         tags.append("self-attention")
-    scores = (
-        metrics.test.model_dump(include=set(CARD_SCORES), exclude_none=True) if metrics.test else {}
-    )
+    scores = {}
+    if metrics.test:
+        scores = {"top-1": metrics.test.top1, "top-5": metrics.test.top5}
     results = [
         EvalResult(
             task_type="image-classification",
@@ -170,10 +154,11 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             dataset_split="test",
             dataset_revision=metrics.data_revision or None,
             metric_type="accuracy",
-            metric_name=f"{CARD_SCORES[score]} accuracy",
+            metric_name=f"{score} accuracy",
             metric_value=value,
         )
         for score, value in scores.items()
+        if value is not None
     ]
     return ModelCardData(
         license=facts["license"],

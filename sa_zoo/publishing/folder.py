@@ -3,7 +3,6 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import timm
 import tomli_w
@@ -21,8 +20,6 @@ SECRET = re.compile(
     rb"|github_pat_\w{30,}|sk-[A-Za-z0-9_-]{32,}|(?:xox[a-z]|xapp)-[A-Za-z0-9-]{20,}|A[KS]IA[A-Z0-9]{16})\b"
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
-# Start of a pickle (protocol 2 and later) or of a zip archive, as from torch.save.
-PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")  # of a model or data set
 # In a published train.toml
@@ -55,24 +52,20 @@ def without_paths(recipe: str, data: str | None) -> str:
 
 
 def check_content(name: str, content: bytes) -> None:
-    """Raise ValueError for a pickle, an archive or a token, SafetensorError for damaged weights."""
+    """Raise ValueError for a token, SafetensorError for tensors in another format, such as a pickle."""
     if name.endswith(".safetensors"):
-        deserialize(content)  # the size of its header may look like a pickle
-    elif PICKLE.match(content):
-        raise ValueError(
-            f"got a pickle or an archive in {name}, expected none: weights are safetensors only"
-        )
+        deserialize(content)
     token = get_token()
     if SECRET.search(content) or (token and token.encode() in content):
         raise ValueError(f"got what looks like a token in {name}: remove it and revoke it")
 
 
-def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any) -> torch.Tensor:
-    """Logits (2, classes) of a network loaded by timm. Raises ValueError if those by transformers differ."""
+def check_loads(network: nn.Module, folder: Path) -> torch.Tensor:
+    """Logits (2, classes) of a network. Raises ValueError if those of the model loaded by transformers differ."""
     from transformers import AutoModelForImageClassification  # takes seconds to import
 
     by_transformers = AutoModelForImageClassification.from_pretrained(
-        transformers_name, trust_remote_code=False, use_safetensors=True, **where
+        folder, trust_remote_code=False, use_safetensors=True
     ).eval()
     input_size = network.pretrained_cfg["input_size"]  # type: ignore[index]
     images = torch.randn(2, *input_size, generator=torch.Generator().manual_seed(0))
@@ -81,7 +74,8 @@ def check_loads(network: nn.Module, transformers_name: str | Path, **where: Any)
         others = by_transformers(pixel_values=images).logits
     if logits.shape != others.shape or not torch.allclose(logits, others, rtol=1e-5, atol=1e-5):
         raise ValueError(
-            f"got different logits from timm and transformers for {transformers_name}: "
-            f"{logits[0]} and {others[0]}"
+            f"got logits {logits[0]} from the network, but {others[0]} from transformers for {folder}; "
+            "if the network was changed after it was opened, save it with timm.models.save_for_hf, and finish the new "
+            "folder"
         )
     return logits

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import timm
 from huggingface_hub import HfApi
 
 from sa_zoo.folders.check import checked
@@ -47,8 +46,6 @@ def publish(
     with files of others, and the errors of huggingface_hub.
     """
     opened = open_model(model)
-    if opened is model:
-        _check_unchanged(opened)
     for name in filter(None, (repo_id, space)):
         if not HUB_ID.fullmatch(name):
             raise ValueError(f"got repository {name!r}, expected one like 'you/name'")
@@ -82,32 +79,13 @@ def _send(remotes: list[Remote], private: bool, tag: str | None) -> str:
         commit = tagged if tagged and remote is model else remote.commit(*state)
         commits.append(commit)
         with TemporaryDirectory() as cache:
-            differing = remote.differing(commit, cache)  # the client checks lengths only
-            if differing:
-                raise ValueError(
-                    f"got other contents in {remote.url} at {commit}: {differing}; "
-                    f"{'choose a new tag, as tags do not move' if tagged else 'run this again'}"
-                )
+            snapshot = remote.check(commit, cache)
             if remote is model:
-                source = f"hf-hub:{remote.repo_id}@{commit}"
-                network = timm.create_model(source, pretrained=True, cache_dir=cache).eval()
-                where = {"revision": commit, "cache_dir": cache, "local_files_only": True}
-                check_loads(network, remote.repo_id, **where)
+                check_loads(open_model(snapshot).network, snapshot)
         print(f"published {remote.url} at {commit}")
     if tag and not tagged:
         model.api.create_tag(model.repo_id, tag=tag, revision=commits[0])
     return commits[0]
-
-
-def _check_unchanged(opened: Opened) -> None:
-    """Raise ValueError if the network of an opened folder was changed: publishing sends the files."""
-    stored = open_model(opened.local_folder).network.state_dict()
-    state = opened.network.state_dict()
-    if stored.keys() != state.keys() or not all(stored[n].equal(state[n]) for n in stored):
-        raise ValueError(
-            f"got a network that was changed after it was opened, expected that of {opened.folder}: "
-            "write it with timm.models.save_for_hf, and complete the new folder with sa_zoo.finish"
-        )
 
 
 def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> dict[str, bytes]:

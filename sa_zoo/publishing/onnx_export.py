@@ -1,16 +1,18 @@
 """Writes a network as one ONNX file, to run without this package and without torch."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import onnx
 import torch
+from onnxruntime import InferenceSession
 from timm.data import resolve_model_data_config
 from timm.utils import reparameterize_model
 from timm.utils.onnx import onnx_export
 
+from sa_zoo.folders.check import refusing
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import write_file
 
@@ -24,30 +26,20 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
 
     The input is `images` (B, C, H, W), normalized float32, the output `logits` (B, classes). The metadata hold the
     preprocessing (input_size, interpolation, crop_pct, mean, std) and the class names, as JSON. The file is written
-    after a check of its logits in onnxruntime. Raises ValueError if they differ or onnxruntime is missing, and for a
-    dynamic size if the network takes one size only.
+    after a check of its logits in onnxruntime. Raises ValueError if they differ, and for a dynamic size if the network
+    takes one size only.
     """
-    if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
-        raise ValueError("export: got no onnxruntime, expected it: pip install 'sa_zoo[onnx]'")
-    import onnx  # optional
-
     network: Any = opened.network.eval()
-    if not dynamic_size:  # folds constants of one size
-        network = reparameterize_model(network)
     data = resolve_model_data_config(network)
     channels, height, width = data["input_size"]
-    sizes = [(height, width)]
+    batches = [torch.randn(count, channels, height, width) for count in (1, 3)]
     if dynamic_size:
         step = network.feature_info[-1]["reduction"]
-        sizes.append((height + step, width + 2 * step))
-    images = [torch.randn(count, channels, *size) for size in sizes for count in (1, 3)]
-    with torch.inference_mode():
-        try:
-            expected = [network(some) for some in images]
-        except (AssertionError, RuntimeError) as error:
-            raise ValueError(
-                f"export: got a network of one image size ({error}), expected one that takes any"
-            ) from error
+        batches.append(torch.randn(2, channels, height + step, width + 2 * step))
+    else:  # folds constants of one size
+        network = reparameterize_model(network)
+    with torch.inference_mode(), refusing(opened.source):  # a network of one size raises anything
+        expected = [network(images) for images in batches]
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.onnx"
         onnx_export(
@@ -62,24 +54,15 @@ def write_onnx(opened: Opened, path: Path, dynamic_size: bool = False) -> Path:
             external_data=False,
         )
         model = onnx.load(file)
-        facts = data | {"label_names": network.pretrained_cfg.get("label_names")}
-        onnx.helper.set_model_props(model, {key: json.dumps(facts[key]) for key in facts})
-        content = model.SerializeToString()
-    _check_runtime(content, images, expected)
-    return write_file(path, content)
-
-
-def _check_runtime(
-    content: bytes, images: list[torch.Tensor], expected: list[torch.Tensor]
-) -> None:
-    """Raise ValueError unless onnxruntime gives the expected logits for each batch of images (B, C, H, W)."""
-    from onnxruntime import InferenceSession
-
+    facts = data | {"label_names": network.pretrained_cfg.get("label_names")}
+    onnx.helper.set_model_props(model, {key: json.dumps(facts[key]) for key in facts})
+    content = model.SerializeToString()
     session = InferenceSession(content, providers=["CPUExecutionProvider"])
-    for batch, right in zip(images, expected, strict=True):
-        (logits,) = session.run(["logits"], {"images": batch.numpy()})
+    for images, right in zip(batches, expected, strict=True):
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
         difference = (torch.from_numpy(logits) - right).abs().max()
         if not difference <= TOLERANCE * right.abs().max():
             raise ValueError(
                 f"export: got logits that differ by {difference:.1e} from onnxruntime, expected the network's"
             )
+    return write_file(path, content)

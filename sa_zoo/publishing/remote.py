@@ -8,6 +8,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Re
 
 TITLE = "Publish with sa_zoo"  # of our commits
 OURS = {TITLE, "initial commit"}  # the Hub creates a repository with an initial commit
+MAIN = {"model": "model.safetensors", "space": "index.html"}
 HUBS_OWN = ".gitattributes"
 
 
@@ -28,7 +29,8 @@ class Remote:
     def look(self, private: bool) -> tuple[str, set[str]]:
         """The commit of main and its files; the repository is created if it does not exist.
 
-        Raises FileExistsError for files that others committed, PermissionError if `private` and it is public.
+        Files of ours may have been edited there, except for the weights (of a Space, the page). Raises FileExistsError
+        for other files of others, PermissionError if `private` and the repository is public.
         """
         place: dict[str, Any] = {"repo_id": self.repo_id, "repo_type": self.kind}
         sdk = "static" if self.kind == "space" else None
@@ -44,11 +46,14 @@ class Remote:
             if isinstance(file, RepoFile)
         }
         others = sorted(path for path, title in titles.items() if title not in OURS)
-        if others:
+        edited = titles.get(MAIN[self.kind]) == TITLE and self.files.keys() >= set(others)
+        if others and not edited:
             raise FileExistsError(
                 f"got {self.url}, which holds {', '.join(others)}, expected only files that "
                 "sa_zoo published: nothing was changed; delete them there, or choose a new --repo-id"
             )
+        for path in others:
+            print(f"{path} was edited there; the new commit replaces it")
         return info.sha, set(titles)
 
     def commit(self, head: str, paths: set[str]) -> str:
@@ -66,8 +71,8 @@ class Remote:
         )
         return committed.oid
 
-    def differing(self, commit: str, cache: str) -> str:
-        """Names of the files of a commit, downloaded into `cache`, that are not ours, byte by byte."""
+    def check(self, commit: str, cache: str) -> Path:
+        """Download a commit into `cache`. Raises ValueError unless all files are ours, byte by byte."""
         snapshot = Path(
             self.api.snapshot_download(
                 self.repo_id, repo_type=self.kind, revision=commit, cache_dir=cache
@@ -76,4 +81,10 @@ class Remote:
         paths = [path for path in snapshot.rglob("*") if path.is_file()]
         found = {path.relative_to(snapshot).as_posix(): path.read_bytes() for path in paths}
         found.pop(HUBS_OWN, None)
-        return ", ".join(sorted(dict(found.items() ^ self.files.items())))
+        differing = sorted(dict(found.items() ^ self.files.items()))
+        if differing:
+            raise ValueError(
+                f"got other contents in {self.url} at {commit}: {', '.join(differing)}; "
+                "run this again, with a new tag if there is one, as tags do not move"
+            )
+        return snapshot

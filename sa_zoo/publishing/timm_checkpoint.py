@@ -19,7 +19,7 @@ from sa_zoo.folders.check import (
     check_name,
     refusing,
 )
-from sa_zoo.folders.write import check_inside, check_sums, read_json, write_json, write_tensors
+from sa_zoo.folders.write import check_inside, read_json, write_json, write_tensors
 from sa_zoo.publishing.paper_checkpoint import state_from_paper
 
 PICKLED = "pytorch_model.bin"  # weights in a timm folder without safetensors
@@ -35,14 +35,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             return load_file(path)
         with torch.serialization.safe_globals([Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return content
     except Exception as error:  # torch raises any type of error for other files
         raise ValueError(
             f"checkpoint: got {path}, expected a complete file that torch.save wrote, with tensors only"
         ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"checkpoint: got a {type(content).__name__} in {path}, expected a dict")
-    return content
 
 
 def network_from_checkpoint(path: Path, model: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -87,23 +85,17 @@ def _state_dict(content: dict[str, Any]) -> dict[str, Tensor]:
 def copy_model(source: Path, folder: Path) -> None:
     """Copy config, weights and image processor of a model folder, with the weights in one safetensors file.
 
-    timm's configuration takes over mean and std of the image processor, and loses label_names of another number of
-    classes, which transformers leaves when it changes the head. Raises ValueError for a folder of another kind.
+    Without label_names of another number of classes, which transformers leaves when it changes the head. Raises
+    ValueError for a folder of another kind.
     """
     check_config(source / "config.json")
-    check_sums(source)
     config = read_json(source / "config.json")
     # transformers refuses num_classes there; timm reads the outer one
     config.get("model_args", {}).pop("num_classes", None)
     if len(config.get("label_names") or ()) != config.get("num_classes"):
         config["label_names"] = None
     if (source / PROCESSOR).is_file():
-        processor = read_json(source / PROCESSOR)
-        for key in ("mean", "std"):
-            config["pretrained_cfg"][key] = processor.get(
-                f"image_{key}", config["pretrained_cfg"][key]
-            )
-        write_json(folder / PROCESSOR, processor)
+        write_json(folder / PROCESSOR, read_json(source / PROCESSOR))
     write_json(folder / "config.json", config)
     with refusing(str(source)):
         write_tensors(folder / "model.safetensors", _weights(source))
@@ -111,13 +103,11 @@ def copy_model(source: Path, folder: Path) -> None:
 
 def _weights(source: Path) -> dict[str, Tensor]:
     """The weights in a folder of transformers, in one file or several, or of timm's `save_for_hf`."""
-    index = source / "model.safetensors.index.json"
-    if (source / "model.safetensors").is_file():
-        return load_file(source / "model.safetensors")
-    if not index.is_file():
+    files = sorted(source.glob("model*.safetensors"))  # of several, the one with all is the last
+    if not files:
         return clean_state_dict(read_checkpoint(source / PICKLED))
     weights: dict[str, Tensor] = {}
-    for name in set(read_json(index)["weight_map"].values()):
-        check_inside(source, name)
-        weights |= load_file(source / name)
+    for file in files:
+        check_inside(source, file.name)
+        weights |= load_file(file)
     return weights

@@ -15,34 +15,19 @@ from transformers.image_utils import PILImageResampling
 from sa_zoo.folders.opened import Opened
 from sa_zoo.models.configuration_sa import SIZES, SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.network import AttentionNetwork, attention_in, block_of, terms_of_block
-from sa_zoo.models.variants import TYPES
-
-# Keys of an image processor that decide its result.
-PROCESSING = (
-    "do_resize",
-    "size",
-    "resample",
-    "do_center_crop",
-    "crop_size",
-    "do_rescale",
-    "rescale_factor",
-    "do_normalize",
-    "image_mean",
-    "image_std",
-)
+from sa_zoo.models.variants import ATTENTION_TYPES
 
 
 def transformers_files(opened: Opened) -> dict[str, bytes]:
     """preprocessor_config.json, the code, and config.json with the keys of transformers, for the networks of models/.
 
     Other models need none: transformers loads them through its timm wrapper. Raises ValueError for a network without
-    average pooling, a crop outside the center, a wrong number of labels, or an image processor unlike timm's.
+    average pooling, a crop outside the center, or an image processor unlike timm's.
     """
     network = opened.network
     _check_processor(opened)
-    kind = _kind(network) if isinstance(network, AttentionNetwork) else ""
-    if not kind:
+    kind = ATTENTION_TYPES.get(opened.config["architecture"])
+    if kind is None:
         return {}
     if opened.config.get("model_type") == SAConfig.model_type:
         config = SAConfig.from_pretrained(opened.local_folder)
@@ -63,31 +48,15 @@ def remote_code() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(temporary).glob("*.py")}
 
 
-def _kind(network: Any) -> str:
-    """The `attention_type` of a network; empty for custom terms from outside this package."""
-    depth = len(network.blocks)
-    layers = attention_in(network.blocks)
-    built = {path: tuple(type(term) for term in layer.terms) for path, layer in layers.items()}
-    for kind, row in TYPES.items():
-        terms = {path: terms_of_block(row.terms, block_of(path), depth) for path in built}
-        if isinstance(network, row.network) and built == terms:
-            return kind
-    return ""
-
-
 def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig:
     """The configuration of a network built by timm; `pretrained_cfg` is the one in its config.json."""
     if network.global_pool != "avg":
         raise ValueError(
             f"global_pool: got {network.global_pool!r}, expected 'avg', which the transformers classes do"
         )
-    names = network.pretrained_cfg.get("label_names") or [
-        f"LABEL_{index}" for index in range(network.num_classes)
-    ]
+    names = network.pretrained_cfg.get("label_names") or ()
     if len(names) != network.num_classes:
-        raise ValueError(
-            f"label_names: got {len(names)}, expected one for each of {network.num_classes} classes"
-        )
+        names = [f"LABEL_{index}" for index in range(network.num_classes)]
     height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
     return SAConfig(
         attention_type=kind,
@@ -108,11 +77,11 @@ def _check_processor(opened: Opened) -> None:
         return
     stored = json.loads(AutoImageProcessor.from_pretrained(opened.local_folder).to_json_string())
     expected = json.loads(_image_processor(opened.network).to_json_string())
-    for key in PROCESSING:
-        if stored.get(key) != expected[key]:
+    for key, value in expected.items():
+        if stored.get(key) != value:
             raise ValueError(
-                f"preprocessor_config.json: got {key} {stored.get(key)}, expected {expected[key]}, which timm does "
-                "by config.json: make them agree"
+                f"preprocessor_config.json: got {key} {stored.get(key)}, expected {value} by pretrained_cfg in "
+                "config.json, which timm reads: make them agree"
             )
 
 
