@@ -4,6 +4,7 @@ Each verb imports what it needs, so that help and error messages appear immediat
 """
 
 import json
+import logging
 import re
 import runpy
 import shlex
@@ -24,6 +25,13 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def echo(text: object, err: bool = False) -> None:
     typer.echo(CONTROL.sub("", str(text)), err=err)
+
+
+class Printable(logging.Formatter):
+    """Messages without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return CONTROL.sub("", super().format(record))
 
 
 class Commands(TyperGroup):
@@ -126,6 +134,8 @@ def main(
     for stream in (sys.stdout, sys.stderr):  # cp1252 has few characters
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort:
+        logging.lastResort.setFormatter(Printable())
     if context.invoked_subcommand is None:
         echo(WELCOME)
 
@@ -248,18 +258,10 @@ def convert_command(
 
 
 @app.command("card")
-def card_command(
-    folder: Annotated[Path, typer.Argument(help="Model folder.")],
-    baseline: Annotated[
-        Path | None, typer.Option(help="Run on the same data to print next to this one.")
-    ] = None,
-) -> None:
+def card_command(folder: Annotated[Path, typer.Argument(help="Model folder.")]) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.commands.finish import finish
-    from sa_zoo.publishing.card import name_baseline
 
-    if baseline:
-        name_baseline(folder, baseline)
     finish(sa_zoo.open(folder))
 
 

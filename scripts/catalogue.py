@@ -9,6 +9,7 @@ when a copy is finished (`sa-zoo card COPY`), which `publish` does; code alone i
 
 import hashlib
 import shutil
+import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -19,10 +20,10 @@ from safetensors.torch import load_file, save
 
 from sa_zoo.commands.finish import finish
 from sa_zoo.data.config import DataConfig
-from sa_zoo.folders.metrics import read_metrics, write_metrics
+from sa_zoo.folders.metrics import Baseline, Scores, read_metrics, write_metrics
 from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
-from sa_zoo.publishing.card import name_baseline, write_card
+from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish
 from sa_zoo.publishing.transformers_export import transformers_files
@@ -95,7 +96,7 @@ def render(model_cards: Path) -> list[Path]:
     cards = []
     for folder in _trained(model_cards):
         if baselines.get(folder.name):
-            name_baseline(folder, model_cards / baselines[folder.name])
+            _name_baseline(folder, model_cards / baselines[folder.name])
         cards.append(write_card(open_model(folder)))
     return cards
 
@@ -118,6 +119,23 @@ def _trained(model_cards: Path) -> list[Path]:
     if not folders:
         raise ValueError(f"got {model_cards} without folders of trained models in it")
     return folders
+
+
+def _name_baseline(folder: Path, baseline: Path) -> None:
+    """Put the test result of another model into metrics.json. Raises ValueError for one on other images."""
+    mine = read_metrics(folder)
+    other = read_metrics(baseline)
+    same = (mine.data, mine.data_revision or "") == (other.data, other.data_revision or "")
+    if not (same and mine.test and other.test and mine.test.n == other.test.n):
+        raise ValueError(f"got the baseline {baseline}, expected the test images of {folder}")
+    recipe = tomllib.loads((baseline / "train.toml").read_text(encoding="utf-8"))
+    named = Baseline(
+        model=other.model or baseline.name,
+        fine_tuned=bool(recipe["model"].get("init")),
+        epochs=other.train.epochs if other.train else None,
+        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),
+    )
+    write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
 
 def _check(run: Path, entry: Path) -> None:

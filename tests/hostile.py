@@ -43,9 +43,8 @@ def change_config(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-def config_text(text: str | bytes) -> Callable[[Path], None]:
-    content = text.encode() if isinstance(text, str) else text
-    return lambda folder: (folder / "config.json").write_bytes(content) and None
+def config_text(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "config.json").write_bytes(text.encode("latin-1")) and None
 
 
 def weights(content: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -69,14 +68,10 @@ TABLE = b'{"a": {"dtype": "F32", "shape": [1099511627776, 1099511627776], "data_
 OVERFLOWING = struct.pack("<Q", len(TABLE)) + TABLE + bytes(64)
 
 
-def pickled(name: str) -> Callable[[Path], None]:
-    """The weights as a pickle that runs code, under `name`."""
-
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        (folder / name).write_bytes(pickle.dumps(Payload(folder / "executed")))
-
-    return change
+def pickled(folder: Path) -> None:
+    """The weights as a pickle that runs code."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(folder / "executed")))
 
 
 def many_empty_tensors(folder: Path) -> None:
@@ -92,27 +87,15 @@ def poison(values: dict[str, np.ndarray]) -> None:
 
 
 BIAS = "blocks.0.fc1.bias"
+WRONG_SHAPE = {"blocks.0.fc1.weight": np.zeros((3, 5), np.float32)}
 # name -> (what is done to the folder of a small sa_quadratic network, what the message has to say)
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "unknown architecture": (change_config(architecture="sa_evil"), "architecture.*sa_evil"),
     "architecture on the Hub": (change_config(architecture="hf-hub:evil/x"), "hf-hub:evil/x"),
     "no architecture": (change_config(architecture=None), "architecture"),
-    "another architecture": (
-        change_config(architecture="resnet18_cifar"),
-        "sa_zoo|argument|weights",
-    ),
+    "another architecture": (change_config(architecture="resnet18_cifar"), "argument|weights"),
     "a CNN on the Hub": (
         change_config(architecture="mhsa_network", model_args={"cnn": "hf-hub:evil/model"}),
         "hf-hub:evil/model",
-    ),
-    "weights at a URL": (change_config(pretrained_cfg__url="http://127.0.0.1:9/x.bin"), "url"),
-    "another file of weights": (change_config(pretrained_cfg__hf_hub_filename="x"), "hf_hub_file"),
-    "custom loading": (change_config(pretrained_cfg__custom_load="hf"), "custom_load"),
-    "a checkpoint path": (change_config(model_args__checkpoint_path="/x"), "checkpoint_path"),
-    "a cache folder": (change_config(model_args__cache_dir="/tmp/evil"), "cache_dir"),
-    "a nested configuration": (
-        change_config(model_args__pretrained_cfg={"url": "x"}),
-        "pretrained_cfg",
     ),
     "a billion parameters": (change_config(model_args__hidden_dim=2_500_000), "2500000"),
     "a billion parameters in small steps": (
@@ -128,33 +111,28 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a number of many digits": (config_text('{"x": 1%s}' % ("0" * 9000)), "number"),
     "a deviation of zero": (change_config(pretrained_cfg__std=[0, 0, 0]), "std"),
     "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
-    "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim|model.args"),
-    "a list for a table": (change_config(model_args=[1, 2]), "model_args"),
+    "text for a number": (change_config(model_args__embed_dim="many"), "model.args"),
     "deep nesting": (config_text('{"a":' * 100_000 + "1" + "}" * 100_000), "nest|recursion"),
-    "no JSON": (config_text(b"\x80\x04\x95evil"), "config.json"),
+    "no JSON": (config_text("\x80evil"), "config.json"),
     "no object": (config_text("[]"), "config.json"),
-    "wrong shapes": (
-        tensors(
-            lambda values: values.update({"blocks.0.fc1.weight": np.zeros((3, 5), np.float32)})
-        ),
-        "weights",
-    ),
+    "wrong shapes": (tensors(lambda values: values.update(WRONG_SHAPE)), "weights"),
     "a missing tensor": (tensors(lambda values: values.pop(BIAS)), "weights"),
     "NaN weights": (tensors(poison), "NaN or infinity in head.bias"),
-    "complex weights": (
-        tensors(lambda values: values.update({BIAS: values[BIAS] * (1 + 1j)})),
-        f"complex.* {BIAS}",
-    ),
-    "a shape that overflows": (weights(lambda _: OVERFLOWING), "weights"),
-    "a huge header": (weights(lambda _: struct.pack("<Q", 2**62) + b"{}"), "weights"),
+    "a shape that overflows": (weights(lambda _: OVERFLOWING), "safetensors"),
+    "a huge header": (weights(lambda _: struct.pack("<Q", 2**62) + b"{}"), "safetensors"),
     "many empty tensors": (many_empty_tensors, "more than"),
-    "truncated weights": (weights(lambda content: content[: len(content) // 2]), "weights"),
+    "truncated weights": (weights(lambda content: content[: len(content) // 2]), "safetensors"),
     "a pickle named model.safetensors": (
         weights(lambda _: pickle.dumps(Payload(Path("executed")))),
-        "weights",
+        "safetensors",
     ),
-    "a pickle as pytorch_model.bin": (pickled("pytorch_model.bin"), "model.safetensors"),
+    "a pickle as pytorch_model.bin": (pickled, "model.safetensors"),
 }
+ELSEWHERE = "url file state_dict hf_hub_filename custom_load"
+FACTORY = "pretrained pretrained_cfg pretrained_cfg_overlay checkpoint_path cache_dir features_only device dtype"
+KEYS = [f"pretrained_cfg__{key}" for key in ELSEWHERE.split()]
+KEYS += [f"model_args__{key}" for key in FACTORY.split()]
+FOLDERS |= {key: (change_config(**{key: "x"}), key.replace("__", ".")) for key in KEYS}
 
 
 def png(width: int, height: int, data: bytes, depth: int = 8, color: int = 2) -> bytes:
@@ -192,17 +170,12 @@ FRAMES = [Image.new("RGB", (11, 7), color) for color in ("red", "blue")]
 # name -> (content, what the message says; empty: read like any other image)
 IMAGES: dict[str, tuple[bytes, str]] = {
     "not an image": (b"#!/bin/sh\ntouch executed\n", "cannot identify"),
-    "an empty file": (b"", "cannot identify"),
     "a truncated PNG": (BROKEN[: len(BROKEN) * 2 // 3], "image"),
-    "a flipped bit": (BROKEN[:40] + bytes([BROKEN[40] ^ 4]) + BROKEN[41:], "cannot identify"),
     "a decompression bomb": (png(60_000, 60_000, b"\0" * 1000), "bomb"),
     "a header that promises too much": (png(5000, 5000, b"\0" * 10), "image"),
     "a PostScript program": (POSTSCRIPT, "cannot identify"),
-    "LAB": (encoded("LAB", "TIFF"), "got mode LAB"),
     "16 bits": (encoded("I;16", "PNG"), "got mode I"),
     "48 bits": (png(11, 7, (b"\0" + b"\1\2" * 33) * 7, depth=16), "more than 8 bits"),
     "a TIFF of 48 bits": (WIDE_TIFF, "more than 8 bits"),
-    "a PPM of 48 bits": (b"P6 11 7 65535\n" + bytes(11 * 7 * 6), "more than 8 bits"),
-    "floating point": (encoded("F", "TIFF"), "got mode F"),
     "an animation": (encoded("RGB", "GIF", save_all=True, append_images=FRAMES), ""),
 }

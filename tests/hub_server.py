@@ -45,8 +45,7 @@ class Repository:
 class HubServer(ThreadingHTTPServer):
     """faults: pattern of "METHOD path" -> what happens to the next such request, once.
 
-    "drop": it is closed unanswered; "lose": it is done, then closed unanswered; a number: the HTTP status to answer; a
-    function: called before the answer.
+    "lose": it is done, then closed unanswered; a number: the HTTP status to answer; a function: called first.
     """
 
     daemon_threads = True
@@ -88,13 +87,12 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if isinstance(fault, int):
                 raise Problem(fault)
-            if fault != "drop":
-                answer = self.answer(line, body, headers)
+            answer = self.answer(line, body, headers)
         except Problem as problem:
             status = problem.args[0]
             headers["X-Error-Code"] = "EntryNotFound"
             answer = json.dumps({"url": f"{self.server.url}/you/it"}).encode()
-        if fault in ("drop", "lose"):
+        if fault == "lose":
             self.close_connection = True
             return
         self.send_response(status)

@@ -1,4 +1,5 @@
 import json
+import logging
 import re
 import shlex
 import shutil
@@ -118,7 +119,7 @@ MISTAKES = {
     "train CONFIG --out OUT --resume": "run folder: got",
     "train quikstart --out OUT": r"config: got quikstart, .*\(did you mean quickstart\?\)",
     f"{ARGS}{{depth=0}}": "depth: got 0, expected",
-    f"{ARGS}{{nosuch=1}}": "model.args: got arguments that .* cannot be built with: TypeError",
+    f"{ARGS}{{nosuch=1}}": "model.args: got sa_quadratic_tiny_cifar, which cannot be built: TypeError",
     "evaluate test_vit": "--data: got nothing, expected a data set",
     "evaluate runs/typo": "model: got runs/typo, which is not there",
     "finish CONFIG --model sa_quadratic_cifar --out OUT": "checkpoint: got .*, expected",
@@ -140,6 +141,8 @@ def test_the_terminal_does_not_obey_names(tmp_path):
     result = sa_zoo("data", folder)
     assert result.exit_code == 0 and "cat]0;owned" in result.stdout
     assert not {"\x1b", "\x07"} & {*result.stdout, *result.stderr}
+    record = logging.makeLogRecord({"msg": "cat\x1b[2J"})
+    assert logging.lastResort.format(record) == "cat[2J"
 
 
 def test_an_interrupted_run_says_how_to_resume(config, tmp_path):

@@ -7,12 +7,10 @@ import pytest
 import torch
 from damage import flip
 from model_folders import make_run
-from safetensors.torch import save
 
 import sa_zoo
 from sa_zoo.folders.write import write_sums
 from sa_zoo.publishing.card import write_card
-from sa_zoo.publishing.folder import check_content, check_loads
 from sa_zoo.publishing.hub import manifest_of
 from sa_zoo.publishing.transformers_export import remote_code, transformers_files
 
@@ -29,23 +27,15 @@ def run(finished_run, tmp_path):
     return shutil.copytree(finished_run, tmp_path / "renamed")
 
 
-def refused(run, reason, error=ValueError):
-    with pytest.raises(error, match=reason):
+def refused(run, reason):
+    with pytest.raises((ValueError, FileNotFoundError), match=reason):
         sa_zoo.publish(run, "you/test-vit", dry_run=True)
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.json", "model.safetensors"])
 def test_an_unfinished_run_is_refused(run, name):
     (run / name).unlink()
-    refused(run, name, (ValueError, FileNotFoundError))
-
-
-def test_a_header_whose_size_reads_like_a_pickle_is_none():
-    # the first two bytes of a header of 640 bytes are those of a pickle of protocol 2
-    sizes = {len(save({"Delta": torch.ones(3)}, {"x": "y" * n})): n for n in range(700)}
-    content = save({"Delta": torch.ones(3)}, {"x": "y" * sizes[8 + 640 + 12]})
-    assert content.startswith(b"\x80\x02")
-    check_content("heads.safetensors", content)
+    refused(run, name)
 
 
 @pytest.mark.parametrize(
@@ -53,29 +43,17 @@ def test_a_header_whose_size_reads_like_a_pickle_is_none():
     [
         ("history.jsonl", "hf_" + "a1B2" * 9, "a token"),
         ("explorer.html", "<p>ghp_" + "x" * 36, "a token"),
-        ("figures/head_maps.png", "-----BEGIN RSA PRIVATE KEY-----", "a token"),
         ("LICENSE", "-----BEGIN PGP PRIVATE KEY BLOCK-----", "a token"),
         ("report.md", "xapp-1-" + "A1b2" * 9, "a token"),
         ("report.md", "ASIA" + "A2" * 8, "a token"),
         ("LICENSE", "licensed to a-token-of-a-hub-of-ones-own", "a token"),
-        ("preprocessor_config.json", "PK\x03\x04archive/data.pkl", "a pickle or an archive"),
-        ("report.md", "\x80\x04.", "a pickle or an archive"),
         ("heads.safetensors", "\x80\x04.", "SafetensorError"),
     ],
 )
 def test_a_secret_or_a_pickle_is_refused(run, monkeypatch, name, content, reason):
     monkeypatch.setenv("HF_TOKEN", "a-token-of-a-hub-of-ones-own")
-    (run / "figures").mkdir()
     (run / name).write_bytes(content.encode("latin-1"))
     refused(run, reason)
-
-
-def test_different_logits_from_the_two_libraries_are_refused(run, tmp_path):
-    other = shutil.copytree(run, tmp_path / "other")
-    weights = (run / "model.safetensors").read_bytes()
-    (other / "model.safetensors").write_bytes(weights[:-4] + bytes([0, 0, 128, 63]))
-    with pytest.raises(ValueError, match="got different logits from timm and transformers"):
-        check_loads(sa_zoo.open(run).network, other)
 
 
 def test_a_changed_network_is_refused_with_that_reason(run):
@@ -83,7 +61,7 @@ def test_a_changed_network_is_refused_with_that_reason(run):
     sa_zoo.publish(opened, "you/test-vit", dry_run=True)
     with torch.no_grad():
         opened.network.head.bias += 1
-    refused(opened, "a network that was changed after it was opened")
+    refused(opened, "the network was changed after it was opened")
 
 
 def test_a_folder_with_a_damaged_file_is_refused(run):

@@ -458,7 +458,7 @@ TRAINED = "sa_quadratic_tiny_cifar"
 @pytest.mark.parametrize(
     ("section", "values", "said"),
     [
-        ("model", {"args": {"deepth": 3}}, "model.args: got arguments that test_vit .*deepth"),
+        ("model", {"args": {"deepth": 3}}, "model.args: got test_vit, .*deepth"),
         (
             "model",
             {"args": TINY_VIT | {"global_pool": ""}},

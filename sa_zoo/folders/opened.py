@@ -102,6 +102,8 @@ def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:
     """
     try:
         network = timm.create_model(**arguments, pretrained=pretrained)
+    except ValueError:
+        raise
     except Exception as error:  # models raise anything for bad arguments
         of_weights = isinstance(error, (OSError, RuntimeError, SafetensorError))
         message = " ".join(str(error).split())

@@ -14,15 +14,7 @@ import timm
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sa_zoo.cost import cost_of
-from sa_zoo.folders.metrics import (
-    Baseline,
-    Metrics,
-    Scores,
-    margin,
-    read_metrics,
-    read_results,
-    write_metrics,
-)
+from sa_zoo.folders.metrics import Metrics, margin, read_results
 from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.parts import parts_of
 from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
@@ -63,29 +55,6 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
             "render it again with `sa-zoo card`"
         )
     return text
-
-
-def name_baseline(folder: Path, baseline: Path) -> None:
-    """Put another run's test result into metrics.json.
-
-    Raises ValueError if `baseline` is not the folder of a run measured on the same images.
-    """
-    mine = read_metrics(folder)
-    other = read_metrics(baseline)
-    tested = [(run.data, run.data_revision or "", run.test.n) for run in (mine, other) if run.test]
-    if len(tested) < 2 or tested[0] != tested[1]:
-        raise ValueError(
-            f"--baseline: got {baseline}, expected the folder of a finished run on the same data, revision and number "
-            f"of test images; found {tested}"
-        )
-    settings = tomllib.loads(_text(baseline / "train.toml"))
-    named = Baseline(
-        model=other.model or baseline.name,
-        fine_tuned=bool(settings.get("model", {}).get("init")),
-        epochs=other.train.epochs if other.train else None,
-        test=Scores(**other.test.model_dump(include={"n", "top1", "top5", "balanced", "loss"})),
-    )
-    write_metrics(folder, mine.model_copy(update={"baseline": named}))
 
 
 def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> str:
