@@ -228,4 +228,4 @@ def test_links_out_of_a_model_folder_are_not_published(folder, tmp_path):
     (tmp_path / "secret").write_text("a diary")
     (folder / "LICENSE").symlink_to(tmp_path / "secret")
     result = CliRunner().invoke(app, ["publish", str(folder), "--repo-id", "you/x", "--dry-run"])
-    assert result.exit_code == 1 and re.search("LICENSE.*inside of", result.stderr), result.output
+    assert result.exit_code == 1 and re.search("LICENSE.*link", result.stderr), result.output

@@ -71,9 +71,7 @@ def test_a_recipe_takes_a_folder_of_images_as_its_data(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "kind", ["quadratic_gen", "quadratic_kernel", "learned", "content", "absolute", "eq8"]
-)
+@pytest.mark.parametrize("kind", ["learned", "content"])
 def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, recipe, kind):
     changes = [f"model.name=sa_{kind}_tiny_cifar", "train.epochs=1"]
     sa_zoo.train(recipe, tmp_path / "run", changes=changes)

@@ -152,7 +152,7 @@ def check_inside(folder: Path, name: str) -> None:
     target = (folder / name).resolve()
     if not target.is_relative_to(folder.resolve()):
         raise ValueError(
-            f"got {folder / name}, which is {target}, expected a file or folder inside of {folder}"
+            f"got {folder / name}, a link to {target}, expected a file or folder inside of {folder}"
         )
 
 
