@@ -8,8 +8,6 @@ CNNs: recasting pre-trained convolutional layers with self-attention" (2021, htt
 gate mixes two softmaxes; this one adds a term to the scores, as in Eq. 8.
 """
 
-from typing import Final
-
 import torch
 from torch import Tensor, nn
 
@@ -23,8 +21,6 @@ class ContentAttention(ConvolutionalAttention):
     """
 
     not_decayed = ("Delta", "alpha", "gate")
-    # Images evaluated at once: the probabilities of many more do not stay in a processor's caches.
-    at_once: Final[int] = 16
 
     def register_positions(self, Delta: Tensor, alpha: Tensor) -> None:
         super().register_positions(Delta, alpha)
@@ -42,19 +38,16 @@ class ContentAttention(ConvolutionalAttention):
     def content(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """gate_h X_q W_qry_h / sqrt(D_h) and (X_k W_key_h)^T: (B, N_h, prod Q, D_h) and (B, N_h, D_h, prod N)"""
         sizes = list(keys.shape[2:])
-        standing = keys
+        at_queries = keys
         for axis in range(len(sizes)):
-            standing = standing.index_select(2 + axis, self.query_positions(axis, sizes).long())
+            at_queries = at_queries.index_select(2 + axis, self.query_positions(axis, sizes).long())
         scale = (self.gate * self.W_qry.shape[1] ** -0.5)[:, None, None]
-        query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, standing.flatten(2))
+        query = torch.einsum("hdi,biq->bhqd", self.W_qry * scale, at_queries.flatten(2))
         return query, torch.einsum("hdi,bik->bhdk", self.W_key, keys.flatten(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D_in, *image) -> (B, D_out, *Q)"""
-        # A loop over images would fix their number in a graph.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or len(x) <= self.at_once:
-            return self.definition(x)
-        return torch.cat([self.definition(images) for images in x.split(self.at_once)])
+        return self.definition(x)
 
 
 def without_content(name: str, layer: nn.Module) -> ConvolutionalAttention:
@@ -64,7 +57,5 @@ def without_content(name: str, layer: nn.Module) -> ConvolutionalAttention:
             f"{name}: got {type(layer).__name__}, expected a result of attention_from_conv"
         )
     if isinstance(layer, ContentAttention) and layer.gate.detach().any():
-        raise ValueError(
-            f"{name}: got a layer whose gate is open, expected one that does not look at content"
-        )
+        raise ValueError(f"{name}: got a layer whose gate is open, expected gates of zero")
     return layer

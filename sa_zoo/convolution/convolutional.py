@@ -175,7 +175,7 @@ class ConvolutionalAttention(nn.Module):
         device = self.alpha.device
         P = torch.ones_like(self.alpha)[:, None]
         for axis, neighborhood in enumerate(neighborhoods):
-            offsets = pixels(len(neighborhood), device) * neighborhood.step + neighborhood[0]
+            offsets = pixels(len(neighborhood), device) + neighborhood[0]
             scores = quadratic_scores(self.Delta[:, axis], self.alpha, pixels(1, device), offsets)
             P = (P[:, :, None] * probabilities_from(scores)).flatten(1)
         # The values times P, as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take

@@ -1,4 +1,4 @@
-"""Heads become taps: each reads one pixel, and the layer is a convolution whose taps were learned as attention.
+"""Fix every head to one pixel, its tap, which makes the layer a convolution.
 
 A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses
 a distinct pixel for each head and projects the layer onto these taps: a head's attention to a pixel moves to the tap
@@ -21,12 +21,14 @@ from sa_zoo.convolution.theorem import (
     spread_matrices,
 )
 from sa_zoo.models.attention import Attention
-from sa_zoo.models.linear import owns
+from sa_zoo.models.linear import is_plain, owns
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 
 # Of a tap: an alpha of 2048, exact in every floating-point type, leaves nothing for other pixels.
 TAP_SPREAD = 64.0
-COMPUTED = "some of its numbers are computed; remove parametrizations and pruning first"
+COMPUTED = (
+    "some of its weights are computed; merge adapters, remove parametrizations and pruning first"
+)
 Layer = Attention | ConvolutionalAttention
 
 
@@ -65,20 +67,16 @@ def why_not_taps(layer: Layer) -> str:
     """Why the heads of a layer cannot read one pixel each; empty if they can."""
     if isinstance(layer, ConvolutionalAttention):
         if not isinstance(layer, SoftAttention):
-            return "it looks at content"
+            return "its scores depend on content"
         if not owns(layer, "Delta", "alpha") or not owns(layer.W_val, "weight"):
             return COMPUTED
         if not layer.neighborhoods():
-            return "one sees without end (its alpha is not positive, or its Delta not finite)"
+            return "one has no bounded support (its alpha is not positive, or its Delta not finite)"
         return ""
     term = layer.terms[0]
-    if not all(each.positional for each in layer.terms):
-        return "its scores depend on content"
     if len(layer.terms) > 1 or not isinstance(term, Quadratic | GeneralizedQuadratic):
-        return "its encodings are learned tables, which have no center and no sharpness"
-    if type(layer.W_val) is not nn.Linear:
-        return f"its value matrices are a {type(layer.W_val).__name__}; merge adapters first"
-    if not owns(term, "Delta", "spread") or not owns(layer.W_val, "weight"):
+        return "its scores have more than a center and a sharpness per head"
+    if not is_plain(layer.W_val) or not owns(term, "Delta", "spread"):
         return COMPUTED
     if not all(parameter.isfinite().all() for parameter in term.parameters()):
         return "its Delta or its spread is not finite"

@@ -35,8 +35,6 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
         )
     if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return f"{type(layer).__name__} is not a convolution"
-    if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
-        return "it has no weights before its first image"
     if is_parametrized(layer):
         return "its kernel is computed on every call; remove the parametrization first"
     if is_watched(layer):
@@ -78,7 +76,7 @@ def attention_from_conv(
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or timm's Conv2dSame.
         alpha: sharpness of all heads. From 39 on, the layer runs as its convolution, in any type, and Delta and alpha
             are fixed; 46 is the paper's. Below, they are parameters.
-        content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
+        content: add a content term to the scores, behind a gate that starts at zero.
 
     Raises ValueError, with the reason, for layers it cannot express.
     """
@@ -98,10 +96,6 @@ def attention_in_place(
     """Like attention_from_conv, but takes over the tensors of `conv`: do not use it afterwards."""
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
-    if content and math.isinf(alpha):
-        raise ValueError(
-            "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
-        )
     weight = conv.weight.detach()
     heads = math.prod(conv.kernel_size)
     alphas = torch.full([heads], alpha, device="cpu", dtype=torch.float64)
@@ -145,7 +139,7 @@ def conv_and_distance(attention: nn.Module) -> tuple[_ConvNd, float]:
 
     The distance is a bound away from the border, for |x| <= 1: the layer's weights outside the kernel's pixels, plus
     the rounding of the others to the layer's type. Some input reaches it. It is zero for a layer equal to a
-    convolution. Raises ValueError if the output depends on content, if a head sees without end, for a network's
+    convolution. Raises ValueError if the output depends on content, if a head has unbounded support, for a network's
     attention whose heads are not all taps, or for other layers than those of attention_from_conv.
     """
     if isinstance(attention, Attention):
@@ -206,7 +200,7 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
     seen = neighborhoods_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
     if not seen:
         raise ValueError(
-            "attention: got a head that sees without end (its alpha is not positive, or its Delta not finite), "
+            "attention: got a head with unbounded support (its alpha is not positive, or its Delta not finite), "
             "expected heads with a center and a sharpness"
         )
     whole = wide.composed_kernel(seen)

@@ -1,10 +1,8 @@
-"""Whole networks: replaces chosen convolutions of any network by multi-head self-attention, and reports the effect."""
+"""Whole networks: replace chosen convolutions by multi-head self-attention, and report the effect."""
 
 import copy
-import difflib
 import fnmatch
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -22,11 +20,6 @@ from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 from sa_zoo.models.terms import declared
-
-# Scores per image in one layer above which `convert` warns of a content term's cost: 40 MB in float32.
-COSTLY = 10**7
-# A layer's name, the convolution, the attention in its place, and the inputs of the convolution.
-Swapped = tuple[str, _ConvNd, ConvolutionalAttention, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -104,14 +97,11 @@ def convert(
     with torch.no_grad():
         before = call_before(converted, inputs, example, record)
         attentions = _swap(converted, convolutions.values(), alpha, content)
-        swapped = [
-            (name, conv, attentions[conv], inputs[conv])
+        rows = [
+            _row(name, conv, attentions[conv], inputs[conv])
             for name, conv in convolutions.items()
             if inputs[conv]
         ]
-        if content:
-            _warn_of_cost(swapped)
-        rows = [_row(*layer) for layer in swapped]
         after = converted(example)
     # Parents come first: a mode is passed on to all children, which then get their own.
     for name, module in network.named_modules(remove_duplicate=False):
@@ -157,9 +147,8 @@ def _to_convert(
     patterns = [part.strip() for part in layers.split(",")]
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part) for part in patterns)]
     if not chosen:
-        near = difflib.get_close_matches(layers, named, n=3, cutoff=0.3) or list(named)[:3]
-        such = f"such as {', '.join(near)}" if near else "of which it has none"
-        raise ValueError(f"layers: got {layers!r}, expected names of convolutions, {such}")
+        has = ", ".join(named) or "none"
+        raise ValueError(f"layers: got {layers!r}, expected names of convolutions; there are {has}")
     convolutions: dict[str, _ConvNd] = {}
     skipped: dict[str, str] = {}
     for name in chosen:
@@ -207,21 +196,6 @@ def _difference(before: Any, after: Any) -> float:
             largest = max(float(old.abs().max()), torch.finfo(torch.float32).tiny)
             differences.append(float((new - old).abs().max()) / largest)
     return max(differences)
-
-
-def _warn_of_cost(layers: list[Swapped]) -> None:
-    """Warn of layers with very many pairs of pixels to score, before evaluation."""
-    scores = {}
-    for name, _, attention, inputs in layers:
-        keys = attention.pad.sizes(list(inputs[0].shape[2:]))
-        scores[name] = math.prod([len(attention.alpha), *attention.queries(keys), *keys])
-    costly = [name for name in scores if scores[name] > COSTLY]
-    if costly:
-        warnings.warn(
-            f"content=True: each head scores all pairs of pixels, up to {max(scores.values()):,} scores per image "
-            f"and layer, in {', '.join(costly)}; choose later layers, such as layers='layer4.*'",
-            stacklevel=3,
-        )
 
 
 def _row(

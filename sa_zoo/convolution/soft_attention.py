@@ -109,8 +109,7 @@ class SoftAttention(ConvolutionalAttention):
             x = F.pad(x, [min(amount, 0) for amount in amounts])
             padding = self.zeros
         kernel = self.composed_kernel(neighborhoods)
-        steps = [neighborhood.step for neighborhood in neighborhoods]
-        return self.convolve(x, kernel, self.b_out, self.stride, padding, steps, self.groups)
+        return self.convolve(x, kernel, self.b_out, self.stride, padding, 1, self.groups)
 
     def framed(self, keys: Keys, inside: list[range], out: Tensor) -> Tensor:
         """All outputs, given `out` of the queries `inside`: (B, D_out, *inside) -> (B, D_out, *Q)"""

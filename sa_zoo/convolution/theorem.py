@@ -1,4 +1,4 @@
-"""The formulas of Theorem 1: which heads express a convolution, and how sharp they have to be.
+"""The formulas of Theorem 1: the heads that express a convolution, and their sharpness.
 
 Symbols as in models/attention.py; in addition K, the kernel size, Q and N, the numbers of queries and of keys along one
 axis, and n, the number of axes.
@@ -37,10 +37,10 @@ def spread_matrices(spread: Tensor, n: int = 2) -> Tensor:
     return spread.clamp(-LARGEST_SPREAD, LARGEST_SPREAD)[:, None, None] * torch.eye(n)
 
 
-def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int]:
-    """First and last key seen by a head along one axis, as displacements from the query.
+def support_of(Delta: float, alpha: float, precision: float) -> tuple[int, int]:
+    """The first and last key in a head's support along one axis, as displacements from the query.
 
-    A head sees a key if its probability is above `precision` times that of the key nearest to Delta.
+    In the support, probabilities are above `precision` times that of the key nearest to Delta.
     """
     nearest = round(Delta)
     radius = math.sqrt((Delta - nearest) ** 2 - math.log(precision) / alpha)
@@ -49,16 +49,10 @@ def seen_offsets(Delta: float, alpha: float, precision: float) -> tuple[int, int
     return min(first, nearest), max(last, nearest)
 
 
-def smallest_lattice(seen: Sequence[tuple[int, int]]) -> range:
-    """The smallest lattice of displacements that contains all from first to last of each pair in `seen`."""
-    first = min(start for start, _ in seen)
-    last = max(stop for _, stop in seen)
-    gaps = [start - first if start == stop else 1 for start, stop in seen]
-    return range(first, last + 1, math.gcd(*gaps) or 1)
-
-
 def neighborhoods(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]:
-    """The keys seen by any head, along each axis: (N_h, n), (N_h,) -> n neighborhoods; none if a head sees without end.
+    """The keys in any head's support, along each axis: (N_h, n), (N_h,) -> n neighborhoods.
+
+    Empty if a head has unbounded support.
 
     Reads the values of Delta and alpha: a CPU has to wait for an accelerator.
     """
@@ -67,12 +61,11 @@ def neighborhoods(Delta: Tensor, alpha: Tensor, precision: float) -> list[range]
     unbounded = not all(value >= LEAST_ALPHA for value in sharpness)  # true for NaN too
     if unbounded or not math.isfinite(sum(map(sum, axes))):
         return []
-    return [
-        smallest_lattice(
-            [seen_offsets(*head, precision) for head in zip(axis, sharpness, strict=True)]
-        )
-        for axis in axes
-    ]
+    found = []
+    for axis in axes:
+        ends = [support_of(*head, precision) for head in zip(axis, sharpness, strict=True)]
+        found.append(range(min(first for first, _ in ends), max(last for _, last in ends) + 1))
+    return found
 
 
 def neighborhoods_with(targets: Tensor, Delta: Tensor, alpha: Tensor) -> list[range]:

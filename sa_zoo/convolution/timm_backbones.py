@@ -21,7 +21,6 @@ from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
     get_arch_pretrained_cfgs,
-    get_pretrained_cfg,
     model_entrypoint,
     register_model,
     register_notrace_module,
@@ -59,7 +58,7 @@ for module in (SoftAttention, ContentAttention, SamePadding):
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert weights of the CNN to the backbone's; missing values (Delta, alpha, ...) are those of the model.
 
-    A stem for another number of input channels is adapted as in timm.
+    A stem for another number of input channels is adapted as in timm, which looks for it under its name in the CNN.
     """
     converted = from_torchvision_vgg(state_dict) if isinstance(model, VGG) else dict(state_dict)
     first = (getattr(model, "pretrained_cfg", {}).get("first_conv") or "").removesuffix(".W_val")
@@ -81,10 +80,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def cfg_of(name: str) -> PretrainedCfg:
-    """timm's configuration of a model; RuntimeError if there is none."""
-    cfg = get_pretrained_cfg(name, allow_unregistered=False)
-    assert cfg is not None
-    return cfg
+    """timm's default configuration of a model."""
+    return next(iter(get_arch_pretrained_cfgs(name).values()))
 
 
 def backbone_cfg(cfg: PretrainedCfg) -> PretrainedCfg:
