@@ -122,7 +122,7 @@ def test_an_open_gate_has_no_bound():
         certificate(layer, [7, 7])
 
 
-@pytest.mark.parametrize("image", [(8,), (8, 8, 8)])
+@pytest.mark.parametrize("image", [(8,), (8, 8, 8), (0, 8), 8])
 def test_a_bound_is_for_images_of_the_layers_dimensions(image):
-    with pytest.raises(ValueError, match=r"image: got .*, expected 2 sizes"):
+    with pytest.raises(ValueError, match=r"image: got .*, expected 2 positive sizes"):
         certificate(attention_from_conv(nn.Conv2d(3, 5, 3)), image)

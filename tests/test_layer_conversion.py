@@ -103,6 +103,7 @@ def replaced():
     [
         (lambda: nn.ConvTranspose2d(3, 5, 3), "puts queries between keys"),
         (lambda: nn.Linear(3, 5), "Linear is not a convolution"),
+        (lambda: nn.LazyConv2d(5, 3), "no weights before its first image"),
         (lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 5, 3)), "on every call"),
         (hooked, "hooks"),
         (replaced, "a replaced forward"),

@@ -55,11 +55,11 @@ def certificate(
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises ValueError for layers with an open gate, other modules, and images of another dimension.
+    Raises ValueError for layers with an open gate, other modules, and invalid sizes.
     """
     layer = without_content("layer", layer)
-    if len(image) != len(layer.kernel_size):
-        raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} sizes")
+    if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
+        raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
     kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
     largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it

@@ -35,6 +35,8 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
         )
     if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return f"{type(layer).__name__} is not a convolution"
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+        return "it has no weights before its first image"
     if is_parametrized(layer):
         return "its kernel is computed on every call; remove the parametrization first"
     if is_watched(layer):
@@ -76,7 +78,7 @@ def attention_from_conv(
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or timm's Conv2dSame.
         alpha: sharpness of all heads. From 39 on, the layer runs as its convolution, in any type, and Delta and alpha
             are fixed; 46 is the paper's. Below, they are parameters.
-        content: add a content term to the scores, behind a gate that starts at zero.
+        content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
 
     Raises ValueError, with the reason, for layers it cannot express.
     """
@@ -96,6 +98,10 @@ def attention_in_place(
     """Like attention_from_conv, but takes over the tensors of `conv`: do not use it afterwards."""
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
+    if content and math.isinf(alpha):
+        raise ValueError(
+            "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
+        )
     weight = conv.weight.detach()
     heads = math.prod(conv.kernel_size)
     alphas = torch.full([heads], alpha, device="cpu", dtype=torch.float64)
