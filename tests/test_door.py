@@ -9,7 +9,7 @@ import sa_zoo
 from sa_zoo.cli import app
 from sa_zoo.training.config import dump_config
 
-SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
+SMALL = {"patch_size": 4, "embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 LEFT = "README.md config.json explorer.html history.jsonl metrics.json model.safetensors train.toml"
 LEFT += " modeling_sa.py preprocessor_config.json sha256.json"
 FIGURES = "learning_curve head_positions head_paths head_maps confusion_matrix"
@@ -73,7 +73,7 @@ def test_a_recipe_takes_a_folder_of_images_as_its_data(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["learned", "content"])
 def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, recipe, kind):
-    changes = [f"model.name=sa_{kind}_tiny_cifar", "train.epochs=1"]
+    changes = [f"model.name=sa_{kind}_cifar", "train.epochs=1"]
     sa_zoo.train(recipe, tmp_path / "run", changes=changes)
     left = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")}
     assert left >= {*LEFT.split(), "figures/head_maps.png"}

@@ -46,14 +46,13 @@ def test_both_evaluations_are_the_definition(drawn, alpha, moved):
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 0.0, 1e-6, 0.6, 20.0, 37.0, 1e5, INFINITY])
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("sizes", [(2,), (13,), (5, 7)])
-def test_a_head_whose_targets_lie_outside_sees_the_nearest_key(sizes, stride, alpha):
+@pytest.mark.parametrize(("sizes", "stride"), [((2,), 1), ((13,), 2), ((5, 7), 1), ((5, 7), 2)])
+def test_a_head_whose_targets_lie_outside_attends_to_the_nearest_key(sizes, stride, alpha):
     """One head, so that whole windows lie outside; also half-way between two pixels."""
     layer = attention_from_conv(CONVOLUTIONS[len(sizes)](2, 3, 1, stride=stride).double(), 20.0)
     x = torch.randn(2, 2, *sizes, dtype=torch.float64)
     layer.alpha.data.fill_(alpha)
-    for shift in (-5.0, -3.0, -1.0, -0.5, -0.4, 0.4, 0.5, 1.0, 3.0, 5.0):
+    for shift in (-5.0, -1.0, -0.5, 0.4, 0.5, 3.0):
         layer.Delta.data[0, -1] = shift
         assert_is_the_definition(layer, x)
 
@@ -63,7 +62,7 @@ def sharp():
 
 
 def test_stacked_layers_keep_their_own_numbers():
-    """Dull heads around other centers, in layers that were built sharp."""
+    """Wide heads around other centers, in layers that were built sharp."""
     stacked, x = [sharp() for _ in range(3)], torch.randn(2, 3, 11, 13, dtype=torch.float64)
     for layer, moved in zip(stacked, (0.0, 2.3, -1.7), strict=True):
         layer.alpha.data.fill_(1.0)
@@ -72,14 +71,6 @@ def test_stacked_layers_keep_their_own_numbers():
     outputs = vmap(lambda state: functional_call(stacked[0], state, (x,)))(state)
     for layer, output in zip(stacked, outputs, strict=True):
         assert torch.allclose(output, layer.definition(x), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("value", [float("nan"), INFINITY, 1e9])
-def test_a_head_without_a_center_costs_no_memory(value):
-    layer = sharp()
-    layer.Delta.data[4, 1] = value
-    y = layer(torch.randn(1, 3, 7, 5, dtype=torch.float64))
-    assert y.isfinite().all() if value == 1e9 else y.isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def saved(network, path):
 
 def images(network):
     size = network.pretrained_cfg["input_size"][1:]
-    return torch.randn(2, 3, *(min(side, 64) for side in size))
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, 3, *(min(side, 64) for side in size), generator=generator)
 
 
 def kinds(network):
@@ -67,7 +68,6 @@ def test_a_file_of_the_cnn_becomes_the_same_function(name, tmp_path):
     x = images(cnn)
     assert type(backbone) is type(cnn)
     assert torch.equal(backbone(x), cnn(x))
-    assert sum(p.numel() for p in backbone.parameters()) == sum(p.numel() for p in cnn.parameters())
     assert nn.Conv2d not in kinds(backbone)
     features = timm.create_model(f"mhsa_{name}", features_only=True, **weights).eval()
     expected = cnn.forward_intermediates(x, intermediates_only=True)
@@ -134,8 +134,7 @@ def test_any_cnn_of_timm_has_a_backbone_without_a_name():
     cnn = trained("test_efficientnet")
     backbone = timm.create_model("mhsa_network", cnn="test_efficientnet").eval()
     backbone.load_state_dict(checkpoint_filter_fn(cnn.state_dict(), backbone))
-    x = images(cnn)
-    assert torch.equal(backbone(x), cnn(x))
+    assert torch.equal(backbone(images(cnn)), cnn(images(cnn)))
     assert backbone.pretrained_cfg["architecture"] == "mhsa_network"
     assert backbone.pretrained_cfg["input_size"] == cnn.pretrained_cfg["input_size"]
 
@@ -143,10 +142,9 @@ def test_any_cnn_of_timm_has_a_backbone_without_a_name():
 def test_transformers_keeps_the_batch_norms_of_trained_networks(tmp_path):
     plain = trained("sa_plain_tiny_cifar", embed_dim=(7, 5, 11))
     write_timm_files(tmp_path, plain)
-    x = images(plain)
-    last = plain.forward_intermediates(x, intermediates_only=True)[-1]
     backbone = TimmBackbone.from_pretrained(f"local-dir:{tmp_path}", out_indices=[-1]).eval()
-    assert torch.equal(backbone(x).feature_maps[0], last)
+    (found,) = backbone(images(plain)).feature_maps
+    assert torch.equal(found, plain.forward_features(images(plain)).permute(0, 3, 1, 2))
 
 
 def test_transformers_loads_a_backbone_through_its_wrappers(tmp_path, monkeypatch):
