@@ -151,7 +151,7 @@ class SAConfig(BackboneConfigMixin, PreTrainedConfig):
             "num_classes": self.num_labels,
             "num_features": self.layout.levels[-1].dim,
             "global_pool": "avg",
-            "label_names": [labels[index] for index in range(self.num_labels)],
+            "label_names": [labels[index] for index in sorted(labels)],
             "model_args": {
                 "img_size": self.image_size,
                 "in_chans": self.num_channels,

@@ -128,7 +128,7 @@ class SAPreTrainedModel(Embedding, PreTrainedModel):
         self.fixed_img_size = network.fixed_img_size
 
     @property
-    def img_size(self) -> tuple[int, int]:  # type: ignore[override]  # a property
+    def img_size(self) -> tuple[int, int]:
         """(height, width) of the expected images."""
         return self.config.height_and_width
 

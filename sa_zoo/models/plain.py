@@ -126,7 +126,7 @@ class PlainNet(AttentionNetwork):
         dtype: torch.dtype | None = None,
     ) -> None:
         stages = stages_of(embed_dim, depth, num_heads)
-        sizes = {
+        sizes: dict[str, Any] = {
             "patch_size": patch_size,
             "embed_dim": embed_dim,
             "depth": depth,
