@@ -1,12 +1,16 @@
 """One thread per process, as the tests' tensors are small; no browser tests where there is no browser; proofs."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import pytest
 from programs import missing_programs
+
+# a shell that starts the suite in the background has SIGINT ignored, and the command line would respect that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

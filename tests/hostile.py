@@ -111,7 +111,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a number of many digits": (config_text('{"x": 1%s}' % ("0" * 9000)), "number"),
     "a deviation of zero": (change_config(pretrained_cfg__std=[0, 0, 0]), "std"),
     "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
-    "text for a number": (change_config(model_args__embed_dim="many"), "model.args"),
+    "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim: got 'many'"),
     "deep nesting": (config_text('{"a":' * 100_000 + "1" + "}" * 100_000), "nest|recursion"),
     "no JSON": (config_text("\x80evil"), "config.json"),
     "no object": (config_text("[]"), "config.json"),

@@ -55,6 +55,8 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
     """
     source = Path(source)
     out = Path(out)
+    if not source.exists():
+        raise FileNotFoundError(f"checkpoint: got {source}, which is not there")
     names = _names_from(classes)
     with new_folder(out) as new:
         if source.is_file():
