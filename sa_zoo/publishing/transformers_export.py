@@ -73,10 +73,13 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
 
 def _check_processor(opened: Opened) -> None:
     """Raise ValueError if the folder has an image processor with another result than timm's transform."""
-    if not (opened.local_folder / "preprocessor_config.json").is_file():
+    path = opened.local_folder / "preprocessor_config.json"
+    processor = _image_processor(opened.network).to_json_string()
+    # The second is from an interrupted `finish`, and means something else before config.json is complete.
+    if not path.is_file() or path.read_bytes() == processor.encode():
         return
     stored = json.loads(AutoImageProcessor.from_pretrained(opened.local_folder).to_json_string())
-    expected = json.loads(_image_processor(opened.network).to_json_string())
+    expected = json.loads(processor)
     for key, value in expected.items():
         if stored.get(key) != value:
             raise ValueError(
