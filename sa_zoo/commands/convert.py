@@ -54,7 +54,8 @@ def convert_model(
         write_file(new / "report.md", report.table())
         measured = Conversion(**conversion, logits=report.logits)
         base_model = (cfg.get("hf_hub_id") or "").partition("@")[0]
-        write_metrics(new, metrics_of(backbone, base_model=base_model, conversion=measured))
+        known = {"base_model": base_model, "held_out": cnn.metrics.held_out}
+        write_metrics(new, metrics_of(backbone, conversion=measured, **known))
         converted = finish(open_model(new))
     converted = converted.moved(out)
     if data:

@@ -11,7 +11,7 @@ from sa_zoo.analysis.figures import figure_files
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.open_images import open_images
 from sa_zoo.folders.check import refusing
-from sa_zoo.folders.metrics import metrics_of, write_metrics
+from sa_zoo.folders.metrics import metrics_of, read_metrics, write_metrics
 from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
@@ -65,7 +65,8 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
         else:
             copy_model(source, new)
         opened = _with_names(open_model(new), names)
-        metrics = write_metrics(new, metrics_of(opened.network))
+        held_out = read_metrics(source).held_out  # of a run; its other results are of other weights
+        metrics = write_metrics(new, metrics_of(opened.network, held_out=held_out))
         opened = finish(replace(opened, metrics=metrics))
     return opened.moved(out)
 
@@ -73,7 +74,7 @@ def finish_copy(source: str | Path, out: str | Path, model: str = "", classes: s
 def _names_from(source: str) -> list[str]:
     """The lines of a file, or the classes of a data set (of a folder: in timm's natural order)."""
     if Path(source).is_file():
-        return Path(source).read_text(encoding="utf-8").splitlines()
+        return Path(source).read_text(encoding="utf-8-sig").splitlines()
     return list(open_images(DataConfig(name=source)).classes) if source else []
 
 

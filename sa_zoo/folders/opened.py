@@ -1,17 +1,20 @@
 """An opened model: checked and built once, then passed to all steps of a command."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import timm
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models import parse_model_name
 from torch import Tensor, nn
 
 from sa_zoo.folders.check import TIMM_FILES, check_name, checked, refusing
-from sa_zoo.folders.metrics import Metrics, read_metrics
+from sa_zoo.folders.metrics import FILE, Metrics, read_metrics
 from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
 
@@ -77,8 +80,19 @@ def open_model(source: "str | Path | Opened") -> Opened:
     with checked(name) as exact:
         network = build_model(exact, pretrained=True, model_name=exact).eval()
     if not folder:
-        return Opened(exact, None, network, {}, Metrics())
+        return Opened(exact, None, network, {}, _metrics_on_hub(exact))
     return Opened(exact, folder, network, read_json(folder / "config.json"), read_metrics(folder))
+
+
+def _metrics_on_hub(source: str) -> Metrics:
+    """The metrics.json of the opened revision; empty for names of timm, and if it is none of this package."""
+    kind, name = parse_model_name(source)
+    if kind == "hf-hub":
+        repo_id, _, revision = name.partition("@")
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=[FILE])
+        with suppress(ValueError):
+            return read_metrics(Path(folder))
+    return Metrics()
 
 
 def folder_of(source: str | Path | Opened) -> Path | None:
