@@ -55,6 +55,8 @@ def test_names_and_kernels_are_there_in_any_order(first):
     code = f"""
 {first}
 import timm
+from sa_zoo.convolution.timm_backbones import *
+from sa_zoo.models.timm_models import *
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import SANet
 assert timm.is_model("sa_quadratic_cifar") and timm.is_model("mhsa_resnet18")

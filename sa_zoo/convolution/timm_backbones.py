@@ -144,6 +144,8 @@ def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
 
 for row in CNNS:
     register_backbone(*row)
+# timm lists entry points here, which are not attributes of this module
+__all__ = ["register_backbone"]
 network_cfg = dataclasses.replace(backbone_cfg(cfg_of("resnet18")), hf_hub_id=None, url=None)
 default_cfgs.update(generate_default_cfgs({"mhsa_network": network_cfg}))
 
