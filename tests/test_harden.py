@@ -1,6 +1,7 @@
 """harden.py and fast/taps.py: heads that read one pixel, as attention, as a convolution, and back."""
 
 import copy
+from itertools import product
 
 import numpy as np
 import pytest
@@ -102,10 +103,10 @@ def test_other_heads_do_not_take_that_route():
     assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # beyond float16
 
 
-def mixing(Delta, S, taps):
+def mixing(Delta, S, taps, sizes=(H, W)):
     """M_hg by loops over all displacements of the image."""
     M = np.zeros((len(Delta), len(taps)))
-    offsets = np.array([(y, x) for y in range(1 - H, H) for x in range(1 - W, W)])
+    offsets = np.array(list(product(*(range(1 - size, size) for size in sizes))))
     for head in range(len(Delta)):
         shares = np.exp(-0.5 * (((offsets - Delta[head]) @ S[head]) ** 2).sum(-1))
         for offset, share in zip(offsets, shares / shares.sum(), strict=True):
@@ -197,9 +198,14 @@ def test_trained_convolutions_become_convolutions_again(kind):
     color = torch.ones(1, 4, *[13] * axes, dtype=torch.float64)
     middle = (0, slice(None), *[3] * axes)  # a query that sees no border
     before = layer(color)[middle]
+    values = layer.W_val().detach().flatten(2).numpy().copy()
+    S = (2 * layer.alpha.detach()).sqrt().numpy()[:, None, None] * np.eye(axes)
+    Delta = layer.Delta.detach().numpy().copy()
     (taps,) = sa_zoo.harden(nn.Sequential(layer)).values()
     assert taps == head_shifts([3] * axes, [2] * axes, [2] * axes).tolist()
     assert (layer(color)[middle] - before).abs().max() < 1e-9
+    moved = values @ mixing(Delta, S, taps, [9] * axes)
+    assert_allclose(layer.W_val().detach().flatten(2).numpy(), moved, **close)
     assert certificate(layer, [13] * axes).attention.max() == 0.0
     again, distance = conv_and_distance(layer)
     assert distance == 0.0 and repr(again) == repr(conv)
