@@ -13,6 +13,7 @@ from sa_zoo.models import timm_models
 from sa_zoo.models.variants import VARIANTS
 from sa_zoo.publishing.card import render_card
 from sa_zoo.publishing.folder import check_loads
+from sa_zoo.training.config import load_config
 
 ROOT = Path(__file__).parents[1]
 MODEL_CARDS = ROOT / "model_cards"
@@ -25,6 +26,9 @@ OWN = [name for name in TRAINED if not name.startswith("mhsa_")]
 def test_a_committed_folder_loads_everywhere_with_the_logits_of_its_weights(name):
     opened = sa_zoo.open(MODEL_CARDS / name)
     assert (MODEL_CARDS / name / "README.md").read_text() == render_card(opened)
+    assert (
+        load_config(MODEL_CARDS / name / "train.toml").model.name == opened.config["architecture"]
+    )
     check = json.loads((MODEL_CARDS / name / "check.json").read_text())
     content = (MODEL_CARDS / name / "model.safetensors").read_bytes()
     assert hashlib.sha256(content).hexdigest() == check["sha256"]
