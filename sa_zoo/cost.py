@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import TRANSPOSED
+from sa_zoo.convolution.values import ValueMatrices
 from sa_zoo.fast.route import only
 
 # Layers that apply `weight` (D_out, ..) once per output position, among them attention made of a convolution.
@@ -47,7 +48,7 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
     def count_linear(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal linear_macs
-        if isinstance(layer, WEIGHTED):
+        if isinstance(layer, WEIGHTED) and not isinstance(layer, ValueMatrices):
             met = inputs[0] if isinstance(layer, TRANSPOSED) else output
             linear_macs += met.numel() // len(layer.weight) * layer.weight.numel()
 

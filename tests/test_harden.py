@@ -198,14 +198,14 @@ def test_trained_convolutions_become_convolutions_again(kind):
     color = torch.ones(1, 4, *[13] * axes, dtype=torch.float64)
     middle = (0, slice(None), *[3] * axes)  # a query that sees no border
     before = layer(color)[middle]
-    values = layer.W_val().detach().flatten(2).numpy().copy()
+    values = layer.weight.detach().flatten(2).numpy().copy()
     S = (2 * layer.alpha.detach()).sqrt().numpy()[:, None, None] * np.eye(axes)
     Delta = layer.Delta.detach().numpy().copy()
     (taps,) = sa_zoo.harden(nn.Sequential(layer)).values()
     assert taps == head_shifts([3] * axes, [2] * axes, [2] * axes).tolist()
     assert (layer(color)[middle] - before).abs().max() < 1e-9
     moved = values @ mixing(Delta, S, taps, [9] * axes)
-    assert_allclose(layer.W_val().detach().flatten(2).numpy(), moved, **close)
+    assert_allclose(layer.weight.detach().flatten(2).numpy(), moved, **close)
     assert certificate(layer, [13] * axes).attention.max() == 0.0
     again, distance = conv_and_distance(layer)
     assert distance == 0.0 and repr(again) == repr(conv)

@@ -42,7 +42,7 @@ def layer_data(layer: LayerMaps, recorded: Mapping[str, Tensor]) -> Json:
         page["path"] = _parameters(layer.kind, path)
     page["convolution"] = isinstance(module, ConvolutionalAttention)
     if isinstance(module, ConvolutionalAttention):
-        W = module.W_val().flatten(2).transpose(1, 2)
+        W = module.weight.flatten(2).transpose(1, 2)
     else:
         W, _ = as_one_map(module.W_val, module.W_out)  # W_h of Eq. 10, including W_out
         W = W.unflatten(1, [layer.heads, -1])

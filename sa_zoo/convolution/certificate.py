@@ -60,7 +60,7 @@ def certificate(
     layer = without_content("layer", layer)
     if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
-    kernel = layer.W_val().detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
+    kernel = layer.weight.detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
     norms = kernel.abs().sum(dim=1)  # (D_out, N_h)
     largest = magnitude * norms.sum(dim=1)  # no partial sum of products exceeds it
     if layer.b_out is not None:
@@ -77,7 +77,7 @@ def certificate(
 
 def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
     """n u: error of a sum of n products, relative to the sum of their absolute values, and of storing it."""
-    stored = torch.finfo(layer.W_val().dtype).eps / 2
+    stored = torch.finfo(layer.weight.dtype).eps / 2
     if stored > SINGLE:
         return terms * SINGLE + stored
     return terms * stored
@@ -117,7 +117,7 @@ def _underflow(
 
     Each is at most half the smallest number; `norms` (D_out,), the sums of absolute weights, scale them.
     """
-    limits = torch.finfo(layer.W_val().dtype)
+    limits = torch.finfo(layer.weight.dtype)
     heads = len(layer.alpha)
     inner = layer.in_channels // layer.groups
     results = 2 * (heads * inner + 2) + torch.zeros_like(norms)

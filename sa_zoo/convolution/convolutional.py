@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from sa_zoo.convolution.padding import Padding
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention
+from sa_zoo.convolution.values import ValueMatrices, kernel_of
 from sa_zoo.models.attention import attend, probabilities_from
 from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 
@@ -32,26 +33,11 @@ from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadrat
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-class ValueMatrices(nn.Module):
-    """W_h = W_val_h W_out_h of Eq. 10 (D_h = D_out), stored like the kernel of a convolution.
-
-    weight: (D_out, D_in / groups, *K). With groups, W_val_h is block diagonal and only its blocks are stored.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-    def forward(self) -> Tensor:
-        """(D_out, D_in / groups, *K)"""
-        return self.weight
-
-
 class ConvolutionalAttention(nn.Module):
     """Geometry, values and the definition; subclasses decide how to evaluate it and how Delta and alpha are held.
 
     Args:
-        W_val: the value matrices; a module without input.
+        W_val: ValueMatrices.
         b_out: (D_out,) or None.
         pad: Padding or SamePadding, from images (B, D_in, *image) to keys (B, D_in, *N).
         stride, dilation: of the convolution, one item per axis.
@@ -65,7 +51,7 @@ class ConvolutionalAttention(nn.Module):
 
     def __init__(
         self,
-        W_val: nn.Module,
+        W_val: ValueMatrices,
         b_out: Tensor | None,
         pad: Padding,
         stride: Sequence[int],
@@ -81,7 +67,7 @@ class ConvolutionalAttention(nn.Module):
         self.dilation = list(dilation)
         self.center = pad.center
         self.groups = groups
-        self.out_channels, inner, *self.kernel_size = W_val().shape
+        self.out_channels, inner, *self.kernel_size = W_val.weight.shape
         self.in_channels = inner * groups
         self.convolve = CONVOLVE[len(self.kernel_size)]
         self.zeros = [0] * len(self.kernel_size)
@@ -105,8 +91,10 @@ class ConvolutionalAttention(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The kernel, for networks that access their convolutions' weights."""
-        return self.W_val()
+        """The value matrices as a kernel, (D_out, D_in / groups, *K), including adapters such as LoRA."""
+        if torch.jit.is_scripting():
+            return self.W_val()
+        return kernel_of(self.W_val)
 
     @property
     def bias(self) -> Tensor | None:
@@ -161,7 +149,7 @@ class ConvolutionalAttention(nn.Module):
 
     def project(self, heads: Tensor) -> Tensor:
         """b_out + sum_h heads_h W_val_h: (B, *Q, N_h D_in) -> (B, D_out, *Q)"""
-        kernel = self.W_val().flatten(2)  # (D_out, D_in / groups, N_h)
+        kernel = self.weight.flatten(2)  # (D_out, D_in / groups, N_h)
         by_group = kernel.unflatten(0, [self.groups, -1])
         # (B, *Q, N_h, groups, D_in / groups)
         apart = heads.unflatten(-1, [kernel.shape[2], self.groups, kernel.shape[1]])
@@ -180,7 +168,7 @@ class ConvolutionalAttention(nn.Module):
             P = (P[:, :, None] * probabilities_from(scores)).flatten(1)
         # The values times P, as a 1x1 convolution with the heads as channels, last in memory: CPU libraries take
         # several times as long for a matrix product with so few columns.
-        values = self.W_val()
+        values = self.weight
         heads_last = at_least_float32(values).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
         kernel = F.conv2d(heads_last, P.T[:, :, None, None]).permute(0, 2, 3, 1).squeeze(1)
         return kernel.to(values.dtype).unflatten(
@@ -224,7 +212,7 @@ class HardAttention(ConvolutionalAttention):
         """(B, D_in, *image) -> (B, D_out, *Q)"""
         return self.convolve(
             self.outside(x),
-            self.W_val(),
+            self.weight,
             self.b_out,
             self.stride,
             self.padding,

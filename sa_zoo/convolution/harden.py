@@ -20,6 +20,7 @@ from sa_zoo.convolution.theorem import (
     neighborhoods_with,
     spread_matrices,
 )
+from sa_zoo.convolution.values import ValueMatrices
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.linear import is_plain, owns
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
@@ -68,7 +69,8 @@ def why_not_taps(layer: Layer) -> str:
     if isinstance(layer, ConvolutionalAttention):
         if not isinstance(layer, SoftAttention):
             return "its scores depend on content"
-        if not owns(layer, "Delta", "alpha") or not owns(layer.W_val, "weight"):
+        own = owns(layer, "Delta", "alpha") and owns(layer.W_val, "weight")
+        if not own or not isinstance(layer.W_val, ValueMatrices):
             return COMPUTED
         if not layer.neighborhoods():
             return "one has no bounded support (its alpha is not positive, or its Delta not finite)"
@@ -117,7 +119,7 @@ def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
     offsets = torch.cartesian_prod(*axes).view(-1, len(axes))
     P = attention_far_from_borders(Delta, (2 * alpha).sqrt(), offsets)
     M = P @ limit_of_attention(offsets, taps)
-    values = layer.W_val()
+    values = layer.W_val.weight
     moved = values.double().flatten(2) @ M.to(values.device)
     values.copy_(moved.view_as(values))
     layer.alpha.fill_(0.5 * TAP_SPREAD**2)

@@ -14,10 +14,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from sa_zoo.convolution.content_attention import ContentAttention, without_content
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention, ValueMatrices
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, neighborhoods_with
+from sa_zoo.convolution.values import values_from_kernel
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.linear import as_one_map, is_watched
 
@@ -112,7 +113,7 @@ def attention_in_place(
     elif missed_attention(offset, alphas).max() <= EXACT:
         evaluation = HardAttention
     attention = evaluation(
-        ValueMatrices(weight),
+        values_from_kernel(weight),
         conv.bias,
         _padding(conv),
         conv.stride,
@@ -201,7 +202,7 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
     """Kernel (D_out, D_in / groups, *K) on the pixels of the layer's kernel, and its distance; float64 inside."""
     shifts = head_shifts(attention.kernel_size, attention.dilation, attention.center)
     if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
-        return attention.W_val().clone(), 0.0
+        return attention.weight.clone(), 0.0
     wide = copy.deepcopy(attention).double()
     seen = neighborhoods_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
     if not seen:
@@ -214,7 +215,7 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
     for axis, offsets in enumerate(seen):
         places = [offsets.index(shift) for shift in shifts[:, axis].int().unique().tolist()]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
-    rounded = kernel.to(attention.W_val())
+    rounded = kernel.to(attention.weight)
     # Per output channel (D_out,); the distance is the weight beside the kernel, plus the rounding of the kernel.
     parts = (whole, kernel, kernel - rounded)
     total, kept, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)

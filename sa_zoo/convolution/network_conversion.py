@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
+from sa_zoo.convolution.values import ValueMatrices
 from sa_zoo.models.terms import declared
 
 
@@ -142,7 +143,7 @@ def _to_convert(
     named = {
         name: module
         for name, module in network.named_modules()
-        if name and isinstance(module, _ConvNd)
+        if name and isinstance(module, _ConvNd) and not isinstance(module, ValueMatrices)
     }
     patterns = [part.strip() for part in layers.split(",")]
     chosen = [name for name in named if any(fnmatch.fnmatchcase(name, part) for part in patterns)]
@@ -214,7 +215,7 @@ def _row(
         alpha=float(attention.alpha.min()),
         parameters=sum(parameter.numel() for parameter in attention.parameters()),
         macs=counted.get_total_flops() // 2,
-        conv_macs=attention.W_val().numel() * math.prod(output.shape[2:]),
+        conv_macs=attention.weight.numel() * math.prod(output.shape[2:]),
         bound=certificate(attention, x.shape[2:], float(x.abs().max())).worst,
         measured=measured,
     )
