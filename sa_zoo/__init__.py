@@ -23,7 +23,7 @@ HOMES = {
     "explore": "analysis.explorer.explore",
     "finish": "commands.finish.finish_copy",
     "harden": "convolution.harden.harden",
-    "open": "folders.opened.open_model",
+    "open": "opened.open_model",
     "publish": "publishing.hub.publish",
     "train": "commands.train.train_recipe",
 }
@@ -31,6 +31,7 @@ __all__ = list(HOMES)
 
 # Type checkers and editors cannot read the table.
 if TYPE_CHECKING:
+    from . import opened as _opened
     from .analysis.explorer import explore as explore
     from .commands import finish as _finish
     from .commands import train as _train
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from .convolution.layer_conversion import attention_from_conv as attention_from_conv
     from .convolution.layer_conversion import conv_from_attention as conv_from_attention
     from .convolution.network_conversion import convert as convert
-    from .folders import opened as _opened
     from .publishing.hub import publish as publish
     from .vit.positions import add_positions as add_positions
 

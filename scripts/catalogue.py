@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save
 from sa_zoo.commands.finish import finish
 from sa_zoo.data.config import DataConfig
 from sa_zoo.folders.metrics import Baseline, Scores, read_metrics, write_metrics
-from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import SUMS, read_json, write_file, write_json
+from sa_zoo.opened import open_model
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.folder import check_loads, read_manifest
 from sa_zoo.publishing.hub import publish

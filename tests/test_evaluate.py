@@ -25,7 +25,7 @@ from sa_zoo.data.input_format import InputFormat
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.splits import Split
 from sa_zoo.folders.metrics import Metrics, Scores
-from sa_zoo.folders.opened import Opened
+from sa_zoo.opened import Opened
 from sa_zoo.training.device import open_accelerator
 from sa_zoo.training.evaluate import class_table, open_test_split, score
 

@@ -28,7 +28,7 @@ from sa_zoo.cli import app
 from sa_zoo.commands.explore import explore_source
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.theorem import head_shifts
-from sa_zoo.folders.opened import open_model
+from sa_zoo.opened import open_model
 
 
 @pytest.fixture(scope="module")

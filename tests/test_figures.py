@@ -17,8 +17,8 @@ from sa_zoo.analysis.figures import figure_files, figures_of, gaussian_layers
 from sa_zoo.analysis.head_figures import head_maps, head_paths, head_positions
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves
-from sa_zoo.folders.opened import open_model
 from sa_zoo.models.network import attention_in
+from sa_zoo.opened import open_model
 
 COUNTS = [[5, 2, 0], [1, 6, 0], [3, 0, 8]]  # true classes by predicted ones
 SIZES = {"embed_dim": 11, "depth": 2, "hidden_dim": 13, "num_heads": 3}

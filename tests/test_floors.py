@@ -18,6 +18,7 @@ FLOORS = [
     {"cost", "extras", "registration", "timm_registration"},
     {"folders"},
     {"data"},
+    {"opened"},
     {"training", "publishing", "analysis"},
     {"commands"},
     {"__init__", "cli"},

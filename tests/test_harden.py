@@ -26,10 +26,10 @@ from sa_zoo.convolution.layer_conversion import (
 )
 from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.fast.route import form_of, only
-from sa_zoo.folders.opened import open_model
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
+from sa_zoo.opened import open_model
 from sa_zoo.training.config import dump_config, load_config
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2

@@ -32,14 +32,15 @@ from torch.utils.data import DataLoader, get_worker_info
 import sa_zoo
 from sa_zoo.cost import training_macs
 from sa_zoo.data.hold_out import rows_of
+from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.splits import StreamedSplit, splits_of
 from sa_zoo.folders.metrics import read_metrics
-from sa_zoo.folders.opened import open_model
+from sa_zoo.opened import open_model
 from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import Config, ModelConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.device import SHARED, process_as_found, report_lost_process
-from sa_zoo.training.model import create_model, input_format_of
+from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import STOPS, Interrupted, Progress
 from sa_zoo.training.train import train

@@ -16,8 +16,8 @@ from transformers import TimmWrapperForImageClassification
 
 import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers
-from sa_zoo.folders.opened import open_model
 from sa_zoo.folders.write import write_timm_files
+from sa_zoo.opened import open_model
 from sa_zoo.training.run_folder import record_heads
 from sa_zoo.vit.layers import kernel_pixels
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import sa_zoo  # noqa: F401  registers its names with timm
+from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.splits import Split
 from sa_zoo.training.config import parse_config
-from sa_zoo.training.model import input_format_of
 from sa_zoo.training.whitening import whiten_first_convolution
 
 

@@ -25,8 +25,8 @@ from torchvision.transforms.functional import to_pil_image
 
 from sa_zoo.analysis.explored_layers import Json, layer_data, pack_maps
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
-from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import write_file
+from sa_zoo.opened import Opened
 
 _logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from sa_zoo.analysis.head_figures import Layers, head_maps, head_paths, head_positions
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves
-from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import json_object
 from sa_zoo.models.attention import Attention
+from sa_zoo.opened import Opened
 
 Figures = dict[str, Figure]  # by name
 MOST_LAYERS = 12  # in a figure with one panel per layer

@@ -14,9 +14,9 @@ from sa_zoo.commands.finish import finish
 from sa_zoo.convolution.network_conversion import NetworkReport, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
-from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import AttentionNetwork
+from sa_zoo.opened import Opened, open_model
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.evaluate import evaluate_opened
 

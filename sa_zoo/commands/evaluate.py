@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sa_zoo.data.config import DataConfig
 from sa_zoo.folders.metrics import Metrics
-from sa_zoo.folders.opened import Opened, folder_of, open_model
+from sa_zoo.opened import Opened, folder_of, open_model
 from sa_zoo.training.config import data_config, data_of
 from sa_zoo.training.evaluate import evaluate_opened
 

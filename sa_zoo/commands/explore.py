@@ -7,7 +7,7 @@ from PIL import Image
 from sa_zoo.analysis.explorer import Page, page_of
 from sa_zoo.data.image_file import open_image
 from sa_zoo.data.open_images import open_images
-from sa_zoo.folders.opened import Opened, open_model
+from sa_zoo.opened import Opened, open_model
 from sa_zoo.training.config import data_of
 
 

@@ -12,9 +12,9 @@ from sa_zoo.data.config import DataConfig
 from sa_zoo.data.open_images import open_images
 from sa_zoo.folders.check import refusing
 from sa_zoo.folders.metrics import metrics_of, read_metrics, write_metrics
-from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.parts import CHANGING, parts_of
 from sa_zoo.folders.write import new_folder, write_sums, write_timm_files
+from sa_zoo.opened import Opened, open_model
 from sa_zoo.publishing.card import write_card
 from sa_zoo.publishing.timm_checkpoint import copy_model, network_from_checkpoint
 from sa_zoo.publishing.transformers_export import transformers_files

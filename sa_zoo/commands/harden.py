@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sa_zoo.commands.train import train_and_finish
-from sa_zoo.folders.opened import Opened
+from sa_zoo.opened import Opened
 from sa_zoo.training.config import Config, load_config
 
 EPOCHS = 8

@@ -7,7 +7,7 @@ import torch
 from sa_zoo.analysis.heads import heads_table, measure
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.commands.evaluate import data_for
-from sa_zoo.folders.opened import open_model
+from sa_zoo.opened import open_model
 from sa_zoo.training.device import open_accelerator, process_as_found
 from sa_zoo.training.evaluate import open_test_split
 

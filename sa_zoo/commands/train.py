@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sa_zoo.commands.finish import finish
 from sa_zoo.data.progress import is_main_process
-from sa_zoo.folders.opened import Opened
+from sa_zoo.opened import Opened
 from sa_zoo.training.config import Config, load_config, run_name
 from sa_zoo.training.train import train
 

@@ -1,9 +1,16 @@
 """The input of a model: size, resizing and normalization of images."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image
+from timm.data import create_transform, resolve_input_data_config
+from torch import Tensor, nn
+
+COLORS = {1: "L", 3: "RGB"}  # mode of an image by its channels
 
 Size = tuple[int, int, int]  # channels, height, width
 
@@ -25,6 +32,27 @@ class InputFormat:
     interpolation: str
     crop_pct: float
 
+    @cached_property
+    def transform(self) -> Any:
+        """timm's evaluation transform, without normalization."""
+        return create_transform(**vars(self), normalize=False)
+
+    def resized(self, image: Image.Image) -> Tensor:
+        """uint8 (C, H, W) of the model's size and color, resized and cropped as in timm's evaluation.
+
+        Raises ValueError for an image of other channels that cannot be converted.
+        """
+        channels, height, width = self.input_size
+        if channels in COLORS:
+            image = image.convert(COLORS[channels])  # as timm's train.py does
+        found = len(image.getbands())
+        if found != channels:
+            expected = f"{channels}; convert the images, or set model.args.in_chans to 1 or 3"
+            raise ValueError(f"got {found} channels (mode {image.mode}), expected {expected}")
+        if image.size != (width, height):
+            return self.transform(image)
+        return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
+
     def normalize(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory for fast convolutions."""
         mean, std = (
@@ -32,3 +60,12 @@ class InputFormat:
             for x in (self.mean, self.std)
         )
         return images.to(torch.float32, memory_format=torch.channels_last).sub_(mean).div_(std)
+
+
+def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
+    """The input format of a model. `image_size`, if not 0, applies unless the model fixes the size."""
+    given = image_size or getattr(model, "_traits", {}).get("img_size")
+    data = resolve_input_data_config(model, {"img_size": given})
+    channels = data["input_size"][0]
+    mean, std = (tuple(data[key]) * (channels // len(data[key])) for key in ("mean", "std"))
+    return InputFormat(data["input_size"], mean, std, data["interpolation"], data["crop_pct"])

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -19,7 +17,6 @@ from sa_zoo.data.input_format import InputFormat, to_device
 from sa_zoo.data.progress import MANY, is_main_process, shown
 from sa_zoo.data.report import report_of
 
-COLORS = {1: "L", 3: "RGB"}  # mode of an image by its channels
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
 
 
@@ -73,7 +70,6 @@ class StreamedSplit(Split):
         self.rows = rows
         self.labels = torch.from_numpy(data.labels[table][rows])
         self.input_format = input_format
-        self.transform = create_transform(**vars(input_format), normalize=False)
         self.workers = workers
         if workers < 0:
             self.workers = max(1, _cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -88,19 +84,7 @@ class StreamedSplit(Split):
     def read(self, row: int) -> Tensor:
         """Decode one image of the table. Raises UnreadableImage."""
         with self.source.naming(row):
-            return self._decoded(self.source[row])
-
-    def _decoded(self, image: Image.Image) -> Tensor:
-        channels, height, width = self.input_format.input_size
-        if channels in COLORS:
-            image = image.convert(COLORS[channels])  # as timm's train.py does
-        found = len(image.getbands())
-        if found != channels:
-            expected = f"{channels}; convert the images, or set model.args.in_chans to 1 or 3"
-            raise ValueError(f"got {found} channels (mode {image.mode}), expected {expected}")
-        if image.size != (width, height):
-            return self.transform(image)
-        return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
+            return self.input_format.resized(self.source[row])
 
     def kept(self, device: torch.device, unreadable: list[str]) -> Split:
         """The same split, decoded now and kept on a device. Appends unreadable images to a list."""

@@ -15,8 +15,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sa_zoo.cost import cost_of
 from sa_zoo.folders.metrics import Metrics, margin, read_results
-from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.parts import parts_of
+from sa_zoo.opened import Opened
 from sa_zoo.publishing.folder import HUB_ID, IMAGES, MODEL, without_paths
 
 MARKUP = re.compile(r"[\\`*\[\]<>|]|:(?=//)|(?<=www)\.", re.IGNORECASE)

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import HfApi
 
 from sa_zoo.folders.check import checked
-from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.models.configuration_sa import AUTO_MAP
+from sa_zoo.opened import Opened, open_model
 from sa_zoo.publishing.card import published_card
 from sa_zoo.publishing.folder import (
     HUB_ID,

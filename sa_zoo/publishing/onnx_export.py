@@ -13,8 +13,8 @@ from timm.utils import reparameterize_model
 from timm.utils.onnx import onnx_export
 
 from sa_zoo.folders.check import refusing
-from sa_zoo.folders.opened import Opened
 from sa_zoo.folders.write import write_file
+from sa_zoo.opened import Opened
 
 TOLERANCE = 1e-4  # of a logit, relative to the largest one
 

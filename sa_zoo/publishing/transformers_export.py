@@ -12,10 +12,10 @@ from transformers import AutoImageProcessor, CLIPImageProcessor
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.image_utils import PILImageResampling
 
-from sa_zoo.folders.opened import Opened
 from sa_zoo.models.configuration_sa import SIZES, SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
 from sa_zoo.models.variants import ATTENTION_TYPES
+from sa_zoo.opened import Opened
 
 
 def transformers_files(opened: Opened) -> dict[str, bytes]:

@@ -18,14 +18,14 @@ from tqdm import tqdm
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_below
 from sa_zoo.data.images import LabeledImages
+from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.progress import on_terminal
 from sa_zoo.data.splits import Split, splits_of
 from sa_zoo.folders.messages import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
-from sa_zoo.folders.opened import Opened
+from sa_zoo.opened import Opened
 from sa_zoo.training.device import open_accelerator, process_as_found
-from sa_zoo.training.model import input_format_of
 
 _logger = logging.getLogger(__name__)
 

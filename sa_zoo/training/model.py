@@ -4,28 +4,18 @@ import re
 from pathlib import Path
 
 import torch
-from timm.data import resolve_input_data_config
 from timm.models import PretrainedCfg, is_model, is_model_pretrained, resolve_model_input_args
 from torch import Tensor, nn
 
 from sa_zoo.convolution.harden import harden
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.cost import training_macs
-from sa_zoo.data.input_format import InputFormat, Size
+from sa_zoo.data.input_format import InputFormat, Size, input_format_of
 from sa_zoo.folders.check import check_name, checked
-from sa_zoo.folders.opened import build_model
 from sa_zoo.models.terms import Term
+from sa_zoo.opened import build_model
 from sa_zoo.training.augment import small_size
 from sa_zoo.training.config import Config, ModelConfig
-
-
-def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
-    """The input format of a model. `image_size`, if not 0, applies unless the model fixes the size."""
-    given = image_size or getattr(model, "_traits", {}).get("img_size")
-    data = resolve_input_data_config(model, {"img_size": given})
-    channels = data["input_size"][0]
-    mean, std = (tuple(data[key]) * (channels // len(data[key])) for key in ("mean", "std"))
-    return InputFormat(data["input_size"], mean, std, data["interpolation"], data["crop_pct"])
 
 
 def check_start(config: ModelConfig) -> None:

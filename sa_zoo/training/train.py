@@ -22,8 +22,8 @@ from sa_zoo.data.open_images import folder_of, open_images
 from sa_zoo.data.progress import is_main_process
 from sa_zoo.data.splits import splits_of
 from sa_zoo.folders.metrics import Metrics, Training, write_metrics
-from sa_zoo.folders.opened import Opened, open_model
 from sa_zoo.folders.write import write_timm_files
+from sa_zoo.opened import Opened, open_model
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import (
     accelerator_of,
