@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.server.faults.pop(pattern, None)
         if callable(fault):
             fault()
-        status, answer = 200, b""
+        status = 200
         headers = {"Content-Type": "application/json"}
         try:
             if isinstance(fault, int):
@@ -105,10 +105,10 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = handle_any
 
     def answer(self, line: str, body: bytes, headers: dict[str, str]) -> bytes:
-        route = next((each for each in ROUTES if re.fullmatch(each, line)), None)
-        if route is None:
-            raise Problem(404)
+        route = next((each for each in ROUTES if re.fullmatch(each, line)), "")
         found: Any = re.fullmatch(route, line)
+        if not route:
+            raise Problem(404)
         place = found.groupdict()
         request = [json.loads(part) for part in body.splitlines()]
         if not place:
@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.server.repositories.get(place.pop("repo"))
         if repository is None:
             raise Problem(404)
-        if self.command == "POST" or line.endswith("/write"):
+        if self.command == "POST":
             self.authorize(found["repo"])
         made = ROUTES[route](repository, request, **place)
         if isinstance(made, bytes):
@@ -168,13 +168,9 @@ def tree(repository: Repository, _: Any, revision: str) -> Any:
     ]
 
 
-def preupload(repository: Repository, request: list[Any]) -> Any:
-    files = repository.commits[repository.head]
-    answers = []
-    for path in (file["path"] for file in request[0]["files"]):
-        known = {"oid": git_sha1(files[path])} if path in files else {}
-        answers.append({"path": path, "uploadMode": "regular", "shouldIgnore": False, **known})
-    return {"files": answers}
+def preupload(_: Repository, request: list[Any]) -> Any:
+    plain = {"uploadMode": "regular", "shouldIgnore": False}
+    return {"files": [{"path": file["path"], **plain} for file in request[0]["files"]]}
 
 
 def commit(repository: Repository, request: list[Any]) -> Any:
@@ -188,7 +184,9 @@ def commit(repository: Repository, request: list[Any]) -> Any:
             del files[value["path"]]
         else:
             files[value["path"]] = base64.b64decode(value["content"])
-    sha = repository.commit(files, header["value"]["summary"])
+    sha = repository.head
+    if files != repository.commits[sha]:
+        sha = repository.commit(files, header["value"]["summary"])
     return {
         "success": True,
         "commitOid": sha,

@@ -64,13 +64,6 @@ def test_evaluation_gives_the_reported_result(run):
     assert sa_zoo.evaluate(opened).test.loss != run.metrics.test.loss
 
 
-def test_a_recipe_takes_a_folder_of_images_as_its_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="got my pictures, expected a folder"):
-        sa_zoo.train("finetune_folder", data="my pictures")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("kind", ["learned", "content"])
 def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, recipe, kind):
     changes = [f"model.name=sa_{kind}_cifar", "train.epochs=1"]

@@ -127,34 +127,14 @@ def test_a_network_fine_tuned_to_other_labels_closes_as_well(run, tmp_path):
     folder, _, images, _ = run
     labels = {0: "yes", 1: "no", 2: "perhaps"}
     tuned = AutoModelForImageClassification.from_pretrained(
-        folder,
-        id2label=labels,
-        label2id={v: k for k, v in labels.items()},
-        ignore_mismatched_sizes=True,
+        folder, id2label=labels, ignore_mismatched_sizes=True
     )
     with torch.no_grad():
         tuned.blocks[0].attn.terms[0].Delta += 1
         tuned.save_pretrained(tmp_path)
         network = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
         assert torch.equal(network(images), tuned(images).logits)
-    assert network.num_classes == 3
     assert network.pretrained_cfg["label_names"] == ["yes", "no", "perhaps"]
-    assert network.pretrained_cfg["mean"] == [0.4914, 0.4822, 0.4465]
-
-
-def test_exporting_again_changes_nothing(run, tmp_path):
-    before = {path.name: path.read_bytes() for path in run[0].iterdir()}
-    opened = sa_zoo.open(run[0])
-    assert opened.with_files(transformers_files(opened)) == opened
-    assert {path.name: path.read_bytes() for path in run[0].iterdir()} == before
-    model = AutoModelForImageClassification.from_pretrained(run[0], hidden_dropout_prob=0.1)
-    model.save_pretrained(tmp_path)
-    saved = (tmp_path / "config.json").read_bytes()
-    opened = sa_zoo.open(tmp_path)
-    opened.with_files(transformers_files(opened))
-    assert (tmp_path / "config.json").read_bytes() == saved
-    processor = (tmp_path / "preprocessor_config.json").read_bytes()
-    assert processor == before["preprocessor_config.json"]
 
 
 def test_a_transformers_that_is_too_old_is_named(run, monkeypatch):
@@ -186,9 +166,14 @@ def test_what_transformers_could_not_repeat_is_refused(run, tmp_path, key, value
 REMOTE_CODE = """
 import sys
 sys.modules["sa_zoo"] = sys.modules["timm"] = None
-from transformers import (
-    AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
-)
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoBackbone, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+
+torch.set_grad_enabled(False)
+folder, inputs, results, saved = sys.argv[1:]
+x, image = load_file(inputs)["x"], Image.open(inputs + ".png")
 model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)
 assert type(model).__module__.startswith("transformers_modules.")
 out = {"folder": model(x).logits}
@@ -196,51 +181,39 @@ base = AutoModel.from_pretrained("you/small-run", trust_remote_code=True)
 out["hub"] = model.head(base(x).pooler_output)
 model.save_pretrained(saved)
 out["saved"] = AutoModelForImageClassification.from_pretrained(saved, trust_remote_code=True)(x).logits
-maps = AutoBackbone.from_pretrained("you/small-run", out_indices=[2, 5], trust_remote_code=True)(x).feature_maps
-out |= {"stage2": maps[0], "stage5": maps[1]}
+backbone = AutoBackbone.from_pretrained("you/small-run", out_indices=[5], trust_remote_code=True)
+out["stage"] = backbone(x).feature_maps[0]
 out["pixels"] = AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt").pixel_values
 assert pipeline("image-classification", model=folder, trust_remote_code=True)(image, top_k=7)
-"""
-AROUND = """
-import sys, torch
-from PIL import Image
-from safetensors.torch import load_file, save_file
-folder, inputs, results, saved = sys.argv[1:]
-x, image = load_file(inputs)["x"], Image.open(inputs + ".png")
-with torch.no_grad():
-{code}
-save_file({{key: value.contiguous() for key, value in out.items()}}, results)
+save_file({key: value.contiguous() for key, value in out.items()}, results)
 """
 
 
 def test_a_process_without_the_packages_gets_equal_numbers(run, tmp_path):
     folder, network, images, logits = run
-    server = HubServer()
-    server.repositories["you/small-run"] = Repository()
-    server.repositories["you/small-run"].commit(
-        {path.name: path.read_bytes() for path in folder.iterdir()}
-    )
     save_file({"x": images}, tmp_path / "inputs")
     photograph(32).save(tmp_path / "inputs.png")
+    arguments = [folder, *(tmp_path / name for name in ("inputs", "results", "saved"))]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_ENDPOINT": server.url, **home}
-    program = AROUND.format(code="".join(f"    {line}\n" for line in REMOTE_CODE.splitlines()))
-    arguments = [folder, tmp_path / "inputs", tmp_path / "results", tmp_path / "saved"]
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    try:
+    with HubServer() as server:
+        server.repositories["you/small-run"] = Repository()
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        server.repositories["you/small-run"].commit(files)
+        environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment
+            [sys.executable, "-c", REMOTE_CODE, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment | {"HF_ENDPOINT": server.url},
         )
-    finally:
-        server.server_close()
     assert done.returncode == 0, done.stderr
-    results = load_file(tmp_path / "results")
     with torch.no_grad():
-        stages = network.forward_intermediates(images, indices=[1, 4], intermediates_only=True)
-    expected = {"stage2": stages[0], "stage5": stages[1]}
-    expected["pixels"] = AutoImageProcessor.from_pretrained(folder)(
-        photograph(32), return_tensors="pt"
-    ).pixel_values
-    for key, value in results.items():
+        (stage,) = network.forward_intermediates(images, indices=[4], intermediates_only=True)
+    processor = AutoImageProcessor.from_pretrained(folder)
+    expected = {
+        "stage": stage,
+        "pixels": processor(photograph(32), return_tensors="pt").pixel_values,
+    }
+    for key, value in load_file(tmp_path / "results").items():
         assert torch.allclose(value, expected.get(key, logits), atol=1e-6), key

@@ -12,7 +12,6 @@ from sa_zoo.folders.write import (
     SUMS,
     damage,
     new_folder,
-    read_json,
     write_file,
     write_json,
 )
@@ -28,8 +27,7 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
         patch.setattr(os, "fsync", power_cut)
         with pytest.raises(OSError, match="power cut"):
             write_file(path, "after")
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
     assert write_file(path, b"after").read_bytes() == b"after"
 
 
@@ -69,10 +67,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
     with new_folder(out) as folder:
         write_file(folder / "a.txt", "content")
         assert not out.exists()
-        inode = folder.stat().st_ino
-    assert out.stat().st_ino == inode, "moved at once, not copied file by file"
-    assert [path.name for path in out.parent.iterdir()] == ["folder"]
-    assert (out / "a.txt").read_text() == "content"
+    assert list(out.parent.iterdir()) == [out] and (out / "a.txt").read_text() == "content"
 
 
 def test_a_folder_with_something_in_it_is_not_replaced(tmp_path):
@@ -89,10 +84,3 @@ def test_a_manifest_of_files_outside_of_it_is_refused(tmp_path, name):
     (tmp_path / "outside").touch()
     write_json(tmp_path / "run" / SUMS, {name: sha256(b"").hexdigest()})
     assert "expected a file or folder inside of" in damage(tmp_path / "run")
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", "\udcff"])
-def test_an_error_names_the_file_that_is_no_json(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=r"a\.json: got "):
-        read_json(tmp_path / "a.json")
