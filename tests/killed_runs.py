@@ -11,9 +11,7 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -51,44 +49,29 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Kill:
-    """A signal to process 0, `after` seconds after its n-th change of the run folder's files; change 0 is the start."""
-
-    number: int
-    change: int
-    after: float = 0.0
-
-
 def beside(out: Path, suffix: str) -> Path:
     """A file of ours next to a run folder; if that has a disk of its own, which may be full, outside of it."""
     return (out.parent.parent if out.parent.is_mount() else out.parent) / f"{out.name}{suffix}"
 
 
-def _watch(out: Path, kill: Kill | None, log: Path) -> None:
-    """Count changes of files in and next to `out`; carry out the kill; leave a line in `log` for each."""
-    count, folders = -1, {out.name, f".{out.name}.incomplete"}
+def _watch(out: Path, kill: tuple[int, int] | None, log: Path) -> None:
+    """Count changes of files in and next to `out`, a line in `log` each; kill (signal, number of the change)."""
+    count = 0
+    folders = {out.name, f".{out.name}.incomplete"}
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def step() -> None:
-        nonlocal count
-        count += 1
-        if kill and count == kill.change:
-            if kill.after:
-                threading.Timer(kill.after, os.kill, (os.getpid(), kill.number)).start()
-            else:
-                os.kill(os.getpid(), kill.number)
-
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
         writing = event == "open" and arguments[0] and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if not (writing or event in WRITES) or not str(arguments[0]).startswith(f"{out.parent}/"):
             return
         changed = Path(str(arguments[0])).relative_to(out.parent)
         if changed.parts[0] in folders:
             os.write(descriptor, f"{event} {changed}\n".encode())
-            step()
+            count += 1
+            if kill and count == kill[1]:
+                os.kill(os.getpid(), kill[0])
 
-    step()
     sys.addaudithook(audit)
 
 
@@ -111,7 +94,9 @@ def _keep_state(out: Path) -> None:
     train.remove_checkpoints = keep
 
 
-def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[str, str]) -> None:
+def _run(
+    arguments: list[str], out: Path, kill: tuple[int, int] | None, environment: dict[str, str]
+) -> None:
     """The target of a process."""
     os.environ.update(environment)
     output = os.open(
@@ -119,9 +104,8 @@ def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[s
     )
     os.dup2(output, 1)
     os.dup2(output, 2)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in what a shell starts in the background
+    # ignored in what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from sa_zoo.cli import app
 
     try:
@@ -138,7 +122,11 @@ def _run(arguments: list[str], out: Path, kill: Kill | None, environment: dict[s
 
 
 def start(
-    config: Path, out: Path, kill: Kill | None = None, processes: int = 1, resume: bool = False
+    config: Path,
+    out: Path,
+    kill: tuple[int, int] | None = None,
+    processes: int = 1,
+    resume: bool = False,
 ) -> list[Any]:
     """Start `sa-zoo train` in one process per rank."""
     with socket.socket() as free:

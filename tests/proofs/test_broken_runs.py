@@ -15,7 +15,6 @@ import pytest
 from damage import DAMAGES, tmpfs
 from killed_runs import (
     EVERYTHING,
-    Kill,
     beside,
     differences,
     finish,
@@ -45,13 +44,12 @@ def config_in(folder: Path, sections: dict[str, dict[str, Any]]) -> Path:
     return path
 
 
-def changes_of(out: Path) -> list[str]:
-    return beside(out, "-changes.log").read_text().splitlines()
-
-
-def change(changes: list[str], pattern: str) -> int:
-    """Number of the first change that matches."""
-    return next(number for number, line in enumerate(changes, start=1) if re.search(pattern, line))
+def stop(processes: list[Any], victim: int, out: Path, files: str) -> list[int]:
+    """Kill one process as soon as a run folder has these files; the exit codes."""
+    while not any(out.glob(files)) and processes[victim].is_alive():
+        time.sleep(0.0005)
+    processes[victim].kill()
+    return finish(processes, GRACE)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +73,11 @@ def test_kill(proof, whole, tmp_path):
         processes = 1 + trial % 2
         expected = state_of(outs[processes])
         number = SIGNALS[trial % 3]
-        at = generator.randint(1, len(changes_of(outs[processes])))
-        after = generator.choice([0.0, generator.random() * 0.02])
+        changes = beside(outs[processes], "-changes.log").read_text().splitlines()
+        at = generator.randint(1, len(changes))
         out = tmp_path / str(trial) / "run"
         out.parent.mkdir()
-        codes = finish(start(config, out, Kill(number, at, after), processes), GRACE)
+        codes = finish(start(config, out, (number, at), processes), GRACE)
         resumed(config, out, processes)
         lost = differences(out, expected) + ["a traceback"] * (70 in codes)
         proof.tried(number.name, "resumed to the same bits", lost)
@@ -92,24 +90,13 @@ def test_processes(proof, tmp_path):
     whole = tmp_path / "whole"
     resumed(config, whole)
     last = "epoch-00001-step-0000003"
-    names = {"save": f"checkpoints/.{last}.incomplete", "step": f"checkpoints/{last}"}
-    changes = changes_of(whole)
-    save = change(changes, rf"{last}\.incomplete/[^/]+/\.state\.safetensors")
-    saved = change(changes, rf"rename .*{last}\.incomplete/[^/]+$")
     # steps follow a save
-    kills = {"save": Kill(signal.SIGKILL, save), "step": Kill(signal.SIGKILL, saved, 0.05)}
-    cases = list(itertools.product((1, 0), ("save", "step"), (2, 4, 1)))
+    moments = {"save": f"checkpoints/.{last}.incomplete", "step": f"checkpoints/{last}"}
+    cases = list(itertools.product((1, 0), moments, (2, 4, 1)))
     for trial in range(proof.times or 2):
         victim, moment, then = cases[trial % len(cases)]
         out = tmp_path / f"run{trial}"
-        if victim == 0:
-            started = start(config, out, kills[moment], 2)
-        else:  # it changes no files: watch those of the other
-            started = start(config, out, None, 2)
-            while not any(out.glob(names[moment])) and started[0].is_alive():
-                time.sleep(0.0005)
-            started[1].kill()
-        codes = finish(started, GRACE)
+        codes = stop(start(config, out, processes=2), victim, out, moments[moment])
         message = "error: another process of the run has ended" in said(out)
         resumed(config, out, then)
         losses = zip(history(out), history(whole), strict=True)
@@ -144,11 +131,8 @@ def test_numbers(proof, tmp_path):
 @pytest.fixture(scope="module")
 def stopped(whole, tmp_path_factory):
     """The folder of a run that was killed in its second epoch."""
-    config, outs = whole
     out = tmp_path_factory.mktemp("stopped") / "run"
-    pattern = r"rename .*/\.epoch-00001-step-0000001\.incomplete/[^/]+$"
-    at = 1 + change(changes_of(outs[1]), pattern)
-    finish(start(config, out, Kill(signal.SIGKILL, at)))
+    stop(start(whole[0], out), 0, out, "checkpoints/epoch-00001-step-0000001")
     return out
 
 
