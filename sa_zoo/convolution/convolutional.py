@@ -13,7 +13,7 @@ Each layer is evaluated in the cheapest way for its parameters; all are equal wi
     SoftAttention     soft_attention.py     finite alpha: P_h by axes, or one composed kernel and a frame by axes
     ContentAttention  content_attention.py    scores with a content term: the definition
 
-Symbols: theorem.py. Positions are counted in keys: query i stands on the key stride * i + center.
+Symbols: theorem.py. Positions are counted in keys: query i is at the key stride * i + center.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.con
 
 
 class ConvolutionalAttention(nn.Module):
-    """Geometry, values and the definition; subclasses decide how to evaluate it and how Delta and alpha are held.
+    """Geometry, values and the definition; subclasses choose the evaluation, and store Delta and alpha.
 
     Args:
         W_val: ValueMatrices.
@@ -159,7 +159,7 @@ class ConvolutionalAttention(nn.Module):
         return out.movedim(-1, 1)
 
     def composed_kernel(self, neighborhoods: list[range]) -> Tensor:
-        """sum_h P_h[q, .] W_val_h for a query far from the border, which sees these: (D_out, D_in / groups, ..)"""
+        """sum_h P_h[q, .] W_val_h on these neighborhoods, far from the border: (D_out, D_in / groups, ..)"""
         device = self.alpha.device
         P = torch.ones_like(self.alpha)[:, None]
         for axis, neighborhood in enumerate(neighborhoods):
@@ -183,7 +183,7 @@ class ConvolutionalAttention(nn.Module):
 
 
 class HardAttention(ConvolutionalAttention):
-    """alpha so large that every head sees only its target: the layer is evaluated as its convolution.
+    """alpha so large that every head reads only its target: the layer is evaluated as its convolution.
 
     Delta and alpha are buffers: their gradients are too small for a floating-point number.
     """

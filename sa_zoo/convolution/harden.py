@@ -1,8 +1,8 @@
 """Fix every head to one pixel, its tap, which makes the layer a convolution.
 
 A head of infinite sharpness reads the pixel nearest to its center (theorem.py, `limit_of_attention`). `harden` chooses
-a distinct pixel for each head and projects the layer onto these taps: a head's attention to a pixel moves to the tap
-nearest to the pixel, with the head's value matrix. With P_h the attention of head h far from the border,
+a distinct pixel for each head. The attention of a head to any pixel moves to the tap nearest to that pixel, with the
+head's value matrix. With P_h the attention of head h far from the border,
 
     W_val'_g = sum_h M_hg W_val_h,    M_hg = sum of P_h[delta] over all delta nearest to tap g
 
@@ -35,7 +35,7 @@ Layer = Attention | ConvolutionalAttention
 
 @torch.no_grad()
 def harden(model: nn.Module) -> dict[str, list[list[int]]]:
-    """Make every head a tap, in place, and freeze its position. Call it before creating the optimizer, and train on.
+    """Fix every head to one pixel, in place, and freeze it there. Call it before creating the optimizer, then train.
 
     The architecture stays the same: Delta holds integers, and the spread is large. The heads of a network's layer read
     the pixels with most of their attention. Those of a SoftAttention read the pixels of its kernel, so

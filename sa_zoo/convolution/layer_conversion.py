@@ -101,7 +101,7 @@ def attention_in_place(
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
     if content and math.isinf(alpha):
         raise ValueError(
-            "alpha: got inf with content=True, expected a finite one: one-hot heads see no content"
+            "alpha: got inf with content=True, expected a finite one: one-hot heads ignore content"
         )
     weight = conv.weight.detach()
     heads = math.prod(conv.kernel_size)
@@ -204,19 +204,19 @@ def _kernel_and_distance(attention: ConvolutionalAttention) -> tuple[Tensor, flo
     if isinstance(attention, HardAttention) or attention.missed().max() <= EXACT:
         return attention.weight.clone(), 0.0
     wide = copy.deepcopy(attention).double()
-    seen = neighborhoods_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
-    if not seen:
+    support = neighborhoods_with(shifts.to(wide.Delta), wide.Delta, wide.alpha)
+    if not support:
         raise ValueError(
             "attention: got a head with unbounded support (its alpha is not positive, or its Delta not finite), "
             "expected heads with a center and a sharpness"
         )
-    whole = wide.composed_kernel(seen)
+    whole = wide.composed_kernel(support)
     kernel = whole
-    for axis, offsets in enumerate(seen):
+    for axis, offsets in enumerate(support):
         places = [offsets.index(shift) for shift in shifts[:, axis].int().unique().tolist()]
         kernel = kernel.index_select(2 + axis, torch.tensor(places, device=kernel.device))
     rounded = kernel.to(attention.weight)
-    # Per output channel (D_out,); the distance is the weight beside the kernel, plus the rounding of the kernel.
+    # Per output channel (D_out,); the distance is the weight outside the kernel, plus the rounding of the kernel.
     parts = (whole, kernel, kernel - rounded)
     total, kept, rounding = (part.abs().flatten(1).sum(dim=1) for part in parts)
     return rounded, float(((total - kept).clamp(min=0) + rounding).max())

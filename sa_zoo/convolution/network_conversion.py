@@ -34,7 +34,7 @@ class LayerReport:
     parameters: int
     macs: int  # multiply-adds executed by the attention
     conv_macs: int  # multiply-adds of the convolution
-    bound: float  # certificate.py's, for the difference of outputs and the largest input seen
+    bound: float  # certificate.py's, of the difference of outputs, for the largest input
     measured: float  # the difference of outputs
 
 

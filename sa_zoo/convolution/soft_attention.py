@@ -60,7 +60,7 @@ class SoftAttention(ConvolutionalAttention):
         return self.by_axes(keys)
 
     def neighborhoods(self) -> list[range]:
-        """One neighborhood per axis; none if a head sees without end, or if values cannot be read."""
+        """One neighborhood per axis; empty if a head has unbounded support, or if values cannot be read."""
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if in_graph or self.Delta.is_meta or not is_ordinary(self.Delta, self.alpha):
             return []

@@ -12,9 +12,9 @@ from torch import Tensor
 
 # Off-target attention below this changes no sum, in any floating-point type.
 EXACT = torch.finfo(torch.float64).eps / 2
-# Attention less sharp than this is treated as uniform: sums over its neighborhood would not end.
+# Attention less sharp than this is treated as uniform: its neighborhood would be unbounded.
 LEAST_ALPHA = 1e-4
-# At this offset from its target, a head of any other sharpness misses all of it in float64: 1 - P rounds to 1.
+# At this offset from its target, a head of any other sharpness misses it entirely in float64: 1 - P rounds to 1.
 LARGEST_OFFSET = 1e3
 LARGEST_SPREAD = 1e15  # infinite ones have no matrix
 

@@ -58,7 +58,7 @@ for module in (SoftAttention, ContentAttention, SamePadding):
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert weights of the CNN to the backbone's; missing values (Delta, alpha, ...) are those of the model.
 
-    A stem for another number of input channels is adapted as in timm, which looks for it under its name in the CNN.
+    A stem for another number of input channels is adapted here: timm looks for its name in the CNN.
     """
     converted = from_torchvision_vgg(state_dict) if isinstance(model, VGG) else dict(state_dict)
     first = (getattr(model, "pretrained_cfg", {}).get("first_conv") or "").removesuffix(".W_val")

@@ -153,7 +153,7 @@ class Attention(nn.Module):
         self.W_out = W_out(*sizes, **dd)
 
     def probabilities(self, X: Tensor) -> Tensor:
-        """softmax(A): (B, H, W, D) -> (N_h, T, T) if no term looks at X, else (B, N_h, T, T); at least float32."""
+        """softmax(A): (B, H, W, D) -> (N_h, T, T) if all terms are positional, else (B, N_h, T, T), at least float32"""
         scores: list[Tensor] = []
         for term in self.terms:
             scores.append(term(X))

@@ -1,4 +1,4 @@
-"""Where the tokens of a network lie in an image, and which of its features are returned."""
+"""The squares of pixels of a network's tokens, and the features that it returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Layout:
 
     @property
     def reduction(self) -> int:
-        """Side of the last tokens' squares of pixels, which have to tile an image."""
+        """Side of the last tokens' squares of pixels. They have to tile an image."""
         return self.sides[-1]
 
     def token_grids(self, image_size: Sequence[int]) -> list[Grid]:

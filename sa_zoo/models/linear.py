@@ -1,4 +1,4 @@
-"""Linear layers: whether they compute anything else, and two of them as one linear map."""
+"""Linear layers: whether a layer is exactly one, and the product of two."""
 
 from typing import Any
 

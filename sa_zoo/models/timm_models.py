@@ -140,4 +140,4 @@ def _weights(name: str) -> dict[str, Any]:
 
 for row in VARIANTS:
     register(row)
-__all__ = ["register"]  # timm lists entry points here, which are not attributes of this module
+__all__ = ["register"]  # timm lists entry points here, but they are no attributes
