@@ -212,6 +212,19 @@ def evaluate_command(
         write_result(json_, metrics)
 
 
+@app.command("predict")
+def predict_command(
+    model: Model,
+    files: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    top: Annotated[int, typer.Option(help="Name so many classes.", min=1)] = 5,
+) -> None:
+    """Name the most probable classes of images, with their probabilities."""
+    from sa_zoo.commands.predict import predictions
+
+    for line in predictions(model, files, top):
+        echo(line)
+
+
 @app.command("finish")
 def finish_command(
     source: Annotated[

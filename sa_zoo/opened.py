@@ -1,21 +1,32 @@
 """An opened model: checked and built once, then passed to all steps of a command."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from huggingface_hub import snapshot_download
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import parse_model_name
 from torch import Tensor, nn
 
+from sa_zoo.data.image_file import open_image
+from sa_zoo.data.input_format import input_format_of
 from sa_zoo.folders.check import TIMM_FILES, check_name, checked, refusing
 from sa_zoo.folders.metrics import FILE, Metrics, read_metrics
 from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
+
+Picture = str | Path | Image.Image  # a file or its image
+Prediction = list[
+    tuple[str, float]
+]  # names of classes and their probabilities, the most probable first
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Opened:
     source: str  # what timm loads: "local-dir:FOLDER", "hf-hub:OWNER/NAME@REVISION" or a timm name
     folder: Path | None  # of the model; None unless it is on this machine
     network: nn.Module  # on the CPU, in evaluation mode
-    config: dict[str, Any]  # config.json; empty without a folder
+    config: dict[str, Any]  # config.json; empty for a timm name
     metrics: Metrics  # metrics.json; empty without one
 
     @property
@@ -50,6 +61,44 @@ class Opened:
             (folder / name).parent.mkdir(exist_ok=True)
             write_file(folder / name, content)
         return replace(self, config=read_json(folder / "config.json"))
+
+    def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Prediction]:
+        """The `top` most probable classes of each picture.
+
+            sa_zoo.open("runs/mine").predict(["cat.jpg", PIL.Image.open("dog.jpg")])[0]  # [("cat", 0.93), ...]
+
+        Raises the errors of `classifier`.
+        """
+        if isinstance(pictures, Picture):
+            pictures = [pictures]
+        return [*map(self.classifier(top), pictures)]
+
+    def classifier(self, top: int = 5) -> Callable[[Picture], Prediction]:
+        """A function of a picture of any size, which is preprocessed as in evaluation.
+
+        Probabilities of a multi-label model are those of each class by itself. Raises ValueError for a model that does
+        not classify; the function does for a file without a usable image.
+        """
+        network: Any = self.network
+        several = self.config.get("problem_type") == "multi_label_classification"
+        probabilities = torch.sigmoid if several else partial(torch.softmax, dim=0)
+        if self.config.get("problem_type") == "regression" or network.num_classes < 2 - several:
+            raise ValueError(f"model: got {self.source} without classes, expected a classifier")
+        names = class_names(network)
+        input_format = input_format_of(network)
+
+        def classify(picture: Picture) -> Prediction:
+            try:
+                image = open_image(Path(picture) if isinstance(picture, str) else picture)
+                pixels = input_format.resized(image).to(next(network.parameters()).device)
+            except ValueError as error:
+                raise ValueError(f"{picture}: {error}") from error
+            with torch.inference_mode():
+                logits = network(input_format.normalize(pixels[None]))[0].float()
+            found, classes = probabilities(logits).topk(min(top, len(names)))
+            return [(names[k], p) for k, p in zip(classes.tolist(), found.tolist(), strict=True)]
+
+        return classify
 
     def moved(self, folder: Path) -> "Opened":
         """The same model after a move to another folder."""
@@ -80,19 +129,32 @@ def open_model(source: "str | Path | Opened") -> Opened:
     with checked(name) as exact:
         network = build_model(exact, pretrained=True, model_name=exact).eval()
     if not folder:
-        return Opened(exact, None, network, {}, _metrics_on_hub(exact))
+        return Opened(exact, None, network, *_from_hub(exact))
     return Opened(exact, folder, network, read_json(folder / "config.json"), read_metrics(folder))
 
 
-def _metrics_on_hub(source: str) -> Metrics:
-    """The metrics.json of the opened revision; empty for names of timm, and if it is none of this package."""
+def class_names(network: Any) -> list[str]:
+    """The classes of a model in words; without names those of ImageNet, if it has as many, or numbers."""
+    names: Any = network.pretrained_cfg.get("label_names") or ()
+    words: Any = network.pretrained_cfg.get("label_descriptions") or {}
+    subset = infer_imagenet_subset(network)
+    if len(names) != network.num_classes:
+        names = ImageNetInfo(subset).label_descriptions() if subset else range(network.num_classes)
+    return [str(words.get(name, name)) for name in names]
+
+
+def _from_hub(source: str) -> tuple[dict[str, Any], Metrics]:
+    """Config and metrics of the opened revision; empty for names of timm, and metrics that are none of this package."""
     kind, name = parse_model_name(source)
-    if kind == "hf-hub":
-        repo_id, _, revision = name.partition("@")
-        folder = snapshot_download(repo_id, revision=revision, allow_patterns=[FILE])
-        with suppress(ValueError):
-            return read_metrics(Path(folder))
-    return Metrics()
+    metrics = Metrics()
+    if kind != "hf-hub":
+        return {}, metrics
+    repo_id, _, revision = name.partition("@")
+    files = ["config.json", FILE]
+    folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
+    with suppress(ValueError):
+        metrics = read_metrics(folder)
+    return read_json(folder / "config.json"), metrics
 
 
 def folder_of(source: str | Path | Opened) -> Path | None:

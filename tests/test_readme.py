@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 from programs import without_network
 from tiny_runs import image_folder
 
@@ -74,6 +75,7 @@ def typed(tmp_path_factory):
     files = home / "files"
     image_folder(files / "data/images/train", {"cat": 23, "dog": 17})
     image_folder(files / "data/images/test", {"cat": 3, "dog": 2})
+    Image.new("RGB", (53, 41)).save(files / "cat.jpg")
     network = timm.create_model("sa_quadratic_tiny_cifar")
     checkpoint = {"arch": "sa_quadratic_tiny_cifar", "state_dict": network.state_dict()}
     torch.save(checkpoint, files / "model_best.pth.tar")

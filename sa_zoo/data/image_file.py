@@ -1,7 +1,7 @@
 """Opens all image files of data sets and the explorer. The files are untrusted."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,8 +20,8 @@ MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 
 
-def open_image(file: Path | BinaryIO) -> Image.Image:
-    """The first frame of an image file, rotated according to EXIF. Raises ValueError for unusable files."""
+def open_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
+    """The first frame of an image file, or an image, rotated according to EXIF. Raises ValueError for unusable ones."""
     with _opened(file) as image:
         upright = ImageOps.exif_transpose(image)
         # Pillow warns when such a palette is converted to modes other than RGBA
@@ -36,9 +36,10 @@ def size_of_image(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
+def _opened(file: Path | BinaryIO | Image.Image) -> Iterator[Image.Image]:
+    given = isinstance(file, Image.Image)
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with nullcontext(file) if given else Image.open(file, formats=FORMATS) as image:
             if image.mode not in MODES or _is_deep(image):
                 deep = f"{image.mode} of more than 8 bits per channel"
                 got = deep if image.mode in MODES else f"mode {image.mode}"
@@ -57,10 +58,8 @@ def _opened(file: Path | BinaryIO) -> Iterator[Image.Image]:
 
 def _is_deep(image: Any) -> bool:
     """Whether decoding in Pillow would drop bits: PNG, TIFF or PPM with more than 8 bits per channel."""
-    if image.format == "PPM":
-        arguments = image.tile[0][3]  # of the decoder: (mode, largest value), unless that is 255
+    tile = getattr(image, "tile", ())  # empty after decoding
+    if image.format == "PPM" and tile:
+        arguments = tile[0][3]  # of the decoder: (mode, largest value), unless that is 255
         return isinstance(arguments, tuple) and arguments[1] > 255
-    return (
-        ";16B" in str(image.tile)
-        or max(getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (8,))) > 8
-    )
+    return ";16B" in str(tile) or max(getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (8,))) > 8

@@ -1,0 +1,103 @@
+"""Classes of pictures: `sa-zoo predict` and `sa_zoo.open(...).predict`."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from model_folders import make_run
+from PIL import Image, ImageOps
+from timm.data import create_transform, resolve_model_data_config
+from typer.testing import CliRunner
+
+import sa_zoo
+from sa_zoo.cli import app
+from sa_zoo.opened import class_names
+
+SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3, "num_classes": 7}
+NAMES = ["owl", "cat", "ant\nelk: dog 1.000", "\x1b[2Jbee", "fox", "hen", "yak"]
+
+
+def change(folder, **values):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
+    change(folder, label_names=NAMES)
+    return folder
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """A photograph of 53 x 41 pixels on its side."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (53, 41, 3), np.uint8))
+    image.getexif()[0x0112] = 6
+    (tmp_path / "photos/more").mkdir(parents=True)
+    image.save(tmp_path / "photos/more/b.png", exif=image.getexif())
+    return tmp_path / "photos/more/b.png"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_pictures_and_files_have_the_probabilities_of_the_evaluation_transform(run, photo, several):
+    if several:
+        change(run, problem_type="multi_label_classification")
+    opened = sa_zoo.open(run)
+    image = Image.open(photo)
+    transform = create_transform(**resolve_model_data_config(opened.network))
+    logits = opened.network(transform(ImageOps.exif_transpose(image))[None])[0]
+    expected = logits.sigmoid() if several else logits.softmax(dim=0)
+    first, second = opened.predict([image, str(photo)], top=100)
+    assert first == second and opened.predict(photo) == [first[:5]]
+    order = expected.argsort(descending=True)
+    assert [name for name, _ in first] == [NAMES[index] for index in order]
+    torch.testing.assert_close(torch.tensor([p for _, p in first]), expected[order])
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"label_names": list("abcdefg"), "label_descriptions": {"b": "bee"}}, ["a", "bee"]),
+        ({"label_names": ["a"]}, ["0", "1"]),
+        ({"num_classes": 1000}, ["tench, Tinca tinca", "goldfish, Carassius auratus"]),
+    ],
+)
+def test_classes_are_named_as_well_as_the_model_allows(config, names):
+    overlay = dict(config)
+    classes = overlay.pop("num_classes", 7)
+    network = timm.create_model("sa_quadratic_tiny_cifar", **SMALL | {"num_classes": classes})
+    network.pretrained_cfg |= overlay
+    assert class_names(network)[:2] == names and len(class_names(network)) == classes
+
+
+@pytest.mark.parametrize("change_", [{"problem_type": "regression"}, {"num_classes": 1}])
+def test_a_model_that_does_not_classify_is_refused(run, photo, change_):
+    if "num_classes" in change_:
+        run = make_run(run.with_name("one"), "sa_quadratic_tiny_cifar", **SMALL | change_)
+    else:
+        change(run, **change_)
+    with pytest.raises(ValueError, match="expected a classifier"):
+        sa_zoo.open(run).predict(photo)
+
+
+def test_the_command_names_broken_files_and_classifies_the_others(run, photo):
+    """In a line per image, also with names of classes that would clear a terminal or add a line."""
+    folder = photo.parents[1]
+    (folder / "a.JPG").write_bytes(b"no image")
+    (folder / ".hidden.png").write_bytes(b"no image")
+    (folder / "notes.txt").touch()
+    result = CliRunner().invoke(
+        app, ["predict", str(run), str(folder), "nowhere.png", "--top", "7"]
+    )
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"{photo}: ") and line.count("; ") == 6
+    assert "ant elk: dog 1.000 0." in line and "[2Jbee 0." in line and "\x1b" not in line
+    assert result.exit_code == 1
+    assert "got 2 files" in result.stderr and "more/b" not in result.stderr
+    assert f"{folder / 'a.JPG'}: " in result.stderr and "nowhere.png: " in result.stderr
+    assert "notes" not in result.stderr and "hidden" not in result.stderr
+    result = CliRunner().invoke(app, ["predict", str(run), str(run.parent / "run")])
+    assert result.exit_code == 1 and "without images" in result.stderr
