@@ -118,7 +118,7 @@ sa_zoo: self-attention that can express convolution, for timm and Hugging Face
   sa-zoo models                                         the trained models
   sa-zoo explore sa_quadratic_tiny_cifar.long           a page in which to look at one
   sa-zoo train quickstart                               train a network in a minute
-  sa-zoo train finetune_folder --data FOLDER            fine-tune on your images
+  sa-zoo train photographs --data FOLDER                fine-tune on your images
   sa-zoo --help                                         all commands"""
 
 
@@ -164,13 +164,18 @@ def train_command(
     data: Annotated[
         str, typer.Option(help="Hub data set, folder or digits (default: the data of the recipe).")
     ] = "",
+    model: Annotated[str, typer.Option(help="timm name: model.name of the recipe.")] = "",
+    epochs: Annotated[int | None, typer.Option(help="train.epochs of the recipe.")] = None,
+    lr: Annotated[float | None, typer.Option(help="optim.lr of the recipe.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="train.batch_size of the recipe.")] = None,
     changes: Changes = None,
     resume: Resume = False,
 ) -> None:
     """Train a model, evaluate it, and leave a run folder that timm and transformers load."""
     from sa_zoo.commands.train import summary, train_recipe
 
-    print_once(summary(train_recipe(config, out, data, changes or [], resume)))
+    run = train_recipe(config, out, data, changes or [], resume, model, epochs, lr, batch_size)
+    print_once(summary(run))
 
 
 @app.command("harden")

@@ -46,7 +46,8 @@ STAND_INS = {
     f" && echo {PACKAGES} > $(echo .venv/lib/python*/site-packages)/packages.pth",
     "sa-zoo train quickstart": "sa-zoo train quickstart --set train.epochs=1",
     "pytest": "python -m pytest -n 0 -q tests/test_metrics.py",
-    "finetune_folder --data data/images": "finetune_folder --data data/images --set train.epochs=1",
+    "photographs --data data/images": "photographs --data data/images --model sa_plain_tiny_cifar --epochs 1"
+    " --batch-size 7 --set train.head_epochs=1 --set data.image_size=32 --out runs/photographs",
     "--out runs/seed1": f"--out runs/seed1 {SMALL}",
     "accelerate launch -m sa_zoo train paper": f"python -m {LAUNCH} -m sa_zoo train paper {SMALL}"
     " --set train.precision=no",
@@ -117,9 +118,7 @@ def test_every_command_of_the_readme_works_on_a_fresh_machine(typed):
     assert " passed in " in printed and "logits (1, 10)" in printed
     where = run("cd /; python -c 'import sa_zoo; print(sa_zoo.__file__)'").strip()
     assert ".venv" in where and not list(Path(where).parent.rglob("*.so"))
-    left = (
-        "page.html mine/README.md mine.onnx mhsa/README.md runs/taps runs/finetune_folder/README.md"
-    )
+    left = "page.html mine/README.md mine.onnx mhsa/README.md runs/taps runs/photographs/README.md"
     run(f"ls {left}")
 
 

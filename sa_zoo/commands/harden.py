@@ -34,5 +34,6 @@ def config_of(run: Path, changes: Iterable[str] = ()) -> Config:
         f"augment.small_epochs={min(SMALL_EPOCHS, trained.augment.small_epochs)}",
         f"optim.lr={trained.optim.lr * RATE}",
         f"train.epochs={EPOCHS}",
+        "train.head_epochs=0",
     )
     return load_config(recipe, [*continued, *changes])

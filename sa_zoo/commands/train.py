@@ -19,26 +19,38 @@ def train_recipe(
     data: str | Path = "",
     changes: str | Sequence[str] = (),
     resume: bool = False,
+    model: str = "",
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
 ) -> Opened:
     """Train a model, evaluate it, and leave a complete run folder, as `sa-zoo train` does.
 
-        run = sa_zoo.train("finetune_folder", "runs/mine", data="data/images", changes=["train.epochs=4"])
+        run = sa_zoo.train("photographs", "runs/mine", data="data/images", epochs=4)
         print(run.metrics.test.top1, run.folder)
         logits = run.network(images)
 
     Args:
         recipe: a TOML file, or the name of one in configs/.
-        out: run folder; default: runs/RECIPE, or runs/RECIPE-MODEL if `changes` choose another model.
+        out: run folder; default: runs/RECIPE, or runs/RECIPE-MODEL with another model.
         data: Hub data set, folder or "digits"; default: the data of the recipe.
         changes: values to replace, "section.key=value".
         resume: resume the run in `out`.
+        model, epochs, lr, batch_size: values of model.name, train.epochs, optim.lr and train.batch_size.
 
     Raises:
         The errors of `train_and_finish`.
     """
     changes = [changes] if isinstance(changes, str) else list(changes)
-    if data:
-        changes.insert(0, f"data.name={json.dumps(str(data))}")
+    values = {
+        "data.name": str(data) or None,
+        "model.name": model or None,
+        "train.epochs": epochs,
+        "optim.lr": lr,
+        "train.batch_size": batch_size,
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    changes = [f"{key}={json.dumps(value)}" for key, value in given.items()] + changes
     folder = Path(out or f"runs/{run_name(recipe, changes)}")
     return train_and_finish(load_config(recipe, changes), folder, resume)
 

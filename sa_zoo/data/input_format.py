@@ -43,15 +43,21 @@ class InputFormat:
         Raises ValueError for an image of other channels that cannot be converted.
         """
         channels, height, width = self.input_size
+        image = self.in_color(image)
+        if image.size != (width, height):
+            return self.transform(image)
+        return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
+
+    def in_color(self, image: Image.Image) -> Image.Image:
+        """The image with the model's channels. Raises ValueError if it cannot be converted."""
+        channels, *_ = self.input_size
         if channels in COLORS:
             image = image.convert(COLORS[channels])  # as timm's train.py does
         found = len(image.getbands())
         if found != channels:
             expected = f"{channels}; convert the images, or set model.args.in_chans to 1 or 3"
             raise ValueError(f"got {found} channels (mode {image.mode}), expected {expected}")
-        if image.size != (width, height):
-            return self.transform(image)
-        return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
+        return image
 
     def normalize(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) -> float32 of the same shape, channels last in memory for fast convolutions."""

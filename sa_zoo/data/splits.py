@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ class Split(Dataset[Any]):
     """Decoded images of one split, kept on a device. A batch is (uint8 (B, C, H, W), int64 (B,), indices (B,))."""
 
     workers = 0
+    epoch = 0  # of training, for augmentation by workers
 
     def __init__(self, images: Tensor, labels: np.ndarray, input_format: InputFormat) -> None:
         self.images = images
@@ -112,8 +113,9 @@ def splits_of(
     device: torch.device,
     workers: int = -1,
     augmentation: str = "",
+    never_kept: Collection[str] = (),
 ) -> Mapping[str, Split]:
-    """The splits with these rows, decoded and kept on the device if they are small.
+    """The splits with these rows, decoded and kept on the device if they are small, except those `never_kept`.
 
     Prints a report of them first, which ends with `augmentation`. Raises ValueError without test images, or with the
     list of unreadable images. If the splits are too large to keep and have many images, only headers are checked.
@@ -126,26 +128,28 @@ def splits_of(
     streamed = {
         name: StreamedSplit(data, *own, input_format, workers) for name, own in rows.items()
     }
-    images = sum(map(len, streamed.values()))
+    splits: dict[str, Split] = {**streamed}
+    kept = splits.keys() - never_kept
     channels, height, width = input_format.input_size
-    small = images * channels * height * width <= KEPT_BYTES
-    report = report_of(data, rows, decode=images <= MANY and not small)
+    images = sum(len(splits[name]) for name in kept)
+    if images * channels * height * width > KEPT_BYTES:
+        kept = set()
+    all_kept = kept == splits.keys()
+    report = report_of(data, rows, decode=sum(map(len, splits.values())) <= MANY and not all_kept)
     report.input = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels{augmentation}"
     if is_main_process():
         print(report.text(), file=sys.stderr, flush=True)
-    splits: Mapping[str, Split] = streamed
-    unreadable = report.unreadable
-    if workers and not small:
+    if workers and not all_kept:
         try:
             multiprocessing.Queue().close()
         except OSError as error:
             raise ValueError(
                 f"data.workers: got {workers}, expected 0, as /dev/shm cannot be used: {error}"
             ) from error
-    if small:
-        unreadable = []
-        splits = {name: split.kept(device, unreadable) for name, split in streamed.items()}
-    refuse_unreadable(unreadable)
+    unreadable = [] if all_kept else report.unreadable
+    for name in kept:
+        splits[name] = streamed[name].kept(device, unreadable)
+    refuse_unreadable(list(dict.fromkeys(unreadable)))
     return splits
 
 

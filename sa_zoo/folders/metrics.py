@@ -58,8 +58,8 @@ def margin(accuracy: float, n: int) -> float:
 class Training(Section):
     seconds: float | None = None
     cpu_seconds: float | None = None  # of the main process
-    # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs twice as much.
-    # Recomputation and the optimizer are not counted.
+    # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs twice as much,
+    # and 2 in epochs of the classifier alone. Recomputation and the optimizer are not counted.
     pflop: float | None = None
     epochs: int | None = None
     images_per_second: float | None = None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
+from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms.functional import pad
 
@@ -24,6 +25,7 @@ Normalize = Callable[[Tensor], Tensor]  # uint8 (B, C, H, W) -> float32 (B, C, H
 # independent streams of numbers
 ORDER, CROP_ROWS, CROP_COLUMNS, FLIP = range(4)
 STEP = 5  # 6 is HOLD_OUT of data/hold_out.py
+VIEW, ERASE = 7, 8
 
 
 def permutation(n: int, *counters: int) -> np.ndarray:
@@ -39,14 +41,24 @@ def small_size(height: int, width: int) -> tuple[int, int]:
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Seed the other random numbers of a step. Dropout differs between processes; the mixup ratio does not."""
     shared = int(counter_hash(STEP, seed, step)[0])
-    random.seed(shared)
-    np.random.seed(shared % 2**32)
-    torch.manual_seed(int(counter_hash(STEP, seed, step, rank)[0]) >> 1)
+    _seed(shared, int(counter_hash(STEP, seed, step, rank)[0]))
+
+
+def seed_view(seed: int, epoch: int, row: int) -> None:
+    """Seed the random numbers of the augmentation of one image."""
+    number = int(counter_hash(VIEW, seed, epoch, row)[0])
+    _seed(number, number)
+
+
+def _seed(number: int, number_of_torch: int) -> None:
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number_of_torch >> 1)
 
 
 @dataclass
 class Augment:
-    """Random crop with padding, flip, small images in early epochs, mixup and cutmix of one batch.
+    """Random crop with padding, flip, small images in early epochs, erasing, mixup and cutmix of one batch.
 
     uint8 images (B, C, H, W) -> normalized float32, on their device. int64 labels (B,) are unchanged; mixup and cutmix
     turn them into probabilities (B, classes).
@@ -81,7 +93,17 @@ class Augment:
             images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
             images = images.clamp_(0, 255)
         images = self.normalize(images)
+        if config.re_prob:
+            self._erase(images, indices, epoch)
         return self.mixup(images, labels) if self.mixup else (images, labels)
+
+    def _erase(self, images: Tensor, indices: Tensor, epoch: int) -> None:
+        """Erase a rectangle in some normalized images, in place, as timm's loader does."""
+        erase = RandomErasing(self.config.re_prob, device=images.device)
+        numbers = counter_hash(ERASE, self.seed, epoch, indices.cpu().numpy())
+        for image, number in zip(images, numbers.tolist(), strict=True):
+            random.seed(number)
+            erase(image)
 
     def _crop_and_flip(self, images: Tensor, counters: np.ndarray, epoch: int) -> Tensor:
         padding = self.config.crop_padding

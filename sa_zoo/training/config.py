@@ -34,10 +34,16 @@ DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.mode
 }
 
 
+# Keys of `augment` that need `scale`, and those that exclude it
+RESIZED_CROPS = ("ratio", "hflip", "color_jitter", "auto_augment", "re_prob", "interpolation")
+SHIFTS = ("crop_padding", "crop_fill", "flip", "alternate_flips")
+
+
 class ModelConfig(Section):
     name: Text  # any timm name
     args: dict[str, Any] = Field(default_factory=dict)  # passed to timm.create_model
-    # initial weights, for an mhsa_* also its CNN's: a folder, hf-hub:OWNER/NAME or a timm name; empty: random
+    # initial weights: "pretrained" (timm's for `name`), a folder, hf-hub:OWNER/NAME or a timm name; for an mhsa_*, its
+    # CNN's, too; empty: random
     init: str = ""
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
     harden: bool = False  # turn the heads of the initial weights into taps, with fixed positions
@@ -45,10 +51,21 @@ class ModelConfig(Section):
 
 
 class AugmentConfig(Section):
+    # Random resized crops of photographs by timm's create_transform, under its names. `scale`: range of the share of
+    # the area; empty: none of these
+    scale: list[float] = Field(default_factory=list)
+    ratio: list[float] = Field(default_factory=lambda: [3 / 4, 4 / 3])  # range of width to height
+    hflip: Fraction = 0.0
+    color_jitter: NonNegativeFloat = 0.0
+    auto_augment: str = ""  # a policy of timm, such as rand-m9-mstd0.5
+    re_prob: Fraction = 0.0
+    interpolation: Literal["random", "bilinear", "bicubic"] = "random"
+    # Shifts of small images that stay in memory
     crop_padding: NonNegativeInt = 0  # pixels
     crop_fill: Literal["black", "reflect"] = "black"  # pixels outside of the image
     flip: bool = False  # left-right, with probability 1/2
     alternate_flips: bool = False  # left-right in every other epoch, beginning at random
+    # With either
     small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to three quarters of a side
     mixup: NonNegativeFloat = 0.0  # alpha of the beta distribution
     cutmix: NonNegativeFloat = 0.0
@@ -71,6 +88,7 @@ class OptimConfig(Section):
 
 class TrainConfig(Section):
     epochs: PositiveInt
+    head_epochs: NonNegativeInt = 0  # first epochs, in which only the classifier is trained
     batch_size: PositiveInt = 100  # images per optimizer step, over all processes and accumulation
     accumulation: PositiveInt = 1  # micro-batches per step of each process
     precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
@@ -104,12 +122,30 @@ class Config(Section):
             raise ValueError(
                 f"model.whiten: got true with model.init = {model.init!r}, expected one of the two"
             )
-        small, epochs = self.augment.small_epochs, self.train.epochs
-        if small > epochs:
-            raise ValueError(
-                f"augment.small_epochs: got {small}, expected at most train.epochs = {epochs}"
-            )
+        epochs = self.train.epochs
+        first = {
+            "augment.small_epochs": self.augment.small_epochs,
+            "train.head_epochs": self.train.head_epochs,
+        }
+        for key, number in first.items():
+            if number > epochs:
+                raise ValueError(f"{key}: got {number}, expected at most train.epochs = {epochs}")
+        _check_crops(self.augment)
         return self
+
+
+def _check_crops(augment: AugmentConfig) -> None:
+    for key in ("scale", "ratio"):
+        got = getattr(augment, key)
+        if got and not (len(got) == 2 and 0 < got[0] <= got[1]):
+            raise ValueError(f"augment.{key}: got {got}, expected two numbers above 0, in order")
+    changed = augment.model_dump(exclude_defaults=True)
+    for key in SHIFTS if augment.scale else RESIZED_CROPS:
+        if key in changed:
+            raise ValueError(
+                f"augment.{key}: got {changed[key]!r} with augment.scale = {augment.scale}, expected scale with "
+                f"{', '.join(RESIZED_CROPS)}, or {', '.join(SHIFTS)} without scale"
+            )
 
 
 def config_path(config: str | Path) -> Path:

@@ -5,7 +5,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from sa_zoo.training.config import Config, parse_config
@@ -24,19 +24,28 @@ SHARED: tuple[Any, ...] = (PartialState, AcceleratorState, GradientState)
 
 
 @contextmanager
+def random_numbers_as_found(devices: Iterable[int] = ()) -> Iterator[None]:
+    """Leave the caller's random numbers as they are."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
 def process_as_found() -> Iterator[None]:
     """Leave the caller's Accelerators, process group and random numbers as they are."""
     states = [shared._shared_state for shared in SHARED]
     for shared in SHARED:
         shared._shared_state = {}
     group = torch.distributed.is_initialized()
-    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        with random_numbers_as_found(range(torch.cuda.device_count())):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         if torch.distributed.is_initialized() and not group:
             torch.distributed.destroy_process_group()
         for shared, state in zip(SHARED, states, strict=True):
@@ -78,6 +87,10 @@ def accelerator_of(config: Config, out: Path) -> Accelerator:
     accelerator = open_accelerator(
         mixed_precision=config.train.precision,
         gradient_accumulation_steps=config.train.accumulation,
+        # only the classifier has gradients in the first epochs
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=config.train.head_epochs > 0)
+        ],
         log_with=config.train.tracker or None,
         project_dir=out,
     )

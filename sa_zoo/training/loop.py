@@ -19,14 +19,15 @@ from transformers.utils.generic import flatten_dict
 
 from sa_zoo.data.images import LabeledImages, changes, digest_of
 from sa_zoo.data.input_format import to_device
-from sa_zoo.data.splits import Split
+from sa_zoo.data.splits import Split, StreamedSplit
 from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
 from sa_zoo.training.evaluate import score
-from sa_zoo.training.model import frozen_norms
+from sa_zoo.training.model import classifier_parameters, frozen_norms
 from sa_zoo.training.optimization import learning_rate_factor
+from sa_zoo.training.photographs import Photographs
 from sa_zoo.training.progress import Interrupted, Progress, interruption
 from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, record_heads, write_history
 
@@ -72,7 +73,12 @@ class Run:
         self.images = train.epochs * self.images_per_epoch  # of the whole run
         classes = len(self.data.classes)
         normalize = self.split.input_format.normalize
-        self.augment = Augment(self.config.augment, train.seed, classes, normalize)
+        augment = self.config.augment
+        self.augment = Augment(augment, train.seed, classes, normalize)
+        if augment.scale:
+            assert isinstance(self.split, StreamedSplit)
+            self.split = Photographs(self.split, augment, train.seed)
+        self.trainable = [each for each in self.model.parameters() if each.requires_grad]
         prepared = self.accelerator.prepare(self.model, self.optimizer)
         self.prepared, self.optimizer = prepared
         # sums since the last reading: loss, correct answers, requests to stop
@@ -109,6 +115,21 @@ class Run:
             save_checkpoint(self.folder, self.model, self.optimizer, self.counters, heads)
         self.accelerator.wait_for_everyone()
 
+    @property
+    def head_only(self) -> bool:
+        """Whether this epoch trains the classifier alone."""
+        return self.counters.epoch < self.config.train.head_epochs
+
+    def begin_epoch(self) -> None:
+        """Set which parameters are trained and which norms keep their statistics."""
+        head = classifier_parameters(self.model) if self.head_only else set(self.trainable)
+        for parameter in self.trainable:
+            parameter.requires_grad_(parameter in head)
+        self.prepared.train()
+        for norm in frozen_norms(self.model, "." if self.head_only else self.config.model.freeze):
+            norm.eval()
+        self.split.epoch = self.counters.epoch
+
     def remaining_batches(self) -> Iterator[list[Batch]]:
         """For each remaining step of the epoch, the micro-batches of this process."""
         train = self.config.train
@@ -124,7 +145,12 @@ class Run:
         """One optimizer step over micro-batches: augment, forward, backward, clip, update."""
         accelerator, counters = self.accelerator, self.counters
         optim = self.config.optim
-        factor = learning_rate_factor(self.images_done, self.batch_size, self.images, optim)
+        # the classifier and then everything: each has a schedule of its own
+        begin, end = 0, self.config.train.head_epochs * self.images_per_epoch
+        if not self.head_only:
+            begin, end = end, self.images
+        seen = self.images_done - begin
+        factor = learning_rate_factor(seen, self.batch_size, end - begin, optim)
         for group in self.optimizer.param_groups:
             group["lr"] = optim.lr * factor * group.get("lr_scale", 1.0)
         seed_step(self.config.train.seed, self.steps_done, accelerator.process_index)
@@ -229,9 +255,7 @@ def train_epochs(run: Run) -> None:
         Progress(run.images, run.images_done, train.epochs, accelerator.is_main_process) as bar,
     ):
         while counters.epoch < train.epochs:
-            run.prepared.train()
-            for norm in frozen_norms(run.model, config.model.freeze):
-                norm.eval()
+            run.begin_epoch()
             clock = time.perf_counter()
             # a loader draws a random number when it starts, so batches are read before `step` seeds
             for batches in run.remaining_batches():

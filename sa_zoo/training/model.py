@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.models import PretrainedCfg, is_model, is_model_pretrained, resolve_model_input_args
@@ -17,9 +18,14 @@ from sa_zoo.opened import build_model
 from sa_zoo.training.augment import small_size
 from sa_zoo.training.config import Config, ModelConfig
 
+PRETRAINED = "pretrained"  # as model.init: the weights that timm has for model.name
+
 
 def check_start(config: ModelConfig) -> None:
-    """Raise ValueError or FileNotFoundError unless the name and the initial weights exist. Needs no data."""
+    """Raise ValueError or FileNotFoundError unless the name and the initial weights exist. Needs no data.
+
+    Weights that are not on this machine yet are downloaded later.
+    """
     with checked(_source(config)):
         pass
 
@@ -34,7 +40,9 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
         sizes = {"img_size": image_size or None}
         args = resolve_model_input_args(source, sizes, **config.args, num_classes=classes)
         name = config.name.partition(".")[0]
-        if name == f"mhsa_{args['model_name']}":  # its convolutions become attention when loaded
+        cnn = args["model_name"]
+        of_network = name == "mhsa_network" and cnn == args.get("cnn")
+        if of_network or name == f"mhsa_{cnn}":  # its convolutions become attention when loaded
             cfg = backbone_cfg(PretrainedCfg(**args["pretrained_cfg"]))
             args |= {"model_name": name, "pretrained_cfg": cfg}
         if args["model_name"] != name:
@@ -44,7 +52,15 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
         if config.init and is_model(source):
             # timm finds the weights by name
             args |= {"model_name": source, "pretrained_cfg": None}
-        model = build_model(source, pretrained=bool(config.init), **args)
+        try:
+            model = build_model(source, pretrained=bool(config.init), **args)
+        except ValueError as error:
+            if config.init != PRETRAINED or not isinstance(error.__cause__, OSError):
+                raise
+            raise FileNotFoundError(
+                f"model.init: got {PRETRAINED}, but the weights of {config.name} are not on this machine and cannot be "
+                f"downloaded ({error.__cause__}); expected a network connection, or a folder with weights"
+            ) from error
     if config.harden:
         harden(model)
     for module in model.modules():
@@ -58,7 +74,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
 def _source(config: ModelConfig) -> str:
     """The source for timm: the initial weights, or the name of the model."""
     check_name(config.name)
-    if not config.init:
+    if config.init in ("", PRETRAINED):
         return config.name
     if Path(config.init).is_dir():
         return f"local-dir:{config.init}"
@@ -91,27 +107,37 @@ def frozen_norms(model: nn.Module, pattern: str) -> list[nn.Module]:
     return found
 
 
+def classifier_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters of the classifiers of a timm model; distilled ones have two."""
+    found: Any = model.get_classifier()  # type: ignore[operator]
+    classifiers = found if isinstance(found, tuple) else (found,)
+    return {parameter for classifier in classifiers for parameter in classifier.parameters()}
+
+
 def prepare_model(
     config: Config, classes: int, device: torch.device
 ) -> tuple[nn.Module, InputFormat, int]:
     """The model of a run on its device, its input format, and the multiply-adds of one image over all epochs.
 
-    Multiply-adds count forward passes only. Raises the errors of `create_model`, and ValueError unless the model takes
-    the image sizes of the config and returns logits of all classes.
+    A backward pass counts as two forward passes; epochs of the classifier alone have none. Raises the errors of
+    `create_model`, and ValueError unless the model takes the image sizes of the config and returns logits of all
+    classes.
     """
     model = create_model(config.model, classes, config.data.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     input_format = input_format_of(model, config.data.image_size)
     channels, height, width = input_format.input_size
+    train = config.train
     early = config.augment.small_epochs
     macs = 0
-    for key, epochs, size in (
-        ("data.image_size", config.train.epochs - early, (height, width)),
-        ("augment.small_epochs", early, small_size(height, width)),
+    for key, begin, end, size in (
+        ("data.image_size", early, train.epochs, (height, width)),
+        ("augment.small_epochs", 0, early, small_size(height, width)),
     ):
-        if epochs:
+        if begin < end:
             _check_output(model, (channels, *size), classes, key)
-            macs += epochs * training_macs(model, (channels, *size))
+            backward = max(0, end - max(begin, train.head_epochs))
+            macs += (end - begin + 2 * backward) * training_macs(model, (channels, *size))
     return model, input_format, macs
 
 

@@ -37,6 +37,7 @@ from sa_zoo.training.evaluate import score
 from sa_zoo.training.loop import Run, check_batch_size, train_epochs
 from sa_zoo.training.model import check_start, prepare_model
 from sa_zoo.training.optimization import check_optimizer, optimizer_of
+from sa_zoo.training.photographs import check_policy
 from sa_zoo.training.run_folder import (
     MAPPED_IMAGES,
     START,
@@ -71,6 +72,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         partial(check_start, start),
         partial(check_optimizer, config.optim.name),
         partial(check_batch_size, config),
+        partial(check_policy, config.augment.auto_augment),
         partial(check_writable, out),
         partial(folder_of, config.data),
     )
@@ -90,7 +92,10 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         )
     changed = config.augment.model_dump(exclude_defaults=True) or "nothing"
     text = f"; training images also by {changed} (augment)"
-    splits = splits_of(data, rows, input_format, accelerator.device, config.data.workers, text)
+    decoded_anew = {"train"} if config.augment.scale else set()
+    splits = splits_of(
+        data, rows, input_format, accelerator.device, config.data.workers, text, decoded_anew
+    )
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"])
     held_out = {} if "test" in data.labels else largest_draws(data, rows["test"][1])
@@ -117,7 +122,7 @@ def check_all(*checks: Callable[[], object]) -> None:
 def _publish(run: Run, macs: int, held_out: dict[str, float]) -> Opened:
     """Write the model and score the folder in full precision: the only scores on the test split.
 
-    `macs`: multiply-adds of the forward passes of one training image, over all epochs.
+    `macs`: multiply-adds of one training image over all epochs.
     """
     config, accelerator, out = run.config, run.accelerator, run.out
     if accelerator.is_main_process:
@@ -147,7 +152,7 @@ def _publish(run: Run, macs: int, held_out: dict[str, float]) -> Opened:
         train=Training(
             seconds=run.counters.seconds,
             cpu_seconds=run.counters.cpu_seconds,
-            pflop=3 * 2 * macs * run.images_per_epoch / 1e15,  # backward costs two forward passes
+            pflop=2 * macs * run.images_per_epoch / 1e15,
             epochs=config.train.epochs,
             images_per_second=run.images_per_second,
             n=len(run.split),

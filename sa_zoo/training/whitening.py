@@ -24,8 +24,7 @@ def whiten_first_convolution(model: nn.Module, split: Split) -> None:
         raise ValueError(
             f"model.whiten: got a model with first_conv = {name!r}, expected the name of its first Conv2d"
         )
-    images, *_ = split.__getitems__(list(range(min(WHITENED_IMAGES, len(split)))))
-    images = split.input_format.normalize(images)
+    images = split.first(WHITENED_IMAGES)
     # (B, C h w, patches per image)
     patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)
     patches = patches.transpose(0, 1).flatten(1).double()

@@ -1,0 +1,140 @@
+"""Photographs: random crops by timm decoded by workers, the classifier first, and the best epoch."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.data import create_transform
+from tiny_runs import noise_images, signalled_by, tiny_config
+
+from sa_zoo.cost import training_macs
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.hold_out import rows_of
+from sa_zoo.data.input_format import InputFormat
+from sa_zoo.data.open_images import open_images
+from sa_zoo.data.splits import splits_of
+from sa_zoo.training.augment import Augment, seed_view
+from sa_zoo.training.config import AugmentConfig, Config
+from sa_zoo.training.model import create_model
+from sa_zoo.training.photographs import Photographs
+from sa_zoo.training.progress import Interrupted
+from sa_zoo.training.train import train
+
+CPU = torch.device("cpu")
+EVERY_KEY = {
+    "scale": [0.3, 1.0],
+    "ratio": [0.7, 1.4],
+    "hflip": 0.4,
+    "color_jitter": 0.3,
+    "auto_augment": "rand-m9-mstd0.5-inc1",
+    "re_prob": 0.6,
+    "interpolation": "random",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Made photographs of two classes and two sizes, 37 to train on and 13 each to validate and to test on."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for seed, (name, size) in enumerate({"cat": (83, 71), "owl": (61, 97)}.items()):
+        for split, count in {"train": 18 + seed, "val": 6 + seed, "test": 6 + seed}.items():
+            (folder / split / name).mkdir(parents=True)
+            for i, image in enumerate(noise_images(count, size, seed)):
+                image.save(folder / split / name / f"{i}.png")
+    return folder
+
+
+def config_of(folder: Path, **sections: dict) -> Config:
+    data = {"name": str(folder), "image_size": 64, **sections.pop("data", {})}
+    model = {"name": "test_resnet", "args": {}}
+    sections["train"] = {"batch_size": 6, **sections.get("train", {})}
+    return tiny_config(model=model, data=data, **sections)
+
+
+def test_a_resumed_run_with_workers_has_the_weights_of_one_without(folder, tmp_path):
+    def config(workers: int) -> Config:
+        return config_of(folder, data={"workers": workers}, augment={**EVERY_KEY, "mixup": 0.2})
+
+    train(config(0), tmp_path / "whole")
+    once = "checkpoints/epoch-00001-*"
+    resumed = tmp_path / "resumed"
+    with signalled_by(signal.SIGUSR1, resumed, once), pytest.raises(Interrupted):
+        train(config(2), resumed)
+    train(config(2), resumed, resume=True)
+    same = [(path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()]
+    assert len(same) == 2 and same[0] == same[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_image_is_timms_for_its_seed_epoch_and_row(folder, workers):
+    data = open_images(DataConfig(name=str(folder)))
+    form = InputFormat((3, 64, 64), (0.5, 0.4, 0.3), (0.2,) * 3, "bicubic", 0.9)
+    rows = rows_of(data, 0.1)
+    splits = splits_of(data, rows, form, CPU, workers, never_kept={"train"})
+    split = Photographs(splits["train"], AugmentConfig.model_validate(EVERY_KEY), seed=5)
+    split.epoch = 3
+    before = torch.get_rng_state()
+    images, labels, indices = split.__getitems__([31, 2])
+    assert torch.equal(torch.get_rng_state(), before)
+    loaded = next(iter(split.loader_in_order([[31, 2]])))
+    assert (loaded[0] == images).all() and indices.tolist() == [31, 2] and labels.tolist() == [1, 0]
+    settings = {**EVERY_KEY, "input_size": form.input_size, "mean": form.mean, "std": form.std}
+    transform = create_transform(**settings, is_training=True, normalize=False)
+    for image, row in zip(images, (31, 2), strict=True):
+        seed_view(5, 3, row)
+        assert torch.equal(torch.from_numpy(image), transform(data.images["train"][row]))
+    split.epoch = 4
+    assert (split.__getitems__([31, 2])[0] != images).any(axis=(1, 2, 3)).all()
+
+
+def test_erasing_depends_on_seed_epoch_and_image_alone():
+    images = torch.full((31, 3, 17, 19), 200, dtype=torch.uint8)
+    config = AugmentConfig(scale=[0.5, 1.0], re_prob=0.5)
+    augment = Augment(config, seed=5, classes=2, normalize=lambda batch: batch.float())
+
+    def erased(rows: torch.Tensor, epoch: int) -> torch.Tensor:
+        return augment(images[: len(rows)], rows, rows, epoch)[0] == 0
+
+    rows = torch.arange(31)
+    first = erased(rows, 0)
+    assert 7 < first.flatten(1).any(1).sum() < 24
+    assert torch.equal(erased(rows[11:13], 0), first[11:13])
+    assert not torch.equal(erased(rows, 1), first)
+
+
+def test_head_epochs_train_the_classifier_alone_and_then_everything(folder, tmp_path):
+    def trained(epochs: int) -> tuple[dict[str, torch.Tensor], float]:
+        config = config_of(folder, train={"epochs": epochs, "head_epochs": 1})
+        run = train(config, tmp_path / f"{epochs} epochs")
+        return load_file(run.local_folder / "model.safetensors"), run.metrics.train.pflop
+
+    torch.manual_seed(0)
+    before = create_model(config_of(folder).model, 2).state_dict()
+    after, pflop = trained(1)
+    assert {key for key in after if not torch.equal(after[key], before[key])} == {
+        "fc.weight",
+        "fc.bias",
+    }
+    macs = training_macs(timm.create_model("test_resnet", num_classes=2), (3, 64, 64))
+    assert pflop == pytest.approx(2 * macs * 36 / 1e15)
+    then, pflop = trained(2)
+    assert not any(torch.equal(then[key], before[key]) for key in then)
+    assert pflop == pytest.approx(2 * (1 + 3) * macs * 36 / 1e15)
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        ({"scale": [0.3, 1.0], "flip": True}, r"augment.flip: got True with augment.scale = \[0.3"),
+        ({"hflip": 0.5}, r"augment.hflip: got 0.5 with augment.scale = \[\], expected scale with"),
+        ({"scale": [1.0, 0.3]}, r"augment.scale: got \[1.0, 0.3\], expected two numbers"),
+        ({"scale": [0.3, 1.0], "auto_augment": "rnd"}, "augment.auto_augment: got 'rnd', expected"),
+    ],
+)
+def test_a_mistaken_augmentation_is_reported_in_one_line(folder, tmp_path, augment, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        train(config_of(folder, augment=augment), tmp_path / "run")
+    assert "\n" not in str(caught.value)
