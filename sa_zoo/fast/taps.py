@@ -5,6 +5,7 @@ not, the image is padded that way and the layer is a convolution, without the te
 """
 
 import math
+from contextlib import nullcontext
 from itertools import product
 
 import torch
@@ -106,7 +107,10 @@ def convolved(W_val: nn.Linear, kernel: Lattice, X: Tensor) -> Tensor:
 def padded(image: Tensor, kernel: Lattice) -> Tensor:
     """All that a kernel reads of images whose border is repeated outside: (B, D, H, W) -> (B, D, H', W')"""
     (top, bottom), (left, right) = ((max(0, -axis[0]), max(0, axis[-1])) for axis in kernel)
-    image = pad(image, (left, right, top, bottom), mode="replicate")
+    device = image.device.type
+    casts = torch.is_autocast_enabled(device)  # it would pad in float32
+    with torch.autocast(device, enabled=False) if casts else nullcontext():
+        image = pad(image, (left, right, top, bottom), mode="replicate")
     down, across = ((max(0, axis[0]), min(0, axis[-1])) for axis in kernel)
     if any((*down, *across)):  # the kernel lies to one side of its query
         height, width = image.shape[2:]
