@@ -90,24 +90,34 @@ def test_a_model_of_ones_own_has_the_title_of_its_folder(tmp_path):
         ("hf-hub:somebody/model@v1", "somebody/model", "somebody/model@v1"),
         ("resnet18.a1_in1k", "timm/resnet18.a1_in1k", "resnet18.a1_in1k"),
         ("/home/jane/other", None, "another model"),
+        ("/home/jane/other", "timm/resnet18.a1_in1k", "timm/resnet18.a1_in1k"),
     ],
 )
 def test_a_fine_tuned_model_names_its_start(run, init, base, said):
     (run / "train.toml").write_text(f'[model]\nname = "{NAME}"\ninit = "{init}"\n')
+    if base:
+        change(run / "metrics.json", base_model=base)
     card = card_of(run)
     assert ModelCard(card).data.base_model == base
     assert f"Starts from the weights of {said}." in card
-    assert ("\nsa-zoo train train.toml\n" in card) == (base is not None)
+    assert ("\nsa-zoo train train.toml\n" in card) == (not init.startswith("/"))
 
 
-def test_a_converted_model_names_its_network(run):
+@pytest.mark.parametrize("base", ["timm/resnet18.a1_in1k", None])
+@pytest.mark.parametrize("license_", ["cc-by-nc-4.0", None])
+def test_a_converted_model_names_its_network_and_keeps_its_license(tmp_path, base, license_):
+    run = make_run(tmp_path / "mine", "mhsa_network", cnn="test_resnet", layers="conv1.*")
+    config = json.loads((run / "config.json").read_text())
+    config["pretrained_cfg"]["license"] = license_
+    change(run / "config.json", **config)
     conversion = {"layers": "layer4.*", "alpha": 4.5, "content": True, "logits": 0.0123}
-    for base in ("timm/resnet18.a1_in1k", ""):
-        change(run / "metrics.json", base_model=base, conversion=conversion)
-        card = card_of(run)
-        assert ModelCard(card).data.base_model == (base or None)
-        assert (f"The convolutions of {base}" in card) == bool(base)
-        assert "`layer4.*`" in card and "alpha 4.5, with content" in card and "1.2e-02 on" in card
+    change(run / "metrics.json", base_model=base, conversion=conversion)
+    card = card_of(run)
+    data = ModelCard(card).data
+    assert (data.base_model, data.license) == (base, license_ or "unknown")
+    assert "\ntest_resnet of timm with its convolutions as multi-head self-attention." in card
+    assert f"The convolutions of {base or 'test_resnet'} in" in card.replace("\\", "")
+    assert "`layer4.*`" in card and "alpha 4.5, with content" in card and "1.2e-02 on" in card
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ def test_the_folder_loads_as_the_converted_network(tmp_path, name, backbone, arg
     source = make_run(tmp_path / "cnn", name, num_classes=5)
     described = json.loads((source / "config.json").read_text())
     described["label_names"] = list("abcde")
-    described["pretrained_cfg"]["hf_hub_id"] = "somebody/cnn@v1"
+    described["pretrained_cfg"]["license"] = "cc-by-nc-4.0"
     write_json(source / "config.json", described)
+    (source / "metrics.json").write_text('{"base_model": "somebody/cnn"}')
     folder = tmp_path / "converted"
     converted, report = convert_model(str(source), folder, **arguments)
     cnn = sa_zoo.open(source).network
@@ -40,6 +41,7 @@ def test_the_folder_loads_as_the_converted_network(tmp_path, name, backbone, arg
     assert (folder / "report.md").read_text() == report.table()
     assert converted.metrics.conversion.logits == report.logits
     assert converted.metrics.base_model == "somebody/cnn"
+    assert "license: cc-by-nc-4.0\n" in (folder / "README.md").read_text()
     assert {"README.md", "explorer.html"} <= {path.name for path in folder.iterdir()}
 
 

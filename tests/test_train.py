@@ -387,9 +387,10 @@ def test_resuming_with_another_config_names_what_changed(stopped):
 
 
 def test_a_run_resumes_with_the_same_data_at_another_place_only(plain, tmp_path):
-    """Its initial weights may be gone."""
+    """Its initial weights may be gone; the card still names the weights that those were made of."""
     folder = image_folder(tmp_path / "D", {"cat": 23, "owl": 17})
     init = shutil.copytree(plain[0], tmp_path / "init")
+    (init / "metrics.json").write_text('{"base_model": "somebody/cnn"}')
 
     def config(place: Path) -> Config:
         steps = {"epochs": 67, "batch_size": 13, "checkpoint_steps": 1}
@@ -403,7 +404,8 @@ def test_a_run_resumes_with_the_same_data_at_another_place_only(plain, tmp_path)
         train(config(moved), tmp_path / "run", resume=True)
     (moved / "cat" / "more.png").unlink()
     shutil.rmtree(init)
-    train(config(moved), tmp_path / "run", resume=True)
+    run = train(config(moved), tmp_path / "run", resume=True)
+    assert run.metrics.base_model == "somebody/cnn"
     assert load_config(tmp_path / "run" / "train.toml").data.name == str(moved)
 
 

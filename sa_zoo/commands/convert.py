@@ -16,7 +16,7 @@ from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import AttentionNetwork
-from sa_zoo.opened import Opened, open_model
+from sa_zoo.opened import Opened, base_model_of, open_model
 from sa_zoo.publishing.card import write_card
 from sa_zoo.training.evaluate import evaluate_opened
 
@@ -46,15 +46,16 @@ def convert_model(
             raise ValueError(
                 f"source: got {cnn.source}, which is a network of attention, expected a CNN"
             )
-        cfg: Any = cnn.network.pretrained_cfg
         network, report = convert(cnn.network, **conversion)
         backbone = _registered(cnn.network, conversion)
         backbone.load_state_dict(network.state_dict())
         write_timm_files(new, backbone)
         write_file(new / "report.md", report.table())
         measured = Conversion(**conversion, logits=report.logits)
-        base_model = (cfg.get("hf_hub_id") or "").partition("@")[0]
-        known = {"base_model": base_model, "held_out": cnn.metrics.held_out}
+        known = {
+            "base_model": base_model_of(cnn.source) or None,
+            "held_out": cnn.metrics.held_out,
+        }
         write_metrics(new, metrics_of(backbone, conversion=measured, **known))
         converted = finish(open_model(new))
     converted = converted.moved(out)

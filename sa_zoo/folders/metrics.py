@@ -87,7 +87,7 @@ class Baseline(Section):
 class Metrics(Section):
     version: Literal[1] = 1
     model: str | None = None
-    base_model: str | None = None  # Hub repository of the model before its conversion
+    base_model: str | None = None  # Hub repository of the weights that it was made of
     conversion: Conversion | None = None
     parameters: int | None = None
     data: str | None = None

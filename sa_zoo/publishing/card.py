@@ -78,19 +78,28 @@ def _facts(opened: Opened) -> dict[str, Any]:
     entry = timm.models.model_entrypoint(name)
     cfg: Any = opened.network.pretrained_cfg
     ours = entry.__module__.startswith("sa_zoo.")
+    summary = entry.__doc__ or f"{name} of timm."
+    cnn = ""
+    if name.startswith("mhsa_"):
+        cnn = opened.config.get("model_args", {}).get("cnn") or name.removeprefix("mhsa_")
+        summary = f"{cnn} of timm with its convolutions as multi-head self-attention."
+    base_model = opened.metrics.base_model
     recipe = without_paths(_text(folder / "train.toml"), opened.metrics.data)
     settings = tomllib.loads(recipe)
     init = settings.get("model", {}).get("init", "")
+    # weights of others may allow less
+    license_ = "apache-2.0" if ours and not (cnn or base_model) else "unknown"
     return {
         "title": re.sub(r"[^\w.-]+", "-", folder.resolve().name),
-        "summary": " ".join((entry.__doc__ or f"{name} of timm.").split("\n\n")[0].split()),
+        "summary": " ".join(summary.split("\n\n")[0].split()),
+        "cnn": cnn,
         "ours": ours,
         "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "metrics": opened.metrics,
         "seeds": [run.test.top1 for run in read_results(folder).get("", []) if run.test],
         "cfg": cfg,
         "config": opened.config,
-        "license": cfg.get("license") or ("apache-2.0" if ours else "unknown"),
+        "license": cfg.get("license") or license_,
         "cost": cost_of(opened.network, tuple(cfg["input_size"])),
         "files": parts_of(folder),
         "recipe": recipe.strip(),
@@ -98,7 +107,7 @@ def _facts(opened: Opened) -> dict[str, Any]:
         "init": init,
         "placeholders": {"data.name": IMAGES, "model.init": MODEL},
         "margin": margin,
-        "base_model": opened.metrics.base_model or _hub_id(init),
+        "base_model": base_model,
     }
 
 
@@ -140,14 +149,6 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         model_name=facts["title"] if results else None,
         eval_results=results or None,
     )
-
-
-def _hub_id(init: str) -> str | None:
-    """The Hub repository of the initial weights, if any."""
-    if init.startswith("hf-hub:"):
-        return init.removeprefix("hf-hub:").partition("@")[0]
-    config = timm.models.get_pretrained_cfg(init)
-    return config.hf_hub_id if config else None
 
 
 def _text_in_markdown(value: object) -> str:

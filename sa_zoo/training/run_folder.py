@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sa_zoo.folders.metrics import Metrics, write_metrics
 from sa_zoo.folders.write import (
     SUMS,
     check_inside,
@@ -98,7 +99,7 @@ def _check_same(config: Config, path: Path) -> None:
 
 
 @contextmanager
-def begin_run(out: Path, config: Config, model: nn.Module) -> Iterator[None]:
+def begin_run(out: Path, config: Config, model: nn.Module, base_model: str) -> Iterator[None]:
     """Create the folder if it does not exist, and lock it. Called when nothing is left that a mistake could stop.
 
     Raises ValueError if another process trains in it. The system ends the lock with the process. Windows has none.
@@ -109,6 +110,7 @@ def begin_run(out: Path, config: Config, model: nn.Module) -> Iterator[None]:
             if config.model.init:
                 (new / START).mkdir()
                 write_timm_files(new / START, model)
+                write_metrics(new / START, Metrics(base_model=base_model))
             write_file(new / "train.toml", dump_config(config))
     with ExitStack() as stack:
         if sys.platform != "win32":

@@ -23,7 +23,7 @@ from sa_zoo.data.progress import is_main_process
 from sa_zoo.data.splits import splits_of
 from sa_zoo.folders.metrics import Metrics, Training, write_metrics
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.opened import Opened, open_model
+from sa_zoo.opened import Opened, base_model_of, open_model
 from sa_zoo.training.config import Config
 from sa_zoo.training.device import (
     accelerator_of,
@@ -76,6 +76,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         partial(check_writable, out),
         partial(folder_of, config.data),
     )
+    base_model = base_model_of(start.init)
     accelerator = accelerator_of(config, out)
     with accelerator.main_process_first():  # the main process downloads the data for all
         data = open_images(config.data)
@@ -99,10 +100,10 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"])
     held_out = {} if "test" in data.labels else largest_draws(data, rows["test"][1])
-    with begin_run(out, config, model) if is_main_process() else nullcontext():
+    with begin_run(out, config, model, base_model) if is_main_process() else nullcontext():
         run = Run(config, out, accelerator, model, optimizer, data, splits)
         train_epochs(run)
-        return _publish(run, macs, held_out)
+        return _publish(run, macs, held_out, base_model)
 
 
 def check_all(*checks: Callable[[], object]) -> None:
@@ -119,7 +120,7 @@ def check_all(*checks: Callable[[], object]) -> None:
         raise ValueError("\n".join(map(str, errors)))
 
 
-def _publish(run: Run, macs: int, held_out: dict[str, float]) -> Opened:
+def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -> Opened:
     """Write the model and score the folder in full precision: the only scores on the test split.
 
     `macs`: multiply-adds of one training image over all epochs.
@@ -143,6 +144,7 @@ def _publish(run: Run, macs: int, held_out: dict[str, float]) -> Opened:
             scores[name] = score(network, split, accelerator, detail=name == "test")
     metrics = Metrics(
         model=config.model.name,
+        base_model=base_model or None,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         data=run.data.name,
         data_revision=config.data.revision or None,
