@@ -33,8 +33,9 @@ def check_start(config: ModelConfig) -> None:
 def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.Module:
     """The model of a config, with its initial weights and its frozen parameters.
 
-    Heads on one pixel stay there: their gradient is zero, and layers run as taps if positions are fixed.
-    Raises ValueError for an unfit name, argument or regular expression, and the errors of `build_model`.
+    A new classifier on initial weights starts at zero. Heads on one pixel stay there: their gradient is zero, and
+    layers run as taps if positions are fixed. Raises ValueError for an unfit name, argument or regular expression, and
+    the errors of `build_model`.
     """
     with checked(_source(config)) as source:
         sizes = {"img_size": image_size or None}
@@ -61,6 +62,9 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
                 f"model.init: got {PRETRAINED}, but the weights of {config.name} are not on this machine and cannot be "
                 f"downloaded ({error.__cause__}); expected a network connection, or a folder with weights"
             ) from error
+    if config.init and model.pretrained_cfg["num_classes"] != classes:
+        for parameter in classifier_parameters(model):  # random logits would disturb the features
+            nn.init.zeros_(parameter)
     if config.harden:
         harden(model)
     for module in model.modules():
