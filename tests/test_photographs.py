@@ -10,17 +10,20 @@ from safetensors.torch import load_file
 from timm.data import create_transform
 from tiny_runs import noise_images, signalled_by, tiny_config
 
+from sa_zoo.commands.train import train_and_finish
 from sa_zoo.cost import training_macs
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_of
 from sa_zoo.data.input_format import InputFormat
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.splits import splits_of
+from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import Augment, seed_view
 from sa_zoo.training.config import AugmentConfig, Config
 from sa_zoo.training.model import create_model
 from sa_zoo.training.photographs import Photographs
 from sa_zoo.training.progress import Interrupted
+from sa_zoo.training.run_folder import BEST
 from sa_zoo.training.train import train
 
 CPU = torch.device("cpu")
@@ -123,6 +126,34 @@ def test_head_epochs_train_the_classifier_alone_and_then_everything(folder, tmp_
     then, pflop = trained(2)
     assert not any(torch.equal(then[key], before[key]) for key in then)
     assert pflop == pytest.approx(2 * (1 + 3) * macs * 36 / 1e15)
+
+
+def test_the_best_epoch_is_kept_also_by_a_resumed_run(folder, tmp_path, monkeypatch):
+    states = []
+
+    def scored(model: torch.nn.Module, *arguments: object) -> Scores:
+        top1, loss = [(0.3, 1.0), (0.7, 1.2), (0.7, 1.1), (0.5, 0.9)][len(states)]
+        states.append({key: value.clone() for key, value in model.state_dict().items()})
+        return Scores(top1=top1, loss=loss, n=13)
+
+    monkeypatch.setattr("sa_zoo.training.loop.score", scored)
+    config = config_of(folder, train={"epochs": 4, "keep": "best"})
+    out = tmp_path / "run"
+    with signalled_by(signal.SIGUSR1, out, "checkpoints/epoch-00003-*"), pytest.raises(Interrupted):
+        train(config, out)
+    (out / BEST).unlink()
+    run = train_and_finish(config, out, resume=True)
+    kept = load_file(out / "model.safetensors")
+    assert kept.keys() == states[2].keys()
+    assert all(torch.equal(kept[key], states[2][key]) for key in kept)
+    assert run.metrics.train.kept_epoch == 3 and not (out / BEST).exists()
+    assert "validation images, but they chose epoch 3 of 4;" in (out / "README.md").read_text()
+
+
+def test_the_best_epoch_needs_validation_images(tmp_path):
+    config = tiny_config(data={"validation": 0.0}, train={"keep": "best"})
+    with pytest.raises(ValueError, match="keep: got best without validation images, expected"):
+        train(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

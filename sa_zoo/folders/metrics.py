@@ -62,6 +62,7 @@ class Training(Section):
     # and 2 in epochs of the classifier alone. Recomputation and the optimizer are not counted.
     pflop: float | None = None
     epochs: int | None = None
+    kept_epoch: int | None = None  # the best one on the validation images; None: the last one
     images_per_second: float | None = None
     n: int | None = None  # training images
 

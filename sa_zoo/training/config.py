@@ -89,6 +89,7 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     epochs: PositiveInt
     head_epochs: NonNegativeInt = 0  # first epochs, in which only the classifier is trained
+    keep: Literal["last", "best"] = "last"  # epoch to publish; best: on the validation images
     batch_size: PositiveInt = 100  # images per optimizer step, over all processes and accumulation
     accumulation: PositiveInt = 1  # micro-batches per step of each process
     precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no

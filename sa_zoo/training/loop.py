@@ -21,6 +21,7 @@ from sa_zoo.data.images import LabeledImages, changes, digest_of
 from sa_zoo.data.input_format import to_device
 from sa_zoo.data.splits import Split, StreamedSplit
 from sa_zoo.folders.metrics import Scores
+from sa_zoo.folders.write import write_tensors
 from sa_zoo.training.augment import ORDER, Augment, permutation, seed_step
 from sa_zoo.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from sa_zoo.training.config import Config
@@ -29,7 +30,14 @@ from sa_zoo.training.model import classifier_parameters, frozen_norms
 from sa_zoo.training.optimization import learning_rate_factor
 from sa_zoo.training.photographs import Photographs
 from sa_zoo.training.progress import Interrupted, Progress, interruption
-from sa_zoo.training.run_folder import CHECKPOINTS, HEADS, record_heads, write_history
+from sa_zoo.training.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    HEADS,
+    best_epoch,
+    record_heads,
+    write_history,
+)
 
 READ_EVERY = 10  # steps between readings of the loss on a GPU; each reading waits for the GPU
 Batch = tuple[Tensor, Tensor, Tensor]  # images (B, C, H, W), labels, indices (B,)
@@ -111,8 +119,9 @@ class Run:
         if self.accelerator.scaler:
             self.counters.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
-            heads = self.out.glob(HEADS)  # none for a model without positional parameters
-            save_checkpoint(self.folder, self.model, self.optimizer, self.counters, heads)
+            # HEADS needs positional parameters, BEST a finished epoch
+            files = [path for path in (self.out / HEADS, self.out / BEST) if path.exists()]
+            save_checkpoint(self.folder, self.model, self.optimizer, self.counters, files)
         self.accelerator.wait_for_everyone()
 
     @property
@@ -218,6 +227,8 @@ class Run:
         if self.accelerator.is_main_process:
             write_history(self.out, counters.history)
             record_heads(self.out, self.model, counters.epoch)
+            if self.config.train.keep == "best" and best_epoch(counters.history) == counters.epoch:
+                write_tensors(self.out / BEST, self.model.state_dict())
         return record
 
     @property

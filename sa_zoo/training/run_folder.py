@@ -1,12 +1,12 @@
 """A run folder. It is published as a Hub repository.
 
-- model.safetensors, config.json: the last epoch, for timm.create_model("local-dir:RUN", pretrained=True)
+- model.safetensors, config.json: the last or best epoch, for timm.create_model("local-dir:RUN", pretrained=True)
 - train.toml: the effective config
 - history.jsonl: one line per epoch
 - heads.safetensors: the positional parameters at initialization and after every epoch, (epochs + 1, *shape) each
 - attention.safetensors: mean attention over test images, if attention depends on content
 - metrics.json: all measurements; written after training, so a folder with it holds a finished run
-- checkpoints/: during training only
+- checkpoints/, best.safetensors: during training only
 """
 
 import json
@@ -43,6 +43,7 @@ if sys.platform != "win32":
 CHECKPOINTS = "checkpoints"
 START = "checkpoints/start"  # the network with the weights of model.init
 HEADS = "heads.safetensors"
+BEST = "best.safetensors"  # weights of the best epoch so far
 MAPPED_IMAGES = 100  # maps are averaged over them, as in the paper's Figure 6
 RECORDED_AT_ONCE = 5  # images whose maps are held in memory
 # when a run is resumed; the digest of the data decides whether they are the same
@@ -131,6 +132,12 @@ def write_history(out: Path, epochs: list[dict[str, Any]]) -> None:
     write_file(out / "history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
 
+def best_epoch(epochs: list[dict[str, Any]]) -> int:
+    """The most accurate epoch on the validation images; of several, the one with the lowest loss."""
+    scores = [(epoch["validation"]["top1"], -epoch["validation"]["loss"]) for epoch in epochs]
+    return 1 + scores.index(max(scores))
+
+
 def record_heads(out: Path, model: nn.Module, epoch: int) -> None:
     """Write row `epoch` of heads.safetensors if the model has positional parameters; row 0 is the initialization.
 
@@ -172,6 +179,7 @@ def record_maps(out: Path, model: nn.Module, images: Tensor) -> None:
 
 
 def remove_checkpoints(out: Path) -> None:
+    (out / BEST).unlink(missing_ok=True)
     with suppress(OSError):  # such as for a folder with files of others
         shutil.rmtree(out / START, ignore_errors=True)
         remove_all_but([], out / CHECKPOINTS)

@@ -2,8 +2,8 @@
 
 The result is a function of the config: on a CPU, a run that was killed and resumed ends with exactly the weights of an
 uninterrupted run. Two processes follow the curve of one; only dropout and operations on a micro-batch (mixup, batch
-norm) differ. The last incomplete batch of each epoch is dropped. The last epoch is published and reported, never the
-best.
+norm) differ. The last incomplete batch of each epoch is dropped. The last epoch is published and reported or, with
+train.keep = "best", the best one on the validation images. Test images choose nothing.
 
 Read `train` below first, then its parts in the order of their calls. A step is `Run.step` in loop.py; run_folder.py
 lists the files of a run.
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from sa_zoo.data.hold_out import largest_draws, rows_of
 from sa_zoo.data.open_images import folder_of, open_images
@@ -39,9 +40,11 @@ from sa_zoo.training.model import check_start, prepare_model
 from sa_zoo.training.optimization import check_optimizer, optimizer_of
 from sa_zoo.training.photographs import check_policy
 from sa_zoo.training.run_folder import (
+    BEST,
     MAPPED_IMAGES,
     START,
     begin_run,
+    best_epoch,
     check_writable,
     is_finished,
     record_maps,
@@ -53,7 +56,7 @@ from sa_zoo.training.whitening import whiten_first_convolution
 @process_as_found()
 @report_lost_process()
 def train(config: Config, out: Path, resume: bool = False) -> Opened:
-    """Train, write the last epoch into `out`, open and evaluate the folder; returns it opened, with its metrics.
+    """Train, write the epoch to keep into `out`, open and evaluate the folder; returns it opened, with its metrics.
 
     Raises Interrupted after Ctrl-C and FloatingPointError if the loss is not finite, both with a checkpoint to resume
     from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
@@ -91,8 +94,12 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         raise ValueError(
             f"train.batch_size: got {config.train.batch_size}, expected at most the {images} to train on"
         )
+    if config.train.keep == "best" and not len(rows["validation"][1]):
+        raise ValueError(
+            "train.keep: got best without validation images, expected such a split, or data.validation above 0"
+        )
     changed = config.augment.model_dump(exclude_defaults=True) or "nothing"
-    text = f"; training images also by {changed} (augment)"
+    text = f"; training images: {changed} (augment)"
     decoded_anew = {"train"} if config.augment.scale else set()
     splits = splits_of(
         data, rows, input_format, accelerator.device, config.data.workers, text, decoded_anew
@@ -126,7 +133,10 @@ def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -
     `macs`: multiply-adds of one training image over all epochs.
     """
     config, accelerator, out = run.config, run.accelerator, run.out
+    best = config.train.keep == "best"
     if accelerator.is_main_process:
+        if best:
+            run.model.load_state_dict(load_file(out / BEST))
         write_timm_files(
             out,
             run.model,
@@ -156,6 +166,7 @@ def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -
             cpu_seconds=run.counters.cpu_seconds,
             pflop=2 * macs * run.images_per_epoch / 1e15,
             epochs=config.train.epochs,
+            kept_epoch=best_epoch(run.counters.history) if best else None,
             images_per_second=run.images_per_second,
             n=len(run.split),
         ),
