@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention
+from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.layer_conversion import TRANSPOSED
 from sa_zoo.convolution.values import ValueMatrices
 from sa_zoo.fast.route import only
@@ -58,7 +58,7 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     elements = FlopCounterMode(display=False, custom_mapping=written)
     hook = register_module_forward_hook(count_linear)
     with torch.no_grad(), only("definition"), flops, elements, hook:
-        model(torch.zeros(1, *input_size))
+        model(torch.zeros(1, *input_size, device=next(model.parameters()).device))
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_macs=linear_macs,
@@ -75,6 +75,19 @@ def training_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     with FlopCounterMode(display=False, custom_mapping=FUSED) as flops:
         model(images)
     return flops.get_total_flops() // (2 * len(images))
+
+
+def cost_of_softness(model: nn.Module, input_size: tuple[int, int, int]) -> str:
+    """A line on the work of a converted network with layers that run as attention; empty if there are none."""
+    converted = [layer for layer in model.modules() if isinstance(layer, ConvolutionalAttention)]
+    soft = [layer for layer in converted if not isinstance(layer, HardAttention)]
+    if not soft:
+        return ""
+    cost = cost_of(model, input_size)
+    return (
+        f"{len(soft)} layers of soft attention: {cost.macs / 1e9:.3g} GMACs per image, "
+        f"{cost.linear_macs / 1e9:.3g} as convolutions"
+    )
 
 
 def _elements_written(*args: Any, out_shape: Any, **kwargs: Any) -> int:

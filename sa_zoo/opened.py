@@ -170,16 +170,12 @@ def folder_of(source: str | Path | Opened) -> Path | None:
     raise FileNotFoundError(f"model: got {folder}, which is not there; expected a model folder")
 
 
-def base_model_of(source: str) -> str:
-    """The Hub repository of weights, or of those that they were made of; empty if unknown. Errors of `folder_of`."""
-    folder = folder_of(source) if source else None
+def base_model_of(source: str, network: Any) -> str:
+    """The Hub repository of a network's weights, or of those that they were made of; empty if unknown."""
+    folder = folder_of(source)
     if folder:
         return read_metrics(folder).base_model or ""
-    kind, name = parse_model_name(source)
-    if kind:
-        return name.partition("@")[0]
-    cfg = timm.models.get_pretrained_cfg(source)
-    return (cfg and cfg.hf_hub_id) or ""
+    return (network.pretrained_cfg.get("hf_hub_id") or "").partition("@")[0]
 
 
 def build_model(source: str, pretrained: bool, **arguments: Any) -> nn.Module:

@@ -49,6 +49,15 @@ def test_lora_changes_every_form_of_a_layer(conv, alpha, content, dora):
     torch.testing.assert_close(adapted.merge_and_unload()(x), after, **close)
 
 
+@pytest.mark.parametrize("groups", [1, 31])
+def test_content_terms_larger_than_the_layers_are_reported(groups, caplog):
+    """In a depthwise layer, W_qry and W_key are of all channels, and its kernel of one."""
+    network = nn.Sequential(nn.Conv2d(31, 31, 3, groups=groups))
+    convert(network, "*", 4.0, True, torch.zeros(1, 31, 5, 7))
+    assert (caplog.text.count("content: 310 parameters become 2,578") == 1) == (groups > 1)
+    assert len(caplog.records) == (groups > 1)
+
+
 def test_value_matrices_are_not_converted_again():
     convolutions = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 3))
     partly, _ = convert(convolutions, "0")

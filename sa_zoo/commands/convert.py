@@ -53,7 +53,7 @@ def convert_model(
         write_file(new / "report.md", report.table())
         measured = Conversion(**conversion, logits=report.logits)
         known = {
-            "base_model": base_model_of(cnn.source) or None,
+            "base_model": base_model_of(cnn.source, cnn.network) or None,
             "held_out": cnn.metrics.held_out,
         }
         write_metrics(new, metrics_of(backbone, conversion=measured, **known))

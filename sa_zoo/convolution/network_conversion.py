@@ -2,6 +2,7 @@
 
 import copy
 import fnmatch
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -21,6 +22,8 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 from sa_zoo.convolution.values import ValueMatrices
 from sa_zoo.models.terms import declared
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,14 @@ def convert(
     with torch.no_grad():
         before = call_before(converted, inputs, example, record)
         attentions = _swap(converted, convolutions.values(), alpha, content)
+        had = _parameters(attentions)
+        has = _parameters(attentions.values())
+        if has > 2 * had:
+            _logger.warning(
+                "content: %s parameters become %s in the converted layers; `layers` chooses some",
+                f"{had:,}",
+                f"{has:,}",
+            )
         rows = [
             _row(name, conv, attentions[conv], inputs[conv])
             for name, conv in convolutions.items()
@@ -110,6 +121,10 @@ def convert(
     return converted, NetworkReport(
         rows, skipped, list(example.shape[1:]), _difference(before, after)
     )
+
+
+def _parameters(layers: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for layer in layers for parameter in layer.parameters())
 
 
 def call_before(

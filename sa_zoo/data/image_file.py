@@ -37,9 +37,11 @@ def size_of_image(file: Path | BinaryIO) -> tuple[int, int]:
 
 @contextmanager
 def _opened(file: Path | BinaryIO | Image.Image) -> Iterator[Image.Image]:
-    given = isinstance(file, Image.Image)
     try:
-        with nullcontext(file) if given else Image.open(file, formats=FORMATS) as image:
+        source: Any = nullcontext(file)
+        if not isinstance(file, Image.Image):
+            source = Image.open(file, formats=FORMATS)
+        with source as image:
             if image.mode not in MODES or _is_deep(image):
                 deep = f"{image.mode} of more than 8 bits per channel"
                 got = deep if image.mode in MODES else f"mode {image.mode}"

@@ -9,6 +9,7 @@ Read `train` below first, then its parts in the order of their calls. A step is 
 lists the files of a run.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from sa_zoo.cost import cost_of_softness
 from sa_zoo.data.hold_out import largest_draws, rows_of
 from sa_zoo.data.open_images import folder_of, open_images
 from sa_zoo.data.progress import is_main_process
@@ -79,7 +81,6 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
         partial(check_writable, out),
         partial(folder_of, config.data),
     )
-    base_model = base_model_of(start.init)
     accelerator = accelerator_of(config, out)
     with accelerator.main_process_first():  # the main process downloads the data for all
         data = open_images(config.data)
@@ -87,6 +88,10 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     model, input_format, macs = prepare_model(
         config.model_copy(update={"model": start}), len(data.classes), accelerator.device
     )
+    base_model = base_model_of(start.init, model) if start.init else ""
+    soft = cost_of_softness(model, input_format.input_size)
+    if soft and is_main_process():
+        print(soft, file=sys.stderr, flush=True)
     optimizer = optimizer_of(model, config.optim)
     rows = rows_of(data, config.data.validation)
     images = len(rows["train"][1])
