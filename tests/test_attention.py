@@ -69,24 +69,6 @@ def test_half_precision_layers_stay_finite_at_large_parameters(term, dtype):
         assert y.dtype == dtype and y.isfinite().all()
 
 
-@pytest.mark.parametrize("term", [Learned, Content, Relative])
-@pytest.mark.parametrize("grid", [(H, W - 1), (H + 1, W), (H - 1, W + 1)])
-def test_tables_of_another_grid_are_refused(term, grid):
-    layer, X = attention(term), torch.randn(B, *grid, D, dtype=torch.float64)
-    for evaluate in (layer, layer.definition):
-        with pytest.raises(RuntimeError):
-            evaluate(X)
-
-
-def test_positions_share_probability_dropout_in_a_batch():
-    for term, shared in ((Quadratic, True), (Content, False)):
-        layer = Attention(D, HEADS, (term,), (H, W), attn_drop=0.5).train()
-        X = pixels(torch.float32)[:1].expand(2, -1, -1, -1)
-        torch.manual_seed(4)
-        y = layer(X)
-        assert torch.allclose(y[0], y[1], atol=1e-6) == shared
-
-
 @pytest.mark.parametrize("size", [4, 6, 9])
 def test_tables_interpolate_linearly_and_keep_their_ends(size):
     table = torch.randn(2 * 5 - 1, D, dtype=torch.float64)

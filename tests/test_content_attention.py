@@ -6,7 +6,6 @@ import torch
 from numpy_convolution import padded, probabilities
 from torch import nn
 
-from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 
 
@@ -14,20 +13,6 @@ def opened(conv, alpha, gate):
     layer = attention_from_conv(conv.double(), alpha, content=True)
     layer.gate.data = gate.double()
     return layer
-
-
-@pytest.mark.parametrize(
-    "conv",
-    [
-        nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
-        nn.Conv1d(2, 3, 5, padding_mode="circular"),
-    ],
-)
-def test_with_its_gate_shut_the_layer_is_the_positional_one(conv):
-    layer = attention_from_conv(conv.double(), 2.3, content=True)
-    x = torch.randn(2, conv.in_channels, *[7] * (conv.weight.ndim - 2), dtype=torch.float64)
-    assert isinstance(layer, ContentAttention)
-    assert torch.allclose(layer(x), attention_from_conv(conv, 2.3)(x), atol=1e-12)
 
 
 def test_scores_are_position_plus_gated_content():

@@ -10,6 +10,7 @@ from torch import nn
 
 import sa_zoo
 from sa_zoo.fast import deployed as module
+from sa_zoo.fast.route import only
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 from sa_zoo.models.variants import VARIANTS
@@ -70,18 +71,14 @@ def test_timm_saves_and_loads_a_deployed_network(name, tmp_path):
         assert torch.equal(loaded(x), deployed(x))
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, for which tracing is legacy
 @pytest.mark.parametrize("grid", [(7, 5), (23, 19)])
 def test_images_of_as_many_pixels_need_not_have_the_constants_grid(grid):
     layer = Attention(3, 2, (Quadratic,), grid, dtype=torch.float64)
     deployed = copy.deepcopy(layer).fuse()
     X, turned = (torch.randn(2, *size, 3, dtype=torch.float64) for size in (grid, grid[::-1]))
     with torch.no_grad():
-        assert torch.allclose(deployed(turned), layer(turned), rtol=0, atol=1e-12)
-        traced = torch.jit.trace(deployed, turned)
-        assert torch.allclose(traced(turned), layer(turned), rtol=0, atol=1e-12)
-        with pytest.raises(RuntimeError):
-            torch.jit.trace(deployed, X)(turned)
+        for images in (X, turned):
+            assert torch.allclose(deployed(images), layer(images), rtol=0, atol=1e-12)
 
 
 def test_constants_too_large_to_keep_are_computed(monkeypatch):
@@ -94,10 +91,22 @@ def test_constants_too_large_to_keep_are_computed(monkeypatch):
     torch.testing.assert_close(got, wanted)
 
 
-def test_graphs_of_deployed_networks_compute_no_probabilities():
-    deployed = reparameterize_model(small("sa_quadratic_cifar"))
-    program = torch.export.export(deployed, (torch.randn(2, 3, 24, 40, dtype=torch.float64),))
-    assert not any("softmax" in str(node.target) for node in program.graph.nodes)
+@pytest.mark.parametrize(
+    ("name", "hard"),
+    [("sa_quadratic_cifar", False), ("sa_quadratic_cifar", True), ("sa_plain_cifar", True)],
+)
+def test_graphs_of_deployed_networks_compute_no_probabilities(name, hard):
+    """Those of hard networks only gather and convolve."""
+    network = small(name)
+    if hard:
+        sa_zoo.harden(network)
+    x = torch.randn(2, 3, 24, 40, dtype=torch.float64)
+    program = torch.export.export(reparameterize_model(network), (x,))
+    called = {str(node.target) for node in program.graph.nodes}
+    others = ("softmax", "autocast", *(("matmul", "bmm", "exp.") if hard else ()))
+    assert not any(word in each for each in called for word in others)
+    with torch.no_grad(), only("definition"):
+        assert (program.module()(x) - network(x)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["converted", "local_vit"])
@@ -115,6 +124,8 @@ def test_other_networks_keep_their_function(kind):
 def test_hardening_a_deployed_network_is_hardening_the_network():
     network, x = small("sa_quadratic_cifar"), torch.randn(2, 3, 24, 40, dtype=torch.float64)
     deployed = reparameterize_model(network)
-    assert sa_zoo.harden(deployed) == sa_zoo.harden(network)
-    with torch.no_grad():
-        assert (deployed(x) - network(x)).abs().max() < 1e-12
+    taps = sa_zoo.harden(network)
+    expected = network(x)
+    for made_of_taps in (network, deployed, deployed, reparameterize_model(network)):
+        assert sa_zoo.harden(made_of_taps) == taps
+        assert (made_of_taps(x) - expected).abs().max() < 1e-12

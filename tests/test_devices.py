@@ -74,24 +74,6 @@ def test_all_models_run_on_the_device_alone(variant):
         assert torch.allclose(on_device.cpu(), on_host, rtol=1e-3, atol=atol)
 
 
-# grid -> forms in training and in inference
-GRIDS = {
-    (17, 11): ["definition", "definition"],
-    (29, 23): ["by axes", "definition"],
-    (43, 41): ["by axes", "by axes"],
-}
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_many_pixels_are_mixed_by_axes(grid):
-    layer, X = Attention(7, 3, (Quadratic,), grid).to("cuda"), torch.zeros(5, *grid, 7).to("cuda")
-    found = []
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            found.append(form_of(layer, X))
-    assert found == GRIDS[grid]
-
-
 def test_only_frozen_taps_are_read_from_the_device():
     on_cpu, X = Attention(7, 9, (Quadratic,), (17, 11)), torch.randn(5, 17, 11, 7)
     harden(on_cpu)

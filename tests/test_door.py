@@ -64,9 +64,19 @@ def test_evaluation_gives_the_reported_result(run):
     assert sa_zoo.evaluate(opened).test.loss != run.metrics.test.loss
 
 
-@pytest.mark.parametrize("kind", ["learned", "content"])
-def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, recipe, kind):
-    changes = [f"model.name=sa_{kind}_cifar", "train.epochs=1"]
-    sa_zoo.train(recipe, tmp_path / "run", changes=changes)
-    left = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")}
-    assert left >= {*LEFT.split(), "figures/head_maps.png"}
+PLAIN = "model.args={ embed_dim = [7, 5, 11], depth = [2, 1, 3], num_heads = 2 }"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "figures"),
+    [
+        ("learned", "train.seed=1", ["head_maps"]),
+        ("content", "train.seed=1", ["head_maps"]),
+        ("plain", PLAIN, ["head_maps", "head_positions", "head_paths"]),
+    ],
+)
+def test_a_run_of_each_kind_of_attention_is_finished(tmp_path, recipe, kind, change, figures):
+    changes = [f"model.name=sa_{kind}_cifar", "train.epochs=1", "data.image_size=32", change]
+    run = sa_zoo.train(recipe, tmp_path / "run", changes=changes).folder
+    left = {path.relative_to(run).as_posix() for path in run.rglob("*")}
+    assert left >= {*LEFT.split(), *(f"figures/{name}.png" for name in figures)}

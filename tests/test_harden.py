@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from numpy.testing import assert_allclose
-from timm.utils import reparameterize_model
 from tiny_runs import MUON, tiny_config
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -25,7 +24,7 @@ from sa_zoo.convolution.layer_conversion import (
     conv_from_attention,
 )
 from sa_zoo.convolution.theorem import head_shifts
-from sa_zoo.fast.route import form_of, only
+from sa_zoo.fast.route import form_of
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
@@ -138,36 +137,11 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
     torch.testing.assert_close(model(color), before(color), **close)
 
 
-@pytest.mark.parametrize(
-    ("Delta", "tap"), [((-1.5, 0.0), [-1, 0]), ((1.5, 0.0), [1, 0]), ((0.0, -2.5), [0, -2])]
-)
-def test_a_head_between_two_pixels_reads_the_one_nearer_to_the_query(Delta, tap):
-    layer = Attention(D, 1, (Quadratic,), (H, W))
-    layer.terms[0].Delta.data.copy_(torch.tensor([Delta]))
-    layer.terms[0].spread.data.fill_(2.0)
-    assert sa_zoo.harden(layer) == {"": [tap]}
-
-
-def hard_network():
-    model = network()
-    sa_zoo.harden(model)
-    return model
-
-
 def converted(alpha, **arguments):
     """A convolution as attention, with one head of another sharpness."""
     layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0, **arguments)
     layer.alpha.data[4] = alpha
     return nn.Sequential(layer)
-
-
-@pytest.mark.parametrize("made", [hard_network, lambda: reparameterize_model(hard_network())])
-def test_what_is_made_of_taps_keeps_its_function(made):
-    model, x = made(), torch.randn(B, 3, 28, 20, dtype=torch.float64)
-    expected = model(x)
-    taps = sa_zoo.harden(model)
-    assert sa_zoo.harden(model) == taps
-    torch.testing.assert_close(model(x), expected, **close)
 
 
 def test_as_many_heads_as_displacements_read_all_of_them():
@@ -247,24 +221,6 @@ def test_heads_that_cannot_be_taps_are_refused(reason, made):
     with pytest.raises(ValueError, match=f"model: got .*{reason}"):
         sa_zoo.harden(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-PLAIN = {"img_size": (32, 24), "patch_size": 1, "embed_dim": (3, 5, 7), "num_heads": 9}
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("quadratic", {}), ("plain", PLAIN | {"depth": (1, 2, 1)})]
-)
-def test_graphs_of_hard_networks_only_gather_and_convolve(name, sizes):
-    model = network(name, **sizes).float()
-    sa_zoo.harden(model)
-    x = torch.randn(B, 3, *model.img_size)
-    program = torch.export.export(reparameterize_model(model), (x,))
-    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    others = ("softmax", "matmul", "bmm", "exp", "autocast")
-    assert not any(word in each for each in called for word in others)
-    with torch.no_grad(), only("definition"):
-        assert (program.module()(x) - model(x)).abs().max() < 1e-5
 
 
 def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):

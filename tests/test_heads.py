@@ -114,7 +114,7 @@ def test_the_command_describes_every_layer(make, options, layers, alpha, tmp_pat
 
 
 def test_heads_are_recorded_at_the_start_and_after_every_epoch(tmp_path):
-    config = tiny_config(**MUON)
+    config = tiny_config(**MUON | {"train": {"epochs": 3, "seed": 5}})
     train(config, tmp_path / "run")
     recorded = load_file(tmp_path / "run" / "heads.safetensors")
     published = load_file(tmp_path / "run" / "model.safetensors")

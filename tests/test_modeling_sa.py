@@ -1,9 +1,5 @@
 """transformers' face: equal to timm's in weights, logits and maps, and a good citizen of transformers."""
 
-import math
-import re
-from collections import defaultdict
-
 import pytest
 import timm
 import torch
@@ -114,18 +110,11 @@ def test_the_base_model_and_backbone_have_timms_features(attention_type):
 
 @pytest.mark.parametrize("attention_type", [kind for kind in TYPES if kind != "plain"])
 def test_from_config_draws_each_tensor_as_timm_does(attention_type):
-    sizes = {"hidden_size": 101, "num_attention_heads": 7, "intermediate_size": 103}
-    model = make(attention_type, num_hidden_layers=5, **sizes)
-    pools = []
-    for each in (AutoModelForImageClassification.from_config(model.config), fresh(model)):
-        pool = defaultdict(list)  # blocks are drawn alike
-        for key, value in each.state_dict().items():
-            pool[re.sub(r"^blocks\.\d+\.", "", key)].extend(value.flatten().tolist())
-        pools.append({name: torch.tensor(values) for name, values in pool.items()})
-    assert pools[0].keys() == pools[1].keys()
-    for name, ours in pools[0].items():
-        theirs = pools[1][name]
-        chance = 5 / math.sqrt(len(ours)) * theirs.std()
+    sizes = {"hidden_size": 101, "num_attention_heads": 97, "intermediate_size": 103}
+    model = make(attention_type, num_hidden_layers=1, **sizes)
+    drawn = AutoModelForImageClassification.from_config(model.config).state_dict()
+    for name, theirs in fresh(model).state_dict().items():
+        ours, chance = drawn[name], 5 / theirs.numel() ** 0.5 * theirs.std()
         assert abs(ours.std() - theirs.std()) <= chance, name
         assert abs(ours.mean() - theirs.mean()) <= 2 * chance, name
 
@@ -197,18 +186,3 @@ def test_another_image_size_gives_what_timm_gives(attention_type):
     assert model.config.image_size == [10, 22]
     x = torch.randn(B, 3, 10, 22)
     assert torch.equal(model(x).logits, network(x))
-
-
-@pytest.mark.parametrize(
-    ("attention_type", "shape", "said"),
-    [
-        ("learned", (3, 3, 14, 16), "image width: not the model's"),
-        ("quadratic", (3, 3, 15, 14), "image height: expected a multiple"),
-        ("quadratic", (3, 14, 14), "expected four dimensions"),
-    ],
-)
-def test_images_that_do_not_fit_are_refused(attention_type, shape, said):
-    with pytest.raises(AssertionError, match=said):
-        make(attention_type)(torch.randn(shape))
-    with pytest.raises(ValueError, match="pixel_values: got None"):
-        make()(labels=torch.zeros(3))

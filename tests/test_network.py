@@ -8,7 +8,6 @@ import numpy_sanet as oracle
 import pytest
 import torch
 from small_networks import NETWORKS, ONE_STAGE, PLAIN, images, small
-from torch.nn.functional import conv2d
 
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.blocks import PostNormBlock
@@ -60,17 +59,6 @@ def test_each_head_of_a_kernel_starts_at_its_pixel(term, heads):
         assert layer.terms[0].W_key.weight.grad.any()
 
 
-def test_heads_started_as_a_kernel_are_a_convolution_of_values():
-    """The sharper, the closer; far from the border."""
-    layer, X = Attention(23, 9, (QuadraticKernel,), (11, 13)), torch.randn(5, 11, 13, 23)
-    kernel = layer.W_val.weight.unflatten(1, [3, 3, -1]).permute(0, 3, 1, 2)
-    expected = conv2d(X.permute(0, 3, 1, 2), kernel, layer.W_val.bias).permute(0, 2, 3, 1)
-    for spread, error in ((3.0, 0.15), (30.0, 1e-5)):
-        layer.terms[0].spread.data.fill_(spread)
-        found = layer.definition(X)[:, 1:-1, 1:-1]
-        assert (found - expected).norm() < error * expected.norm()
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_attention_maps_are_the_probabilities_on_each_grid(name):
     model, x, seen = small(name), images(name), []
@@ -109,9 +97,6 @@ def test_a_number_alone_is_that_of_all_stages():
     assert layout == PlainNet.layout_of(3, (7, 7), (2, 4), (3, 5))
     assert layout.levels == [Level(2, 7, 6), Level(6, 7, 12)]
     assert SANet.layout_of(3, 7, 2, 5, 11).levels == [Level(1, 7, 3), Level(2, 7, 3)]
-    layers = [block.attn for block in PlainNet(embed_dim=7, depth=[1, 2], num_heads=[3, 5]).blocks]
-    assert [layer.num_heads for layer in layers] == [3, 5, 5]
-    assert [layer.grid for layer in layers] == [(31, 31), (15, 15), (7, 7)]
 
 
 @pytest.mark.parametrize("name", FIXED)

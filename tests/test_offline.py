@@ -1,4 +1,4 @@
-"""Everything but publishing works without a network, and does not even try to reach one."""
+"""Models of a Hub: cached, checked and of one revision. test_readme.py runs all commands without a network."""
 
 import os
 import subprocess
@@ -8,68 +8,9 @@ from pathlib import Path
 import pytest
 from hub_server import HubServer, Repository
 from model_folders import make_run
-from programs import without_network
-from tiny_runs import image_folder
+from programs import watched
 
 ROOT = Path(__file__).parents[1]
-# In every Python process of a command, workers included: a request for an address or a connection is written down.
-WATCH = """
-import os, sys
-
-def watch(event, arguments):
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
-        if not (event == "socket.connect" and isinstance(arguments[1], (str, bytes))):  # between processes
-            with open(os.environ["WATCHED"], "a") as log:
-                log.write(f"{event} {arguments[1:] if event == 'socket.connect' else arguments}\\n")
-
-sys.addaudithook(watch)
-"""
-COMMANDS = """
-import sys
-from pathlib import Path
-import sa_zoo, sa_zoo.data.splits
-from sa_zoo.cli import app
-
-def sa_zoo_command(*arguments):
-    app([str(argument) for argument in arguments], standalone_mode=False)
-
-small = ["--set", "model.args={ depth = 1, embed_dim = 7, hidden_dim = 11, num_heads = 2 }", "--set", "train.epochs=1"]
-sa_zoo_command("train", "quickstart", "--out", "digits", *small)
-for bound in (2**31, 0):  # also by worker processes
-    sa_zoo.data.splits.KEPT_BYTES = bound
-    data = ["--set", "data.name=images", "--set", "train.batch_size=5"]
-    sa_zoo_command("train", "quickstart", "--out", f"images-{bound}", *small, *data)
-sa_zoo_command("evaluate", "digits", "--detail")
-sa_zoo_command("card", "digits")
-sa_zoo_command("publish", "digits", "--repo-id", "you/tiny", "--dry-run")
-sa_zoo_command("convert", "cnn", "--out", "converted", "--data", "digits")
-sa_zoo_command("train", "quickstart", "--out", "tuned", "--set", "model.init=local-dir:digits", *small)
-
-from transformers import AutoImageProcessor, AutoModelForImageClassification
-AutoImageProcessor.from_pretrained("digits")
-AutoModelForImageClassification.from_pretrained("digits").save_pretrained("saved")
-"""
-
-
-def watched(folder: Path, code: str, **variables: str) -> str:
-    """Run code without a network, where the system allows it; the addresses that it asked for."""
-    (folder / "watch").mkdir()
-    (folder / "watch" / "sitecustomize.py").write_text(WATCH)
-    log = folder / "watch" / "log"
-    log.touch()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {"PYTHONPATH": f"{folder / 'watch'}:{ROOT}", "HF_HOME": str(folder / "home")}
-    environment |= {"WATCHED": str(log)} | variables
-    command = without_network(sys.executable, "-c", code)
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return log.read_text()
-
-
-def test_nothing_but_publishing_uses_a_network(tmp_path):
-    image_folder(tmp_path / "images", {"train/a": 7, "train/b": 5, "test/a": 2, "test/b": 3})
-    make_run(tmp_path / "cnn", "resnet_tiny_cifar", channels=(3, 3, 5, 5))
-    assert watched(tmp_path, COMMANDS) == ""
 
 
 @pytest.fixture
@@ -95,7 +36,7 @@ def test_a_model_of_the_hub_loads_from_the_cache(hub, tmp_path):
     assert server.count("evil.bin") == 0
     assert not list((tmp_path / "home").rglob("evil.bin"))
     server.server_close()
-    asked = watched(tmp_path, code, HF_ENDPOINT=server.url)
+    asked, _ = watched(tmp_path, code, HF_ENDPOINT=server.url)
     assert str(server.server_port) in asked  # it does without
 
 

@@ -63,13 +63,3 @@ def test_a_run_names_all_broken_images_before_its_first_step(
         train(tiny_config(data={"name": str(folder)}, train={"batch_size": 2}), tmp_path / "run")
     assert "resized and cropped to 8x8" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_ctrl_c_says_what_it_interrupted(folder, monkeypatch):
-    def interrupt(images, doing, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sa_zoo.data.progress.tqdm", interrupt)
-    done = CliRunner().invoke(app, ["data", str(folder), "--set", "data.validation=0.0"])
-    assert done.exit_code == 130
-    assert "stopped by Ctrl-C while reading 15 images" in done.stderr

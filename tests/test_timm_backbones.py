@@ -5,7 +5,6 @@ import timm
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save_file
-from timm.layers import set_layer_config
 from torch import nn
 from transformers import (
     AutoBackbone,
@@ -75,13 +74,6 @@ def test_a_file_of_the_cnn_becomes_the_same_function(name, tmp_path):
     assert all(torch.equal(*pair) for pair in zip(features(x), expected, strict=True))
 
 
-def test_a_file_of_the_backbone_loads_as_it_is(tmp_path):
-    arguments = {"alpha": 3.0, "layers": "layer4.*", "content": True}
-    backbone = timm.create_model(TINY, **arguments)
-    again = timm.create_model(TINY, **saved(backbone, tmp_path / "own.safetensors"), **arguments)
-    torch.testing.assert_close(again.state_dict(), backbone.state_dict(), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("layers", ["*", "layer4.*"])
 def test_classes_channels_and_layers_of_ones_own(layers, tmp_path):
     cnn = trained("resnet_tiny_cifar")
@@ -113,30 +105,11 @@ def test_torchvisions_vgg_is_read_as_timm_reads_it():
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("alpha", [46.0, 4.0])
-def test_backbones_script_trace_compile_and_export(alpha):
-    with set_layer_config(scriptable=True):
-        backbone = timm.create_model(TINY, alpha=alpha).eval()
-    x = torch.randn(2, 3, 32, 32)
-    torch.compiler.reset()
-    for other in (
-        torch.jit.script(backbone),
-        torch.compile(backbone, fullgraph=True, backend="eager"),
-        torch.export.export(backbone, (x,)).module(),
-    ):
-        assert torch.allclose(other(x), backbone(x), atol=1e-5)
+def test_timm_traces_features_of_backbones(alpha):
     traced = timm.create_model(TINY, alpha=alpha, features_only=True, feature_cls="fx")
-    assert [feature.shape[-1] for feature in traced(x)] == [32, 32, 16, 8, 4]
-
-
-def test_any_cnn_of_timm_has_a_backbone_without_a_name():
-    cnn = trained("test_efficientnet")
-    backbone = timm.create_model("mhsa_network", cnn="test_efficientnet").eval()
-    backbone.load_state_dict(checkpoint_filter_fn(cnn.state_dict(), backbone))
-    assert torch.equal(backbone(images(cnn)), cnn(images(cnn)))
-    assert backbone.pretrained_cfg["architecture"] == "mhsa_network"
-    assert backbone.pretrained_cfg["input_size"] == cnn.pretrained_cfg["input_size"]
+    features = traced(torch.randn(2, 3, 32, 32))
+    assert [feature.shape[-1] for feature in features] == [32, 32, 16, 8, 4]
 
 
 def test_transformers_keeps_the_batch_norms_of_trained_networks(tmp_path):

@@ -156,19 +156,9 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     lines = history(out)
     assert [line["epoch"] for line in lines] == [1, 2]
     assert lines[1]["loss"] < lines[0]["loss"] < 2.5
-    # six steps of 211 images an epoch, of which the last ones count here
-    rates = [
-        0.003 * learning_rate_factor(seen * 211, 211, 12 * 211, OptimConfig()) for seen in (5, 11)
-    ]
-    assert [line["lr"] for line in lines] == pytest.approx(rates)
     # the last epoch is the one that counts
     assert metrics.validation.top1 == lines[-1]["validation"]["top1"]
     assert metrics.validation.loss == pytest.approx(lines[-1]["validation"]["loss"], rel=1e-5)
-
-
-def test_another_seed_gives_other_weights(plain, tmp_path):
-    train(tiny_config(train={"seed": 1}), tmp_path / "run")
-    assert history(plain[0]) != history(tmp_path / "run")
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(plain, tmp_path):
@@ -363,11 +353,6 @@ def test_a_folder_that_is_not_empty_is_refused(plain):
     with pytest.raises(FileExistsError, match="not empty; expected a new --out, or --resume"):
         train(tiny_config(), plain[0])
     assert sorted(plain[0].iterdir()) == before
-
-
-def test_resuming_nothing_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected one with a run to resume"):
-        train(tiny_config(), tmp_path, resume=True)
 
 
 def test_checkpoints_that_are_a_link_to_elsewhere_are_refused(tmp_path):
@@ -566,23 +551,19 @@ def test_the_weights_of_a_cnn_start_its_twin_of_attention():
     assert twin.pretrained_cfg["architecture"] == "mhsa_resnet_tiny_cifar"
 
 
-def test_decay_spares_biases_norms_shifts_and_spreads():
+def test_only_weights_decay_and_lower_layers_have_lower_rates():
     model = timm.create_model(TRAINED, depth=2)
+    optim = OptimConfig(weight_decay=0.05, layer_decay=0.5)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    spared, decayed = [], []
-    for group in optimizer_of(model, OptimConfig(weight_decay=0.05)).param_groups:
-        (decayed if group["weight_decay"] else spared).extend(names[id(p)] for p in group["params"])
-    assert sorted(spared + decayed) == sorted(names.values())
-    assert all(name.endswith(".weight") and "norm" not in name for name in decayed)
-    assert {name.rpartition(".")[2] for name in spared} >= {"Delta", "spread", "bias"}
-
-
-def test_layer_decay_gives_lower_layers_lower_rates():
-    model = timm.create_model(TRAINED, depth=2)
-    groups = optimizer_of(model, OptimConfig(layer_decay=0.5)).param_groups
-    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    decayed, scale = set(), {}
+    for group in optimizer_of(model, optim).param_groups:
+        grouped = {names.pop(id(parameter)) for parameter in group["params"]}
+        scale |= dict.fromkeys(grouped, group["lr_scale"])
+        decayed |= grouped if group["weight_decay"] else set()
+    assert not names
+    assert decayed == {name for name in scale if re.search(r"(?<!norm\d)\.weight$", name)}
     layers = ("patch_embed", "blocks.0.fc1", "blocks.1.fc1", "head")
-    rates = [scale[id(model.get_parameter(f"{layer}.weight"))] for layer in layers]
+    rates = [scale[f"{layer}.weight"] for layer in layers]
     assert sorted(rates) == rates and rates[2:] == [2 * rates[1], 1.0]
 
 

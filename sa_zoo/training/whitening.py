@@ -24,9 +24,8 @@ def whiten_first_convolution(model: nn.Module, split: Split) -> None:
         raise ValueError(
             f"model.whiten: got a model with first_conv = {name!r}, expected the name of its first Conv2d"
         )
-    images = split.first(WHITENED_IMAGES)
     # (B, C h w, patches per image)
-    patches = F.unfold(images, conv.kernel_size, stride=conv.kernel_size)
+    patches = F.unfold(split.first(WHITENED_IMAGES), conv.kernel_size, stride=conv.kernel_size)
     patches = patches.transpose(0, 1).flatten(1).double()
     filters = whitening_filters(patches)
     filters = torch.cat([filters, -filters])[: len(conv.weight)].to(conv.weight)

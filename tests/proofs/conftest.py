@@ -6,17 +6,14 @@ tries 100 times and writes docs/reliability/kill.json, from which scripts/render
 """
 
 import json
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
-from pathlib import Path
 
 import pytest
+import torch
 
-PACKAGES = ("torch", "timm", "transformers", "accelerate", "datasets", "safetensors", "numpy")
+from sa_zoo.training.environment import environment
 
 
 class Proof:
@@ -52,19 +49,9 @@ def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
             "tried": proof.outcomes.total(),
             "lost": proof.lost,
             "details": [[kind, times, outcome] for kind, outcome, times in details],
-            "hardware": hardware(),
-            "versions": {package: version(package) for package in PACKAGES},
+            "environment": environment(torch.device("cpu")),
             "seconds": round(time.perf_counter() - started, 1),
         }
         path = folder / "reliability" / f"{name}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
     assert not proof.lost, proof.outcomes
-
-
-def hardware() -> str:
-    """Processor, number of cores that this process may use, and memory of the machine."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cpu = names[0] if names else platform.machine()
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
