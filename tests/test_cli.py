@@ -95,14 +95,7 @@ def test_training_names_the_next_commands(trained):
     assert f"test_vit on digits: test accuracy {top1:.4f} ± 0.0" in printed
     assert "next: sa-zoo evaluate runs/tiny --detail" in printed
     assert (run / "figures" / "learning_curve.png").is_file()
-    card = (run / "README.md").read_bytes()
-    assert f"{100 * top1:.2f} ±" in card.decode()
-    result = sa_zoo("card", run)
-    assert result.exit_code == 0, result.output
-    assert (run / "README.md").read_bytes() == card
-    result = sa_zoo("publish", run, "--repo-id", "you/tiny", "--dry-run")
-    assert result.exit_code == 0, result.output
-    assert "nothing was sent" in result.stdout
+    assert f"{100 * top1:.2f} ±" in (run / "README.md").read_text()
 
 
 ARGS = "train quickstart --out OUT --set model.args="

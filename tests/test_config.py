@@ -1,4 +1,3 @@
-import re
 import tomllib
 from pathlib import Path
 
@@ -98,9 +97,5 @@ def test_the_written_config_reads_back_equal():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_project_configs_are_valid_and_headers_give_commands(path):
-    config = load_config(path)
-    assert timm.is_model(config.model.name)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    command = rf"(sa-zoo|-m sa_zoo) train {path.stem}\b"
-    assert any(line.startswith("#") and re.search(command, line) for line in lines)
+def test_project_configs_are_valid(path):
+    assert timm.is_model(load_config(path).model.name)

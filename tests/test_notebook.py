@@ -17,7 +17,7 @@ def test_it_runs_and_shows_the_committed_outputs(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     notebooks = [nbformat.read(NOTEBOOK, as_version=4) for _ in range(2)]
     for cell in notebooks[0].cells:
-        cell.source = cell.source.replace("train.epochs=4", "train.epochs=1")
+        cell.source = cell.source.replace("epochs=4", "epochs=1")
     resources = {"metadata": {"path": tmp_path}}
     NotebookClient(notebooks[0], timeout=600, resources=resources).execute()
     executed, committed = (
