@@ -537,7 +537,8 @@ def test_heads_on_one_pixel_stay_there(init):
     fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     positions = {name for name, _ in model.named_parameters() if re.search("Delta|spread", name)}
     assert fixed == (positions if init else set())
-    assert model.head.weight.any() != bool(init)  # a new classifier on trained layers starts at zero
+    # a new classifier on trained layers starts at zero
+    assert model.head.weight.any() != bool(init)
 
 
 def test_the_weights_of_a_cnn_start_its_twin_of_attention():
