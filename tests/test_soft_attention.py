@@ -1,4 +1,4 @@
-"""soft_attention.py: finite alpha, by axes and by one composed kernel with a frame by axes."""
+"""soft_attention.py: finite alpha, by axes."""
 
 import pytest
 import torch
@@ -11,29 +11,25 @@ from torch.func import functional_call, stack_module_state, vmap
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft_attention import SoftAttention
 
-EVALUATIONS = {"composed": 10**9, "by axes": 0}  # the `axes_cost` that makes each the cheaper one
 INFINITY = float("inf")
 
 
 def assert_is_the_definition(layer, x, gradients=()):
-    """Both evaluations give the outputs of the explicit softmax, and its gradients."""
-    expected = layer.definition(x)
+    """The layer gives the outputs of the explicit softmax, and its gradients."""
+    expected, y = layer.definition(x), layer(x)
+    assert torch.allclose(y, expected, rtol=0, atol=1e-12)
     direction = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, gradients, direction) if gradients else ()
-    for evaluation, cost in EVALUATIONS.items():
-        layer.axes_cost = cost
-        y = layer(x)
-        assert torch.allclose(y, expected, rtol=0, atol=1e-12), evaluation
-        found = torch.autograd.grad(y, gradients, direction) if gradients else ()
-        for mine, theirs in zip(found, wanted, strict=True):
-            assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9), evaluation
+    found = torch.autograd.grad(y, gradients, direction) if gradients else ()
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     layers(), st.floats(0.05, 37.0), st.sampled_from([0.0, 0.4])
 )  # soft in one dimension up to 37.4
-def test_both_evaluations_are_the_definition(drawn, alpha, moved):
+def test_soft_attention_is_the_definition(drawn, alpha, moved):
     """With gradients of the image, of Delta and alpha, a little off their start, and of values."""
     layer = attention_from_conv(drawn.conv, alpha)
     assert isinstance(layer, SoftAttention)
@@ -71,17 +67,6 @@ def test_stacked_layers_keep_their_own_numbers():
     outputs = vmap(lambda state: functional_call(stacked[0], state, (x,)))(state)
     for layer, output in zip(stacked, outputs, strict=True):
         assert torch.allclose(output, layer.definition(x), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("channels", "side", "evaluation"),
-    [(67, 7, "by_axes"), (67, 131, "composed"), (3, 31, "composed"), (3, 2, "by_axes")],
-)
-def test_the_cheaper_evaluation_is_chosen_by_size(channels, side, evaluation, monkeypatch):
-    layer = attention_from_conv(nn.Conv2d(channels, channels, 3, padding=1), 4.0)
-    monkeypatch.setattr(layer, evaluation, lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        layer(torch.randn(1, channels, side, side))
 
 
 def test_autocast_and_half_precision_agree_with_float32():

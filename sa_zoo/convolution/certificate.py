@@ -22,7 +22,6 @@ from torch import Tensor
 
 from sa_zoo.convolution.content_attention import ContentAttention, without_content
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.soft_attention import SoftAttention
 
 # Unit roundoff of float32, in which narrower types are summed.
 SINGLE = torch.finfo(torch.float32).eps / 2
@@ -83,14 +82,8 @@ def _rounding_of_sum(terms: float, layer: ConvolutionalAttention) -> float:
     return terms * stored
 
 
-def _composed(layer: ConvolutionalAttention, keys: list[int]) -> int:
-    """Pixels of a SoftAttention's largest composed kernel for `keys` per axis; 1 for other layers."""
-    neighborhoods = layer.neighborhoods() if isinstance(layer, SoftAttention) else []
-    return math.prod(map(min, map(len, neighborhoods), keys))
-
-
 def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
-    """Rounding of the layer's evaluation; for SoftAttention the larger of its two: borders are evaluated by axes."""
+    """Rounding of the layer's evaluation."""
     of_sum = partial(_rounding_of_sum, layer=layer)
     heads = len(layer.alpha)
     inner = layer.in_channels // layer.groups
@@ -106,8 +99,7 @@ def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
     probability = sum(of_sum(score + 6 + size) for size in keys)
     if isinstance(layer, ContentAttention):
         return probability + of_sum(math.prod(keys)) + of_sum(0) + projected
-    composed = of_sum(heads) + of_sum(_composed(layer, keys) * inner + 1)
-    return probability + max(composed, sum(map(of_sum, keys)) + projected)
+    return probability + sum(map(of_sum, keys)) + projected
 
 
 def _underflow(
@@ -124,7 +116,4 @@ def _underflow(
     if not isinstance(layer, HardAttention):
         mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
         results += norms * (mixed * (magnitude + 1) + len(keys))
-        # A composed kernel's weights, each a sum over heads, and its products with the image.
-        per_pixel = inner * (1 + magnitude * (heads + 1)) + norms * magnitude * len(keys)
-        results += _composed(layer, keys) * per_pixel
     return results * limits.smallest_normal * limits.eps / 2

@@ -10,7 +10,7 @@ becomes the convolution with its value matrices as kernel slices (Lemmas 1 and 2
 Each layer is evaluated in the cheapest way for its parameters; all are equal within certificate.py's bound:
 
     HardAttention     here        alpha so large that P_h is one-hot: the layer runs as its convolution
-    SoftAttention     soft_attention.py     finite alpha: P_h by axes, or one composed kernel and a frame by axes
+    SoftAttention     soft_attention.py     finite alpha: P_h by axes
     ContentAttention  content_attention.py    scores with a content term: the definition
 
 Symbols: theorem.py. Positions are counted in keys: query i is at the key stride * i + center.
