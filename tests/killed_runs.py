@@ -9,14 +9,13 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from tiny_runs import MUON
+from tiny_runs import MUON, free_port
 
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 FRESH = multiprocessing.get_context("forkserver")
@@ -129,9 +128,7 @@ def start(
     resume: bool = False,
 ) -> list[Any]:
     """Start `sa-zoo train` in one process per rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     started = []
     for rank in range(processes):
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RANK": str(rank)}

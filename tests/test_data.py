@@ -91,6 +91,9 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch, workers):
     images = {"train": noise_images(23, (9, 10)), "test": noise_images(7, seed=1)}
     folder = parquet_folder(tmp_path / "tiny", images)
     kept = splits_in(folder, 0.3)
+    monkeypatch.setattr("sa_zoo.data.splits.MANY", 0)  # more are decoded by workers
+    again = splits_in(folder, 0.3, workers=workers)
+    assert all(torch.equal(kept[name].images, again[name].images) for name in kept)
     monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", (23 + 7) * 3 * 8 * 8 - 1)
     streamed = splits_in(folder, 0.3, workers=workers)
     assert (kept["train"].workers, streamed["train"].workers) == (0, workers)

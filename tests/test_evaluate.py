@@ -18,7 +18,7 @@ from tiny_runs import TINY_VIT, image_folder, noise_images
 from torch import nn
 
 from sa_zoo.data.config import DataConfig
-from sa_zoo.data.hold_out import largest_draws, rows_of
+from sa_zoo.data.hold_out import drawn_for, largest_draws, rows_of
 from sa_zoo.data.image_file import open_image
 from sa_zoo.data.images import LabeledImages, changes, digest_of
 from sa_zoo.data.input_format import InputFormat
@@ -178,6 +178,25 @@ def test_no_training_image_is_counted_in_a_changed_copy(tmp_path, capsys):
     assert "all of them" not in capsys.readouterr().err
     assert len(split_for(opened(["cat", "dog", "owl"]), folder)[1]) == 53 + 31 + 11
     assert "nothing says whether" in capsys.readouterr().err
+
+
+def test_a_draw_by_name_is_claimed_for_the_same_data_only(tmp_path, capsys):
+    """At any place, but not after an image was renamed."""
+    folder = image_folder(tmp_path / "D", {"cat": 53, "owl": 47})
+    data = drawn_for(open_images(DataConfig(name=str(folder))), kept=False)
+    rows = rows_of(data, 0.1)
+    held_out = largest_draws(data, rows["test"][1])
+    metrics = Metrics(held_out=held_out, data_digest=digest_of(data)["hash"])
+    model = replace(opened(["cat", "owl"]), metrics=metrics)
+    folder = folder.rename(tmp_path / "E")
+    _, split = split_for(model, folder)
+    tested = {data.images["train"].names[row] for row in rows["test"][1].tolist()}
+    assert len(split) == len(tested)
+    assert "renamed" not in capsys.readouterr().err
+    name = min(data.images["train"].names)
+    (folder / name).rename(folder / f"{name}.png")
+    split_for(model, folder)
+    assert "renamed since" in capsys.readouterr().err
 
 
 def test_a_digest_is_that_of_the_data_wherever_they_are(tmp_path):

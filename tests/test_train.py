@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from tiny_runs import (
     MUON,
     TINY_VIT,
+    free_port,
     image_folder,
     noise_images,
     parquet_folder,
@@ -31,7 +32,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import sa_zoo
 from sa_zoo.cost import training_macs
-from sa_zoo.data.hold_out import rows_of
+from sa_zoo.data.hold_out import drawn_for, rows_of
+from sa_zoo.data.images import Images
 from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.splits import StreamedSplit, splits_of
@@ -216,9 +218,13 @@ def test_frozen_layers_keep_their_running_statistics(tmp_path):
             assert value.any() != name.startswith(("conv1", "bn1", "layer1")), name
 
 
-def test_two_processes_follow_the_curve_of_one(tmp_path):
-    """As `accelerate launch` starts them, with another precision than that of the config."""
-    one, two = tmp_path / "one", tmp_path / "two"
+@pytest.mark.parametrize("machines", [1, 2])
+def test_two_processes_follow_the_curve_of_one(tmp_path, machines):
+    """As `accelerate launch` starts them, with another precision than that of the config.
+
+    Two machines have different folders, and resume a run that is on the first one.
+    """
+    one, two = tmp_path / "one", tmp_path / "0" / "run"
     config = tiny_config(
         augment={"crop_padding": 1, "flip": True},
         optim=SGD,
@@ -226,40 +232,45 @@ def test_two_processes_follow_the_curve_of_one(tmp_path):
     )
     train(config, one)
     (tmp_path / "run.toml").write_text(dump_config(config))
-    options = "--config_file=configs/accelerate/ddp.yaml --mixed_precision=bf16 --num_machines=1"
-    launch = ["accelerate.commands.launch", *options.split(), "--dynamo_backend=no"]
-    command = [
-        "-m",
-        *launch,
-        "-m",
-        "sa_zoo",
-        "train",
-        str(tmp_path / "run.toml"),
-        "--out",
-        str(two),
-    ]
+    options = f"--config_file={ROOT}/configs/accelerate/ddp.yaml --mixed_precision=bf16"
+    command = ["-m", "accelerate.commands.launch", *options.split(), "--dynamo_backend=no"]
+    command += [f"--num_machines={machines}", "--main_process_ip=127.0.0.1"]
+    train_command = ["-m", "sa_zoo", "train", str(tmp_path / "run.toml"), "--out", "run"]
+    if machines == 2:
+        interrupted(config, two, signal.SIGINT, "checkpoints/epoch-*")
+        command.append(f"--main_process_port={free_port()}")
+        train_command.append("--resume")
     # sums have the order of as many threads as here
     environment = {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "got bf16 from the launcher, but the config says no" in done.stderr
+    started = []
+    for rank in map(str, range(machines)):
+        (tmp_path / rank).mkdir(exist_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, *command, f"--machine_rank={rank}", *train_command],
+            cwd=tmp_path / rank,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+    said = [process.communicate(timeout=200) for process in started]
+    assert [process.returncode for process in started] == [0] * machines, said
+    assert "got bf16 from the launcher, but the config says no" in said[0][1]
     epoch = r"^epoch 2/2: loss \d\.\d+, accuracy 0\.\d+, validation 0\.\d+, \d+ images/s, .* left$"
-    assert len(re.findall(epoch, done.stdout, re.M)) == 1, "one process speaks"
+    printed = "".join(output for output, _ in said)
+    assert len(re.findall(epoch, printed, re.M)) == 1, "one process speaks"
+    assert not any((tmp_path / "1").glob("*")), "only the main process has a folder"
     assert_same_curve(one, two)
     metrics = read_metrics(one), read_metrics(two)
     assert [each.environment["processes"] for each in metrics] == [1, 2]
     assert metrics[1].test.n == 354, "each counted once"
     assert metrics[0].test.loss == pytest.approx(metrics[1].test.loss, rel=1e-3)
+    assert sa_zoo.evaluate(two).test.loss == pytest.approx(metrics[1].test.loss, rel=1e-5)
 
 
 def test_steps_are_those_of_plain_sgd(tmp_path):
@@ -311,11 +322,12 @@ def test_the_launcher_decides_a_precision_left_open(plain, tmp_path, monkeypatch
     assert all(value.dtype == torch.float32 for value in weights(tmp_path / "run").values())
 
 
-def test_a_network_divided_among_processes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
-    with pytest.raises(ValueError, match="got FSDP, which divides the network, expected DDP"):
-        train(tiny_config(), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("name", ["FSDP", "DeepSpeed"])
+def test_a_network_divided_among_processes_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name.upper()}", "true")
+    config = tiny_config(data={"name": str(tmp_path / "no" / "data")})
+    with pytest.raises(ValueError, match=f"got {name}, which divides the network, expected DDP"):
+        train(config, tmp_path / "run")
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_a_checkpoint(tmp_path):
@@ -584,6 +596,31 @@ def test_tensorboard_follows_where_it_is_asked_for(tmp_path):
     )
     (events,) = (tmp_path / "run" / "tensorboard").glob("events.*")
     assert b"validation/top1" in events.read_bytes()
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_set_too_large_to_keep_is_checked_by_its_first_epoch(tmp_path, monkeypatch, split):
+    """Nothing is read before; a run stopped by an unusable image ends as if that had not happened."""
+    for module in ("splits", "report"):
+        monkeypatch.setattr(f"sa_zoo.data.{module}.MANY", 0)
+    monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", 0)
+    monkeypatch.setattr(Images, "content", None)
+    folder = image_folder(tmp_path / "D", {"cat": 53, "owl": 47})
+    steps = {"epochs": 2, "batch_size": 13, "checkpoint_steps": 100}
+    config = tiny_config(data={"name": str(folder), "workers": 1}, train=steps)
+    train(config, tmp_path / "whole")
+    assert read_metrics(tmp_path / "whole").held_out.by == "name"
+    data = drawn_for(open_images(config.data), kept=False)
+    images = data.images["train"]
+    broken = Path(images.path(rows_of(data, 0.1)[split][1][-1]))
+    content = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    with pytest.raises(ValueError, match=f"{broken}, image .*replace the image, then --resume"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "history.jsonl").exists()
+    broken.write_bytes(content)
+    train(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
 # torch's handler of signals can interrupt whatever runs, such as a callback of the garbage collector

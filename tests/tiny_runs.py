@@ -1,6 +1,7 @@
 """Small configs, data sets and runs for the tests of training."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,3 +104,10 @@ def signalled_by(number: int, folder: Path, once: str) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
+
+
+def free_port() -> int:
+    """A port of this machine for the main process of a run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -29,4 +29,5 @@ class DataConfig(Section):
     title: str = ""  # name of the data in results; empty: `name`
     label_column: str = ""  # empty: the one ClassLabel column, or the usual name
     image_size: Pixels = 0  # of a side; 0: the model's own
+    hash_content: bool = False  # hold out by content even if the data are too large to keep
     validation: Fraction = 0.1  # of the training images, held out if there is no validation split

@@ -1,11 +1,12 @@
-"""Which images are held out of training. The choice depends on the bytes of each image."""
+"""Which images are held out of training. The choice depends on the bytes or the name of each image."""
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from sa_zoo.data.images import LabeledImages
+from sa_zoo.folders.metrics import HeldOut
 
 SPLITS = ("train", "validation", "test")
 TEST_SHARE = 0.2  # of a data set without a test split
@@ -24,14 +25,20 @@ def counter_hash(*counters: int | np.ndarray) -> np.ndarray:
     return state
 
 
+def drawn_for(data: LabeledImages, kept: bool) -> LabeledImages:
+    """The data, drawn by content if they are read before training or have images without names; otherwise by name."""
+    by_name = all(data.images["train"].names) and not kept
+    return replace(data, drawn_by="name" if by_name else "content")
+
+
 def rows_of(data: LabeledImages, validation: float) -> Rows:
-    """The rows of each split. Missing splits are held out of "train", in an order independent of file names."""
+    """The rows of each split. Missing splits are held out of "train", in the order of the hashes."""
     rows = {name: (name, np.arange(len(labels))) for name, labels in data.labels.items()}
     shares = {"test": TEST_SHARE, "validation": validation}
     held_out = {name: share for name, share in shares.items() if name not in rows}
     _, train = rows["train"]
     if any(held_out.values()):
-        train = np.argsort(data.images["train"].hashes, kind="stable")
+        train = np.argsort(data.hashes, kind="stable")
     for name, share in held_out.items():
         held = np.zeros(len(train), bool)
         if share:
@@ -42,22 +49,24 @@ def rows_of(data: LabeledImages, validation: float) -> Rows:
     return rows
 
 
-def largest_draws(data: LabeledImages, rows: np.ndarray) -> dict[str, float]:
+def largest_draws(data: LabeledImages, rows: np.ndarray) -> HeldOut:
     """The largest draw of the test images in these rows, by class. Every image with a larger draw is not held out."""
     draws, labels = _draws(data, "test")[rows], data.labels["train"][rows]
-    return {data.classes[label]: float(draws[labels == label].max()) for label in np.unique(labels)}
+    largest = {data.classes[x]: float(draws[labels == x].max()) for x in np.unique(labels)}
+    return HeldOut(by=data.drawn_by, largest=largest)
 
 
-def rows_below(data: LabeledImages, largest: Mapping[str, float]) -> Rows:
+def rows_below(data: LabeledImages, held_out: HeldOut) -> Rows:
     """The test split of any data: the images that a run with these largest draws would have held out."""
-    limits = np.array([largest.get(name, -1.0) for name in data.classes])
+    data = replace(data, drawn_by=held_out.by)
+    limits = np.array([held_out.largest.get(name, -1.0) for name in data.classes])
     held = _draws(data, "test") <= limits[data.labels["train"]]
     return {"test": ("train", np.flatnonzero(held))}
 
 
 def _draws(data: LabeledImages, split: str) -> np.ndarray:
     """The draw of each image, from 0 to 1."""
-    return counter_hash(HOLD_OUT, SPLITS.index(split), data.images["train"].hashes) / 2.0**64
+    return counter_hash(HOLD_OUT, SPLITS.index(split), data.hashes) / 2.0**64
 
 
 def _held_out(draws: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:

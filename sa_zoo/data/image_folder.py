@@ -10,8 +10,10 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from glob import escape
 from pathlib import Path
+from posixpath import basename, commonpath, dirname, join, normpath, splitext
 from typing import Any
 
 import datasets
@@ -25,9 +27,12 @@ from sa_zoo.folders.messages import listed
 METADATA = ("metadata.csv", "metadata.jsonl")
 LABELS = ("label", "labels", "fine_label")  # usual names of a column
 # prefixes of system files: macOS, Jupyter, Python, Windows, Synology, Office
-JUNK = (".", "__macosx", "__pycache__", "thumbs.db", "desktop.ini", "$recycle", "@eadir", "~$")
+JUNK = re.compile(
+    r"(^|/)(\.|__macosx|__pycache__|thumbs\.db|desktop\.ini|\$recycle|@eadir|~\$)", re.IGNORECASE
+)
 SPLIT_WORDS = {str(split): words for split, words in SPLIT_KEYWORDS.items()}
-Used = Mapping[str, list[Path]]  # paths in the folder by split
+# Paths in the folder are text with "/": Path objects of a million files take a minute
+Used = Mapping[str, list[str]]  # such paths by split
 Found = tuple[Mapping[str, Any], Mapping[str, str], Mapping[str, int]]
 """Tables by split, their origins by split, and numbers of skipped files by "KIND in PLACE"."""
 
@@ -35,7 +40,8 @@ Found = tuple[Mapping[str, Any], Mapping[str, str], Mapping[str, int]]
 def table_of(images: Sequence[object], labels: Any, label: str = "label") -> datasets.Dataset:
     """A table of images or their files, with classes by name or number."""
     features = datasets.Features(image=datasets.Image())
-    return datasets.Dataset.from_dict({"image": images}, features).add_column(label, labels)
+    table = datasets.Dataset.from_dict({"image": pa.array(images)}, features)
+    return table.add_column(label, labels)
 
 
 def tables_in(folder: Path, label_column: str = "") -> Found:
@@ -43,16 +49,14 @@ def tables_in(folder: Path, label_column: str = "") -> Found:
 
     Raises FileNotFoundError if there are no images, ValueError if they cannot be read or have no classes.
     """
-    everything = [path.relative_to(folder) for path in _files_in(folder)]
-    everything.sort(key=Path.as_posix)
-    junk = {
-        path for path in everything if any(name.lower().startswith(JUNK) for name in path.parts)
-    }
-    wanted = [path for path in everything if path not in junk]
-    parquet = [path for path in wanted if path.suffix == ".parquet"]
-    images = [path for path in wanted if path.suffix.lower() in EXTENSIONS]
-    described = [path for path in wanted if path.name in METADATA]
-    _refuse_unusable(folder, images)
+    found = dict(sorted(_files_in(str(folder))))
+    junk = set(filter(JUNK.search, found))
+    wanted = [path for path in found if path not in junk]
+    endings = {path: splitext(path)[1] for path in found}
+    parquet = [path for path in wanted if endings[path] == ".parquet"]
+    images = [path for path in wanted if endings[path].lower() in EXTENSIONS]
+    described = [path for path in wanted if basename(path) in METADATA]
+    _refuse_unusable(folder, images, found)
     read = set()
     if parquet:
         used = _by_split(parquet)
@@ -61,7 +65,7 @@ def tables_in(folder: Path, label_column: str = "") -> Found:
         label = "label"
         try:
             used = _by_class(folder, images)
-            classes = {path: path.parent.name for path in images}
+            classes = {path: basename(dirname(path)) for path in images}
         except ValueError:
             if not described:
                 raise
@@ -71,45 +75,48 @@ def tables_in(folder: Path, label_column: str = "") -> Found:
         # the builder "imagefolder" would sort classes as text (1, 10, 2), and guess types of labels
         tables = {}
         for split, paths in used.items():
-            files = [str(folder / path) for path in paths]
+            files = [f"{folder}/{path}" for path in paths]
             tables[split] = table_of(files, [classes[path] for path in paths], label)
     skipped: Counter[str] = Counter()
-    for path in set(everything).difference(read, *used.values()):
-        kind = "hidden or system file" if path in junk else path.suffix.lower() or path.name
-        skipped[f"{kind} in {path.parent.as_posix()}"] += 1
+    for path in found.keys() - read.union(*used.values()):
+        kind = "hidden or system file" if path in junk else endings[path].lower() or basename(path)
+        skipped[f"{kind} in {dirname(path) or '.'}"] += 1
     origins = {}
     for split, paths in used.items():
-        origins[split] = Path(folder.name, os.path.commonpath(paths)).as_posix()
+        origins[split] = Path(folder.name, commonpath([min(paths), max(paths)])).as_posix()
     return tables, origins, skipped
 
 
-def _files_in(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """All files, also through links, but not into a folder that contains itself."""
-    real = folder.resolve()
+def _files_in(
+    folder: str, prefix: str = "", above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bool]]:
+    """All files, and whether each exists, also through links, but not into a folder that contains itself."""
+    real = os.path.realpath(folder)
     if real in above:
         return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
-                yield from _files_in(Path(entry), (*above, real))
+                yield from _files_in(entry.path, f"{prefix}{entry.name}/", (*above, real))
             else:
-                yield Path(entry)
+                yield prefix + entry.name, entry.is_file()
 
 
-def _refuse_unusable(folder: Path, images: Iterable[Path]) -> None:
+def _refuse_unusable(folder: Path, images: Iterable[str], exists: Mapping[str, bool]) -> None:
     """Raise ValueError with all dead links and all names that are not text."""
     wrong = []
     for path in images:
-        name = path.as_posix().encode(errors="backslashreplace").decode()
-        if name != path.as_posix():
+        name = path.encode(errors="backslashreplace").decode()
+        if name != path:
             wrong.append(f"{name}: the name is not UTF-8")
-        elif not (folder / path).exists():
+        elif not exists[path]:
             wrong.append(f"{name}: the link leads nowhere")
     if wrong:
         named = "\n".join(wrong)
         raise ValueError(f"data.name: got {len(wrong)} unusable images in {folder}: {named}")
 
 
+@cache
 def _split_of(name: str) -> str:
     """The split at the start of a name, as in train-2017, test_set or Validation; empty if there is none."""
     for split, words in SPLIT_WORDS.items():
@@ -118,17 +125,17 @@ def _split_of(name: str) -> str:
     return ""
 
 
-def _by_split(files: Iterable[Path]) -> Used:
+def _by_split(files: Iterable[str]) -> Used:
     """Files by the split at the start of a folder or file name; without any split, all are training files."""
     used = defaultdict(list)
     for path in files:
-        splits = filter(None, (_split_of(part) for part in path.with_suffix("").parts))
+        splits = filter(None, map(_split_of, splitext(path)[0].split("/")))
         used[next(splits, "")].append(path)
     others = used.pop("", [])
     return used or {"train": others}
 
 
-def _by_class(folder: Path, images: Sequence[Path]) -> Used:
+def _by_class(folder: Path, images: Sequence[str]) -> Used:
     """Images by split, all in CLASS/ or all in SPLIT/CLASS/.
 
     Raises FileNotFoundError if there are none, ValueError for images elsewhere or of one class only.
@@ -137,18 +144,19 @@ def _by_class(folder: Path, images: Sequence[Path]) -> Used:
         raise FileNotFoundError(
             f"data.name: got {folder}, expected images or parquet files in it: a folder per class, two at least"
         )
-    classes = {path.parent.name for path in images}
-    depths = Counter(len(path.parts) for path in images)
+    depths = Counter(path.count("/") for path in images)
+    classes = {basename(dirname(path)) for path in images}
     used = defaultdict(list)
     for path in images:
-        used[_split_of(path.parts[0])].append(path)
+        used[_split_of(path.partition("/")[0])].append(path)
     if len(classes) > 1:
-        if set(depths) == {3} and "" not in used:
+        if set(depths) == {2} and "" not in used:
             return used
         # one class of many may be called train
-        if set(depths) == {2} and len(list(filter(_split_of, classes))) < 2:
+        if set(depths) == {1} and len(list(filter(_split_of, classes))) < 2:
             return {"train": list(images)}
-    rare = sorted({path.parent for path in images}, key=lambda at: depths[len(at.parts) + 1])
+    folders = {dirname(path) or ".": depths[path.count("/")] for path in images}
+    rare = sorted(folders, key=lambda at: folders[at])
     raise ValueError(
         f"data.name: got {folder} with images in {listed(rare)}, expected a folder of each class, two at least: "
         "all images in CLASS/ or all in SPLIT/CLASS/, such as train/cat/1.jpg"
@@ -156,13 +164,13 @@ def _by_class(folder: Path, images: Sequence[Path]) -> Used:
 
 
 def _described(
-    folder: Path, metadata: Iterable[Path], images: set[Path], column: str
-) -> tuple[str, dict[Path, str]]:
+    folder: Path, metadata: Iterable[str], images: set[str], column: str
+) -> tuple[str, dict[str, str]]:
     """The name of the label column, and the label of each image in metadata files, as text.
 
     Raises ValueError for files that cannot be read, and names images that are missing or have several labels.
     """
-    labels: dict[Path, str] = {}
+    labels: dict[str, str] = {}
     wrong = []
     for path in metadata:
         for row in _read_metadata(folder / path):
@@ -172,7 +180,7 @@ def _described(
                     f"data.label_column: got {path} with the columns {', '.join(map(str, row))}, expected file_name "
                     f"and {column or 'label'}"
                 )
-            image = Path(os.path.normpath(path.parent / str(row["file_name"])))
+            image = normpath(join(dirname(path), str(row["file_name"])))
             label = "" if row[column] is None else str(row[column])
             if image not in images:
                 wrong.append(f"{image} is missing")

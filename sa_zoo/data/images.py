@@ -1,14 +1,16 @@
 """Labeled images in tables: read, named and compared without decoding pixels."""
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
 from io import BytesIO
+from os.path import commonprefix
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -68,21 +70,38 @@ class Images:
             raise UnreadableImage(f"{self.name(row)}: {error or type(error).__name__}") from error
 
     @cached_property
-    def hashes(self) -> np.ndarray:
+    def content_hashes(self) -> np.ndarray:
         """Hashes of the bytes of all images, read once: uint64 (N,)."""
         with shown(range(len(self.table)), "reading") as rows:
-            found = [blake2b(self.content(row), digest_size=8).digest() for row in rows]
-        return np.frombuffer(b"".join(found), "<u8")
+            return _hashes(map(self.content, rows))
 
-    def names_and_sizes(self) -> list[tuple[str, int]]:
-        """The file name of each image, if it has one, and its size in bytes. Reads no image."""
-        stored = self.table.data.column(self.column)
-        paths = pc.struct_field(stored, "path").to_pylist()
-        sizes = pc.binary_length(pc.struct_field(stored, "bytes")).to_pylist()
+    @cached_property
+    def name_hashes(self) -> np.ndarray:
+        return _hashes(map(str.encode, self.names))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Paths below the folder common to all images; empty for those without one. Reads no image."""
+        paths = self._stored("path").to_pylist()
+        start = commonprefix(list(filter(None, paths))).rfind("/") + 1  # noqa: RUF071  up to a slash
+        return [(path or "")[start:] for path in paths]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Sizes in bytes. Reads no image."""
+        paths = self._stored("path").to_pylist()
+        sizes = pc.binary_length(self._stored("bytes")).to_pylist()
         return [
-            (Path(path or "").name, Path(path).stat().st_size if path and size is None else size)
+            os.path.getsize(path) if path and size is None else size  # noqa: PTH202  Path is slow
             for path, size in zip(paths, sizes, strict=True)
         ]
+
+    def _stored(self, field: str) -> Any:
+        return pc.struct_field(self.table.data.column(self.column), field)
+
+
+def _hashes(values: Iterable[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(blake2b(x, digest_size=8).digest() for x in values), "<u8")
 
 
 @dataclass(frozen=True)
@@ -98,20 +117,33 @@ class LabeledImages:
     classes: tuple[str, ...]
     origins: Mapping[str, str] = field(default_factory=dict)  # by split, such as "folder val/"
     skipped: Mapping[str, int] = field(default_factory=dict)  # files by "KIND in PLACE"
+    drawn_by: Literal["content", "name"] = "content"  # where images are held out of training
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """A hash of each training image, which decides whether it is held out: uint64 (N,)"""
+        images = self.images["train"]
+        return images.name_hashes if self.drawn_by == "name" else images.content_hashes
 
 
 def digest_of(data: LabeledImages) -> dict[str, Any]:
-    """Images per split and class, and a hash of names, sizes and labels; independent of the location of the data.
+    """Images per split and class, a hash of names and labels, and one of these and sizes.
 
-    Reads no image, so it misses changed pixels in a file of the same size.
+    Independent of the location of the data. Reads no image, so it misses changed pixels in a file of the same size.
     """
     images: Counter[str] = Counter()
-    everything: list[Any] = [data.classes]
+    named: list[Any] = [data.classes]
+    sizes = []
     for split, labels in sorted(data.labels.items()):
         images.update(f"{split} images of {data.classes[label]}" for label in labels.tolist())
-        everything += [split, labels.tolist(), data.images[split].names_and_sizes()]
-    text = repr(everything).encode(errors="surrogatepass")
-    return {"images": images, "hash": sha256(text).hexdigest()}
+        named += [split, labels.tolist(), data.images[split].names]
+        sizes.append(data.images[split].sizes)
+    names = _sha256(named)
+    return {"images": images, "names": names, "hash": _sha256([names, sizes])}
+
+
+def _sha256(values: list[Any]) -> str:
+    return sha256(repr(values).encode(errors="surrogatepass")).hexdigest()
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -64,19 +64,23 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def report_of(data: LabeledImages, rows: Rows, decode: bool) -> Report:
-    """Check every image: `decode` it, or read its header only."""
+    """Check every image: `decode` it; or read the headers if images are few, otherwise nothing."""
     report = Report(name=data.name, classes=data.classes, skipped=data.skipped)
     looks: Counter[tuple[str, str]] = Counter()
     trained = np.empty(0, np.uint64)
     few = sum(len(own) for _, own in rows.values()) <= MANY
     if "train" in rows and (decode or few):  # hashing reads every byte
         table, own = rows["train"]
-        trained = data.images[table].hashes[own]
+        trained = data.images[table].content_hashes[own]
     for split, (table, own) in rows.items():
         images, labels = data.images[table], data.labels[table]
-        held_out = ", held out" if split != table and len(own) < len(labels) else ""
+        held_out = (
+            f", held out by {data.drawn_by}" if split != table and len(own) < len(labels) else ""
+        )
         report.origins[split] = f"{data.origins.get(table, table)}{held_out}"
         report.images[split] = np.bincount(labels[own], minlength=len(data.classes)).tolist()
+        if not (decode or few):
+            continue
         pool = ThreadPoolExecutor()  # multiprocessing.pool needs /dev/shm
         try:
             found = pool.map(partial(_look, images, decode), own.tolist())
@@ -85,7 +89,7 @@ def report_of(data: LabeledImages, rows: Rows, decode: bool) -> Report:
         finally:
             pool.shutdown(cancel_futures=True)
         if split != "train" and len(trained):
-            same = own[np.isin(images.hashes[own], trained)]
+            same = own[np.isin(images.content_hashes[own], trained)]
             report.same += map(images.name, same.tolist())
     report.sizes = {size: count for (size, _), count in looks.items() if size}
     report.unreadable = [fault for _, fault in looks if fault]

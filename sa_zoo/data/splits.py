@@ -1,9 +1,12 @@
 """Splits of a data set for a model: small ones decoded once and kept on the device, others decoded by workers."""
 
+import math
 import multiprocessing
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,10 @@ from sa_zoo.data.images import LabeledImages, UnreadableImage
 from sa_zoo.data.input_format import InputFormat, to_device
 from sa_zoo.data.progress import MANY, is_main_process, shown
 from sa_zoo.data.report import report_of
+from sa_zoo.data.shared import shared
 
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
+AT_ONCE = 64  # images that a worker decodes for them before it sends them
 
 
 class Split(Dataset[Any]):
@@ -90,13 +95,29 @@ class StreamedSplit(Split):
     def kept(self, device: torch.device, unreadable: list[str]) -> Split:
         """The same split, decoded now and kept on a device. Appends unreadable images to a list."""
         images = torch.empty((len(self), *self.input_format.input_size), dtype=torch.uint8)
-        with shown(self.rows.tolist(), "decoding") as rows:
-            for position, row in enumerate(rows):
-                try:
-                    images[position] = self.read(row)
-                except UnreadableImage as error:
-                    unreadable.append(str(error))
+        workers = self.workers if len(self) > MANY else 0
+        rows: Any = self.rows.tolist()
+        found = chain.from_iterable(
+            DataLoader(rows, AT_ONCE, collate_fn=self._read_all, num_workers=workers)
+        )
+        with shown(rows, "decoding") as progress:
+            for position, _ in enumerate(progress):
+                image = next(found)
+                if isinstance(image, str):
+                    unreadable.append(image)
+                else:
+                    images[position] = torch.from_numpy(image)
         return Split(images.to(device), self.labels.numpy(), self.input_format)
+
+    def _read_all(self, rows: Iterable[int]) -> list[np.ndarray | str]:
+        """Images, or the reasons why they cannot be read."""
+        found: list[np.ndarray | str] = []
+        for row in rows:
+            try:
+                found.append(self.read(row).numpy())
+            except UnreadableImage as error:
+                found.append(str(error))
+        return found
 
 
 def _cores() -> int:
@@ -104,6 +125,11 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def fits(images: int, input_format: InputFormat) -> bool:
+    """Whether so many decoded images stay on the device."""
+    return images * math.prod(input_format.input_size) <= KEPT_BYTES
 
 
 def splits_of(
@@ -118,34 +144,34 @@ def splits_of(
     """The splits with these rows, decoded and kept on the device if they are small, except those `never_kept`.
 
     Prints a report of them first, which ends with `augmentation`. Raises ValueError without test images, or with the
-    list of unreadable images. If the splits are too large to keep and have many images, only headers are checked.
+    list of unreadable images. If the splits are too large to keep and have many images, none is read yet.
     """
     if not len(rows["test"][1]):
         raise ValueError(
             f"data.name: got {data.name} without test images, expected a test split, or more images, of which a "
             "fifth become one"
         )
+    channels, height, width = input_format.input_size
+    images = sum(len(own) for _, own in rows.values())
+    kept = rows.keys() - never_kept if fits(images, input_format) else set()
+    all_kept = kept == rows.keys()
+    report = shared(partial(report_of, data, rows, decode=images <= MANY and not all_kept))
+    report.input = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels{augmentation}"
+    if is_main_process():
+        print(report.text(), file=sys.stderr, flush=True)
+    if workers:
+        try:
+            multiprocessing.Queue().close()
+        except OSError as error:
+            if not all_kept:
+                raise ValueError(
+                    f"data.workers: got {workers}, expected 0, as /dev/shm cannot be used: {error}"
+                ) from error
+            workers = 0
     streamed = {
         name: StreamedSplit(data, *own, input_format, workers) for name, own in rows.items()
     }
     splits: dict[str, Split] = {**streamed}
-    kept = splits.keys() - never_kept
-    channels, height, width = input_format.input_size
-    images = sum(len(splits[name]) for name in kept)
-    if images * channels * height * width > KEPT_BYTES:
-        kept = set()
-    all_kept = kept == splits.keys()
-    report = report_of(data, rows, decode=sum(map(len, splits.values())) <= MANY and not all_kept)
-    report.input = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels{augmentation}"
-    if is_main_process():
-        print(report.text(), file=sys.stderr, flush=True)
-    if workers and not all_kept:
-        try:
-            multiprocessing.Queue().close()
-        except OSError as error:
-            raise ValueError(
-                f"data.workers: got {workers}, expected 0, as /dev/shm cannot be used: {error}"
-            ) from error
     unreadable = [] if all_kept else report.unreadable
     for name in kept:
         splits[name] = streamed[name].kept(device, unreadable)

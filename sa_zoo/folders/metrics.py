@@ -85,6 +85,16 @@ class Baseline(Section):
     test: Scores
 
 
+class HeldOut(Section):
+    """Which images a run without a test split has held out: those with small draws, by content or name.
+
+    An image with a larger draw than the largest one of its class may be a training image.
+    """
+
+    by: Literal["content", "name"]
+    largest: dict[str, float]  # by class
+
+
 class Metrics(Section):
     version: Literal[1] = 1
     model: str | None = None
@@ -94,8 +104,7 @@ class Metrics(Section):
     data: str | None = None
     data_revision: str | None = None
     data_digest: str | None = None  # of the training data, see data/images.py
-    # Largest draw of a test image held out of training, by class. An image with a larger draw may be a training image.
-    held_out: dict[str, float] | None = None
+    held_out: HeldOut | None = None
     test: Scores | None = None
     validation: Scores | None = None
     train: Training | None = None

@@ -9,18 +9,21 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from sa_zoo.data.progress import is_main_process
+from sa_zoo.data.shared import shared
+from sa_zoo.folders.check import refusing
 from sa_zoo.folders.write import (
     SUMS,
     damage,
@@ -106,19 +109,19 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Cou
 
     Without checkpoints, the counters are new. Files saved in the checkpoint are restored next to `folder`.
     Warns of each damaged checkpoint; raises ValueError if all are damaged or the one to load is of another run.
+    The main process reads it for all.
     """
-    checkpoint = _newest(folder)
-    if not checkpoint:
+    newest = shared(partial(_newest, folder))
+    if not newest:
         return Counters()
+    checkpoint, tensors, rest = newest
     try:
-        tensors = load_file(checkpoint / TENSORS)
-        rest = read_json(checkpoint / COUNTERS)
         weights = {}
         for key, value in tensors.items():
             if key.startswith("model."):
                 weights[key.removeprefix("model.")] = value
         model.load_state_dict(weights)
-    except (RuntimeError, SafetensorError) as error:
+    except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"checkpoint: got {checkpoint}, which is of another model: {reason}"
@@ -131,21 +134,26 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> Cou
         raise ValueError(
             f"checkpoint: got {checkpoint / COUNTERS}, which no run wrote: {reason}"
         ) from error
-    for name in read_json(checkpoint / SUMS).keys() - STATE_FILES:
-        if name == Path(name).name:
-            write_file(folder.parent / name, (checkpoint / name).read_bytes())
+    if is_main_process():
+        for name in read_json(checkpoint / SUMS).keys() - STATE_FILES:
+            if name == Path(name).name:
+                write_file(folder.parent / name, (checkpoint / name).read_bytes())
     return counters
 
 
-def _newest(folder: Path) -> Path | None:
-    """The newest undamaged checkpoint, None without any. Warns of damaged ones; raises ValueError if all are."""
+def _newest(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+    """The newest undamaged checkpoint, its tensors and everything else; None without any.
+
+    Warns of damaged ones; raises ValueError if all are.
+    """
     messages: list[str] = []
     for checkpoint in checkpoints(folder):
         found = damage(checkpoint, *STATE_FILES)
         if not found:
             for message in messages:
                 warnings.warn(f"{message}; resuming from {checkpoint.name}", stacklevel=3)
-            return checkpoint
+            with refusing(str(checkpoint)):
+                return checkpoint, load_file(checkpoint / TENSORS), read_json(checkpoint / COUNTERS)
         messages.append(f"checkpoint: got {checkpoint}, truncated or damaged: {found}")
     if messages:
         messages.append("no other checkpoint is left: start again with a new --out")

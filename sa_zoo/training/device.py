@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from sa_zoo.training.config import Config, parse_config
@@ -71,6 +71,21 @@ def launched(config: Config) -> Config:
     return parse_config(config.model_dump() | {"train": train})
 
 
+# Variables that `accelerate launch` sets
+DIVIDING = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}
+
+
+def join_processes() -> None:
+    """Connect the processes that a launcher started. Raises ValueError for FSDP and DeepSpeed."""
+    for variable, name in DIVIDING.items():
+        if os.environ.get(variable, "false").lower() == "true":
+            raise ValueError(
+                f"accelerate: got {name}, which divides the network, expected DDP (configs/accelerate/ddp.yaml): "
+                "checkpoints hold whole networks"
+            )
+    PartialState(cpu=not torch.accelerator.is_available())
+
+
 def check_machine(config: Config) -> None:
     """Raise ValueError for settings that this machine or the launcher rules out."""
     tracker = config.train.tracker
@@ -83,8 +98,8 @@ def check_machine(config: Config) -> None:
 
 
 def accelerator_of(config: Config, out: Path) -> Accelerator:
-    """The Accelerator of a run. Raises ValueError for FSDP."""
-    accelerator = open_accelerator(
+    """The Accelerator of a run."""
+    return open_accelerator(
         mixed_precision=config.train.precision,
         gradient_accumulation_steps=config.train.accumulation,
         # only the classifier has gradients in the first epochs
@@ -94,12 +109,6 @@ def accelerator_of(config: Config, out: Path) -> Accelerator:
         log_with=config.train.tracker or None,
         project_dir=out,
     )
-    if accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError(
-            "accelerate: got FSDP, which divides the network, expected DDP (configs/accelerate/ddp.yaml): "
-            "checkpoints hold whole networks"
-        )
-    return accelerator
 
 
 # Part of a RuntimeError of torch -> the process that ended

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_below
-from sa_zoo.data.images import LabeledImages
+from sa_zoo.data.images import LabeledImages, digest_of
 from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.progress import on_terminal
@@ -143,7 +143,8 @@ def open_test_split(
     have held out of training, in any data; or all images, if the run had a test split or is unknown. Raises ValueError
     if the classes do not fit.
     """
-    data, how = _with_classes_of(opened.network, open_images(config))
+    source = open_images(config)
+    data, how = _with_classes_of(opened.network, source)
     held_out = opened.metrics.held_out
     if "test" in data.labels:
         rows = {"test": ("test", np.arange(len(data.labels["test"])))}
@@ -151,6 +152,11 @@ def open_test_split(
     elif held_out:
         rows = rows_below(data, held_out)
         which = "held out from training"
+        if held_out.by == "name" and opened.metrics.data_digest != digest_of(source)["hash"]:
+            which = (
+                "whose names were held out from training; the data are not exactly those of the run, so images that "
+                "were renamed since may be among them"
+            )
     else:
         rows = {"test": ("train", np.arange(len(data.labels["train"])))}
         which = "all of them; nothing says whether the model was trained on some"

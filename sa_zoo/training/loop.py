@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers.utils.generic import flatten_dict
 
-from sa_zoo.data.images import LabeledImages, changes, digest_of
+from sa_zoo.data.images import LabeledImages, changes
 from sa_zoo.data.input_format import to_device
 from sa_zoo.data.splits import Split, StreamedSplit
 from sa_zoo.folders.metrics import Scores
@@ -70,6 +70,7 @@ class Run:
     model: nn.Module
     optimizer: Optimizer
     data: LabeledImages
+    digest: dict[str, Any]  # of the data
     splits: Mapping[str, Split]
 
     def __post_init__(self) -> None:
@@ -97,14 +98,15 @@ class Run:
     def _restore(self) -> None:
         """Return to the last checkpoint, if there is one."""
         self.counters = load_checkpoint(self.folder, self.model, self.optimizer)
-        before = self.counters.data
-        now = digest_of(self.data)
-        if before and before != now:
+        before, now = self.counters.data, self.digest
+        if before != {key: now.get(key) for key in before}:
             raise ValueError(
                 f"data: got {changes(before, now)}, expected those that the run in {self.out} "
                 "began with, or a new --out"
             )
-        self.counters.data = now
+        self.counters.data = {**now}
+        if isinstance(self.split, StreamedSplit) and not self.counters.epoch:
+            del self.counters.data["hash"]  # an image that cannot be read may get another size
         if self.counters.scaler and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(self.counters.scaler)
         self.start = time.perf_counter() - self.counters.seconds
@@ -223,6 +225,7 @@ class Run:
         counters.history.append(record)
         counters.epoch += 1
         counters.step = 0
+        counters.data = self.digest
         counters.loss_sum = counters.correct = 0.0
         if self.accelerator.is_main_process:
             write_history(self.out, counters.history)
@@ -291,6 +294,9 @@ def train_epochs(run: Run) -> None:
             if len(validation):
                 with accelerator.autocast():
                     scores = score(run.model, validation, accelerator, run.batch_size)
+            if not counters.epoch:  # test images that cannot be read are found now, not at the end
+                for _ in accelerator.prepare(run.splits["test"].loader(run.batch_size)):
+                    pass
             record = run.end_epoch(scores)
             if run.steps_done % save_every == 0 or counters.epoch == train.epochs:
                 run.save()

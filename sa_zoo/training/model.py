@@ -1,6 +1,7 @@
 """The model of a run, by its timm name: built, initialized, frozen. Independent of the architecture."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sa_zoo.convolution.harden import harden
 from sa_zoo.convolution.timm_backbones import backbone_cfg
 from sa_zoo.cost import training_macs
 from sa_zoo.data.input_format import InputFormat, Size, input_format_of
+from sa_zoo.data.shared import shared
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.models.terms import Term
 from sa_zoo.opened import build_model
@@ -127,7 +129,8 @@ def prepare_model(
     `create_model`, and ValueError unless the model takes the image sizes of the config and returns logits of all
     classes.
     """
-    model = create_model(config.model, classes, config.data.image_size)
+    # other processes need no initial weights, and other machines no folder of them
+    model = shared(partial(create_model, config.model, classes, config.data.image_size))
     model = model.to(device).to(memory_format=torch.channels_last)
     input_format = input_format_of(model, config.data.image_size)
     channels, height, width = input_format.input_size

@@ -20,17 +20,20 @@ import torch
 from safetensors.torch import load_file
 
 from sa_zoo.cost import cost_of_softness
-from sa_zoo.data.hold_out import largest_draws, rows_of
+from sa_zoo.data.hold_out import Rows, drawn_for, largest_draws, rows_of
+from sa_zoo.data.images import UnreadableImage, changes, digest_of
 from sa_zoo.data.open_images import folder_of, open_images
 from sa_zoo.data.progress import is_main_process
-from sa_zoo.data.splits import splits_of
+from sa_zoo.data.shared import shared
+from sa_zoo.data.splits import fits, splits_of
 from sa_zoo.folders.metrics import Metrics, Training, write_metrics
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.opened import Opened, base_model_of, open_model
-from sa_zoo.training.config import Config
+from sa_zoo.training.config import Config, ModelConfig
 from sa_zoo.training.device import (
     accelerator_of,
     check_machine,
+    join_processes,
     launched,
     process_as_found,
     report_lost_process,
@@ -44,6 +47,7 @@ from sa_zoo.training.photographs import check_policy
 from sa_zoo.training.run_folder import (
     BEST,
     MAPPED_IMAGES,
+    MAY_CHANGE,
     START,
     begin_run,
     best_epoch,
@@ -64,36 +68,37 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     from; ConnectionError if a process of the run or of its loader has ended; FileExistsError, FileNotFoundError or
     ValueError if config, data or folder do not allow the run.
     """
-    config = launched(config)
-    if is_finished(out, config, resume):
-        if is_main_process():
-            remove_checkpoints(out)  # the run may have been killed before this
-        return open_model(out)
-    start = config.model
-    if (out / START).is_dir():  # model.init may be gone when a run resumes
-        start = start.model_copy(update={"init": str(out / START)})
-    check_all(  # before loading data, which may take long
-        partial(check_machine, config),
-        partial(check_start, start),
-        partial(check_optimizer, config.optim.name),
-        partial(check_batch_size, config),
-        partial(check_policy, config.augment.auto_augment),
-        partial(check_writable, out),
-        partial(folder_of, config.data),
-    )
+    join_processes()
+    own = config.data.model_dump(include=MAY_CHANGE["data"])
+    config = shared(partial(launched, config))
+    config = config.model_copy(update={"data": config.data.model_copy(update=own)})
+    begun = shared(partial(_begin, config, out, resume))
+    if isinstance(begun, Opened):
+        return begun
     accelerator = accelerator_of(config, out)
-    with accelerator.main_process_first():  # the main process downloads the data for all
-        data = open_images(config.data)
+    data = shared(partial(open_images, config.data), per_machine=True)
     torch.manual_seed(config.train.seed)
     model, input_format, macs = prepare_model(
-        config.model_copy(update={"model": start}), len(data.classes), accelerator.device
+        config.model_copy(update={"model": begun}), len(data.classes), accelerator.device
     )
-    base_model = base_model_of(start.init, model) if start.init else ""
-    soft = cost_of_softness(model, input_format.input_size)
-    if soft and is_main_process():
-        print(soft, file=sys.stderr, flush=True)
+    base_model = ""
+    if is_main_process():
+        if begun.init:
+            base_model = base_model_of(begun.init, model)
+        soft = cost_of_softness(model, input_format.input_size)
+        if soft:
+            print(soft, file=sys.stderr, flush=True)
     optimizer = optimizer_of(model, config.optim)
-    rows = rows_of(data, config.data.validation)
+    kept = fits(sum(map(len, data.labels.values())), input_format)
+    data = drawn_for(data, kept or config.data.hash_content)
+    rows, digest = shared(
+        lambda: (rows_of(data, config.data.validation), digest_of(data)), per_machine=True
+    )
+    expected = shared(lambda: digest)
+    if digest != expected:
+        raise ValueError(
+            f"data: got {changes(expected, digest)} on this machine, expected those of the first"
+        )
     images = len(rows["train"][1])
     if config.train.batch_size > images:
         raise ValueError(
@@ -111,11 +116,41 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     )
     if config.model.whiten:
         whiten_first_convolution(model, splits["train"])
-    held_out = {} if "test" in data.labels else largest_draws(data, rows["test"][1])
     with begin_run(out, config, model, base_model) if is_main_process() else nullcontext():
-        run = Run(config, out, accelerator, model, optimizer, data, splits)
-        train_epochs(run)
-        return _publish(run, macs, held_out, base_model)
+        run = Run(config, out, accelerator, model, optimizer, data, digest, splits)
+        try:
+            train_epochs(run)
+        except UnreadableImage as error:
+            if accelerator.num_processes == 1:  # others do not stop at the same step
+                run.read(stop=False)
+                run.save()
+            # frames of the traceback would keep workers alive, and with them the lock of the folder
+            cause = error.with_traceback(None)
+            raise ValueError(f"{error}; replace the image, then --resume") from cause
+        return _publish(run, macs, rows, base_model)
+
+
+def _begin(config: Config, out: Path, resume: bool) -> Opened | ModelConfig:
+    """The finished run in the folder, or the initial model of a run to start or resume.
+
+    Raises ValueError with everything that can be checked before loading data, which may take long.
+    """
+    if is_finished(out, config, resume):
+        remove_checkpoints(out)  # the run may have been killed before this
+        return open_model(out)
+    start = config.model
+    if (out / START).is_dir():  # model.init may be gone when a run resumes
+        start = start.model_copy(update={"init": str(out / START)})
+    check_all(
+        partial(check_machine, config),
+        partial(check_start, start),
+        partial(check_optimizer, config.optim.name),
+        partial(check_batch_size, config),
+        partial(check_policy, config.augment.auto_augment),
+        partial(check_writable, out),
+        partial(folder_of, config.data),
+    )
+    return start
 
 
 def check_all(*checks: Callable[[], object]) -> None:
@@ -132,7 +167,7 @@ def check_all(*checks: Callable[[], object]) -> None:
         raise ValueError("\n".join(map(str, errors)))
 
 
-def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -> Opened:
+def _publish(run: Run, macs: int, rows: Rows, base_model: str) -> Opened:
     """Write the model and score the folder in full precision: the only scores on the test split.
 
     `macs`: multiply-adds of one training image over all epochs.
@@ -149,8 +184,7 @@ def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -
             model_config={"label_names": list(run.data.classes), "pretrained_cfg": {"tag": ""}},
             data_config={"input_size": run.split.input_format.input_size},
         )
-    accelerator.wait_for_everyone()
-    published = open_model(out)
+    published = shared(partial(open_model, out))  # all score what is published
     network = published.network.to(accelerator.device)
     scores = {}
     for name in ("test", "validation"):
@@ -163,8 +197,7 @@ def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         data=run.data.name,
         data_revision=config.data.revision or None,
-        data_digest=run.counters.data["hash"],
-        held_out=held_out or None,
+        data_digest=run.digest["hash"],
         **scores,
         train=Training(
             seconds=run.counters.seconds,
@@ -179,6 +212,9 @@ def _publish(run: Run, macs: int, held_out: dict[str, float], base_model: str) -
         | {"processes": accelerator.num_processes, "precision": config.train.precision},
     )
     if accelerator.is_main_process:
+        if "test" not in run.data.labels:
+            held_out = largest_draws(run.data, rows["test"][1])
+            metrics = metrics.model_copy(update={"held_out": held_out})
         images = run.splits["test"].first(MAPPED_IMAGES)
         record_maps(out, network, images.to(accelerator.device))
         write_metrics(out, metrics)
