@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from small_networks import small_network
 
 import sa_zoo  # noqa: F401  registers the names
-from sa_zoo.analysis.figures import figure_files, figures_of, gaussian_layers
+from sa_zoo.analysis.figures import figure_files, figures_of
 from sa_zoo.analysis.head_figures import head_maps, head_paths, head_positions
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.analysis.run_figures import confusion, learning_curves
@@ -118,13 +118,6 @@ def test_layers_come_in_the_order_of_execution(tmp_path):
     for row in range(len(order)):
         assert figures["head_paths"].axes[row].lines[0].get_ydata()[-1] == row
         assert figures["head_positions"].axes[row].texts[0].get_position()[1] == row
-
-
-def test_layers_of_one_head_or_without_sharpness_are_not_gaussian():
-    weights = {f"{name}.Delta": torch.zeros(heads, 2) for name, heads in {"a": 9, "b": 1}.items()}
-    weights |= {"a.alpha": torch.full((9,), 2.0), "b.alpha": torch.ones(1)}
-    (layer,) = gaussian_layers(weights | {"c.Delta": torch.zeros(3, 2)})
-    assert layer["spread"].tolist() == [2.0] * 9
 
 
 def test_figures_do_not_follow_a_link_out_of_the_folder(run, tmp_path):

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import CONVOLUTIONS, layers, without_onednn
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft_attention import SoftAttention
@@ -51,22 +50,6 @@ def test_a_head_whose_targets_lie_outside_attends_to_the_nearest_key(sizes, stri
     for shift in (-5.0, -1.0, -0.5, 0.4, 0.5, 3.0):
         layer.Delta.data[0, -1] = shift
         assert_is_the_definition(layer, x)
-
-
-def sharp():
-    return attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0)
-
-
-def test_stacked_layers_keep_their_own_numbers():
-    """Wide heads around other centers, in layers that were built sharp."""
-    stacked, x = [sharp() for _ in range(3)], torch.randn(2, 3, 11, 13, dtype=torch.float64)
-    for layer, moved in zip(stacked, (0.0, 2.3, -1.7), strict=True):
-        layer.alpha.data.fill_(1.0)
-        layer.Delta.data += moved
-    state, _ = stack_module_state(stacked)
-    outputs = vmap(lambda state: functional_call(stacked[0], state, (x,)))(state)
-    for layer, output in zip(stacked, outputs, strict=True):
-        assert torch.allclose(output, layer.definition(x), rtol=0, atol=1e-12)
 
 
 def test_autocast_and_half_precision_agree_with_float32():

@@ -198,9 +198,3 @@ def test_encodings_are_interpolated_for_a_new_size_and_saved(name, tmp_path):
     assert other(x[:, :1]).shape == (2, 13)
     with pytest.raises(RuntimeError, match="size mismatch"):
         timm.create_model(folder, pretrained=True, embed_dim=14)
-
-
-def test_the_baseline_keeps_the_resolution_of_small_images():
-    model = timm.create_model("resnet18_cifar", features_only=True)
-    assert model.feature_info.reduction() == [1, 1, 2, 4, 8]
-    assert [f.shape[-1] for f in model(torch.randn(1, 3, 32, 32))] == [32, 32, 16, 8, 4]
