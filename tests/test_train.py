@@ -553,15 +553,17 @@ def test_heads_on_one_pixel_stay_there(init):
     assert model.head.weight.any() != bool(init)
 
 
-def test_the_weights_of_a_cnn_start_its_twin_of_attention():
+@pytest.mark.parametrize("name", ["mhsa_resnet_tiny_cifar", "mhsa_network"])
+def test_the_weights_of_a_cnn_start_its_twin_of_attention(name):
     """Gates are shut at first, so what W_qry and W_key are does not matter yet."""
     cnn = f"local-dir:{ROOT}/model_cards/resnet_tiny_cifar"
     args = {"layers": "layer4.*", "alpha": 2.0, "content": True}
-    twin = create_model(ModelConfig(name="mhsa_resnet_tiny_cifar", init=cnn, args=args), 10)
+    which = {"cnn": "resnet_tiny_cifar"} if name == "mhsa_network" else {}
+    twin = create_model(ModelConfig(name=name, init=cnn, args=args | which), 10)
     converted, _ = sa_zoo.convert(open_model(cnn).network, **args)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(twin.eval()(images), converted(images), rtol=1e-5, atol=1e-5)
-    assert twin.pretrained_cfg["architecture"] == "mhsa_resnet_tiny_cifar"
+    assert twin.pretrained_cfg["architecture"] == name
 
 
 def test_only_weights_decay_and_lower_layers_have_lower_rates():
