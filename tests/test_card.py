@@ -89,6 +89,7 @@ def test_a_model_of_ones_own_has_the_title_of_its_folder(tmp_path):
     [
         ("hf-hub:somebody/model@v1", "somebody/model", "somebody/model@v1"),
         ("resnet18.a1_in1k", "timm/resnet18.a1_in1k", "resnet18.a1_in1k"),
+        ("pretrained", "timm/resnet18.a1_in1k", "timm/resnet18.a1_in1k"),
         ("/home/jane/other", None, "another model"),
         ("/home/jane/other", "timm/resnet18.a1_in1k", "timm/resnet18.a1_in1k"),
     ],

@@ -45,8 +45,9 @@ def without_paths(recipe: str, data: str | None) -> str:
     on_hub = images.get("revision") and HUB_ID.fullmatch(images.get("name", ""))
     if images.get("name", data) != data and not on_hub:
         images["name"] = IMAGES
-    init = settings.get("model", {}).get("init")
-    if init and not init.startswith("hf-hub:") and not timm.is_model(init):
+    init = settings.get("model", {}).get("init", "")
+    public = init in ("", "pretrained") or init.startswith("hf-hub:") or timm.is_model(init)
+    if not public:
         settings["model"]["init"] = MODEL
     return tomli_w.dumps(settings)
 
