@@ -64,7 +64,8 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
                 f"model.init: got {PRETRAINED}, but the weights of {config.name} are not on this machine and cannot be "
                 f"downloaded ({error.__cause__}); expected a network connection, or a folder with weights"
             ) from error
-    if config.init and model.pretrained_cfg["num_classes"] != classes:
+    loaded: Any = model.pretrained_cfg
+    if config.init and loaded["num_classes"] != classes:
         for parameter in classifier_parameters(model):  # random logits would disturb the features
             nn.init.zeros_(parameter)
     if config.harden:
