@@ -76,10 +76,6 @@ class Images:
             return _hashes(map(self.content, rows))
 
     @cached_property
-    def name_hashes(self) -> np.ndarray:
-        return _hashes(map(str.encode, self.names))
-
-    @cached_property
     def names(self) -> list[str]:
         """Paths below the folder common to all images; empty for those without one. Reads no image."""
         paths = self._stored("path").to_pylist()
@@ -119,11 +115,13 @@ class LabeledImages:
     skipped: Mapping[str, int] = field(default_factory=dict)  # files by "KIND in PLACE"
     drawn_by: Literal["content", "name"] = "content"  # where images are held out of training
 
-    @property
+    @cached_property
     def hashes(self) -> np.ndarray:
         """A hash of each training image, which decides whether it is held out: uint64 (N,)"""
         images = self.images["train"]
-        return images.name_hashes if self.drawn_by == "name" else images.content_hashes
+        if self.drawn_by == "content":
+            return images.content_hashes
+        return _hashes(map(str.encode, images.names))
 
 
 def digest_of(data: LabeledImages) -> dict[str, Any]:

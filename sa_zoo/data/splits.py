@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from sa_zoo.data.report import report_of
 from sa_zoo.data.shared import shared
 
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
-AT_ONCE = 64  # images that a worker decodes for them before it sends them
 
 
 class Split(Dataset[Any]):
@@ -95,29 +93,23 @@ class StreamedSplit(Split):
     def kept(self, device: torch.device, unreadable: list[str]) -> Split:
         """The same split, decoded now and kept on a device. Appends unreadable images to a list."""
         images = torch.empty((len(self), *self.input_format.input_size), dtype=torch.uint8)
-        workers = self.workers if len(self) > MANY else 0
         rows: Any = self.rows.tolist()
-        found = chain.from_iterable(
-            DataLoader(rows, AT_ONCE, collate_fn=self._read_all, num_workers=workers)
-        )
+        workers = self.workers if len(rows) > MANY else 0
+        found = DataLoader(rows, None, collate_fn=self._try_to_read, num_workers=workers)
         with shown(rows, "decoding") as progress:
-            for position, _ in enumerate(progress):
-                image = next(found)
+            for position, (_, image) in enumerate(zip(progress, found, strict=True)):
                 if isinstance(image, str):
                     unreadable.append(image)
                 else:
                     images[position] = torch.from_numpy(image)
         return Split(images.to(device), self.labels.numpy(), self.input_format)
 
-    def _read_all(self, rows: Iterable[int]) -> list[np.ndarray | str]:
-        """Images, or the reasons why they cannot be read."""
-        found: list[np.ndarray | str] = []
-        for row in rows:
-            try:
-                found.append(self.read(row).numpy())
-            except UnreadableImage as error:
-                found.append(str(error))
-        return found
+    def _try_to_read(self, row: Any) -> np.ndarray | str:
+        """An image, or the reason why it cannot be read."""
+        try:
+            return self.read(row).numpy()
+        except UnreadableImage as error:
+            return str(error)
 
 
 def _cores() -> int:

@@ -15,13 +15,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from sa_zoo.cost import cost_of_softness
 from sa_zoo.data.hold_out import Rows, drawn_for, largest_draws, rows_of
-from sa_zoo.data.images import UnreadableImage, changes, digest_of
+from sa_zoo.data.images import LabeledImages, UnreadableImage, changes, digest_of
 from sa_zoo.data.open_images import folder_of, open_images
 from sa_zoo.data.progress import is_main_process
 from sa_zoo.data.shared import shared
@@ -91,14 +92,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     optimizer = optimizer_of(model, config.optim)
     kept = fits(sum(map(len, data.labels.values())), input_format)
     data = drawn_for(data, kept or config.data.hash_content)
-    rows, digest = shared(
-        lambda: (rows_of(data, config.data.validation), digest_of(data)), per_machine=True
-    )
-    expected = shared(lambda: digest)
-    if digest != expected:
-        raise ValueError(
-            f"data: got {changes(expected, digest)} on this machine, expected those of the first"
-        )
+    rows, digest = _rows_and_digest(data, config.data.validation)
     images = len(rows["train"][1])
     if config.train.batch_size > images:
         raise ValueError(
@@ -151,6 +145,17 @@ def _begin(config: Config, out: Path, resume: bool) -> Opened | ModelConfig:
         partial(folder_of, config.data),
     )
     return start
+
+
+def _rows_and_digest(data: LabeledImages, validation: float) -> tuple[Rows, dict[str, Any]]:
+    """Computed in one process of each machine. Raises ValueError if the data are others than on the first machine."""
+    rows, digest = shared(lambda: (rows_of(data, validation), digest_of(data)), per_machine=True)
+    expected = shared(lambda: digest)
+    if digest != expected:
+        raise ValueError(
+            f"data: got {changes(expected, digest)} on this machine, expected those of the first"
+        )
+    return rows, digest
 
 
 def check_all(*checks: Callable[[], object]) -> None:
