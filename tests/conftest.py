@@ -25,3 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "browser" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finish folders without figures, which take most of the time; test_door.py has them."""
+    monkeypatch.setattr("sa_zoo.commands.finish.figure_files", lambda opened: {})

@@ -24,6 +24,7 @@ import sa_zoo
 from sa_zoo.cli import app
 from sa_zoo.publishing.transformers_export import transformers_files
 
+pytestmark = pytest.mark.usefixtures("without_figures")
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
