@@ -15,6 +15,8 @@ from sa_zoo.cli import app
 from sa_zoo.commands.convert import convert_model
 from sa_zoo.folders.write import write_json
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 @pytest.mark.parametrize(
     ("name", "backbone"),

@@ -223,6 +223,7 @@ def test_heads_that_cannot_be_taps_are_refused(reason, made):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
     model = MUON["model"] | {"whiten": True}
     config = tiny_config(model=model, train={"epochs": 1})

@@ -95,6 +95,7 @@ def transformer(folder):
     write_timm_files(folder, timm.create_model("test_vit", num_classes=10, **sizes))
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize(
     ("make", "options", "layers", "alpha"),
     [

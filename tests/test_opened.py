@@ -8,6 +8,7 @@ import sa_zoo
 from sa_zoo.commands.finish import finish
 from sa_zoo.folders.write import write_sums
 
+pytestmark = pytest.mark.usefixtures("without_figures")
 SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3}
 
 
