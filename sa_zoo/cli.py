@@ -262,9 +262,6 @@ def convert_command(
     alpha: Annotated[
         float, typer.Option(help="Sharpness of the heads; from 39 on they equal convolutions.")
     ] = 46.0,
-    content: Annotated[
-        bool, typer.Option("--content", help="Add gated content terms; use a small alpha.")
-    ] = False,
     data: Annotated[
         str, typer.Option(help="Data set on whose test split to measure accuracy before and after.")
     ] = "",
@@ -272,7 +269,7 @@ def convert_command(
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
     from sa_zoo.commands.convert import conversion_report, convert_model
 
-    echo(conversion_report(*convert_model(source, out, layers, alpha, content, data)))
+    echo(conversion_report(*convert_model(source, out, layers, alpha, data)))
 
 
 @app.command("card")

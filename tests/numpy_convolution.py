@@ -10,14 +10,14 @@ def padded(x: np.ndarray, amounts: list[tuple[int, int]], mode: str) -> np.ndarr
     return np.pad(x, [(0, 0), (0, 0), *amounts], mode=PAD_MODES[mode])
 
 
-def probabilities(keys, queries, Delta, alpha, stride, center, content=lambda head, q: 0.0):
-    """softmax_k(content - alpha_h |k - q - Delta_h|^2) for query i at stride * i + center: (N_h, queries, keys)"""
+def probabilities(keys, queries, Delta, alpha, stride, center):
+    """softmax_k(-alpha_h |k - q - Delta_h|^2) for query i at stride * i + center: (N_h, queries, keys)"""
     places = np.array(list(np.ndindex(*keys)))
     P = np.zeros((len(alpha), int(np.prod(queries)), len(places)))
     for head, (shift, sharpness) in enumerate(zip(Delta, alpha, strict=True)):
         for row, index in enumerate(np.ndindex(*queries)):
             q = np.array(index) * stride + center
-            scores = content(head, q) - sharpness * ((places - q - shift) ** 2).sum(-1)
+            scores = -sharpness * ((places - q - shift) ** 2).sum(-1)
             weights = np.exp(scores - scores.max())
             P[head, row] = weights / weights.sum()
     return P

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
     ("name", "backbone"),
     [("resnet_tiny_cifar", "mhsa_resnet_tiny_cifar"), ("test_resnet", "mhsa_network")],
 )
-@pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*", "content": True}])
+@pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*"}])
 def test_the_folder_loads_as_the_converted_network(tmp_path, name, backbone, arguments):
     source = make_run(tmp_path / "cnn", name, num_classes=5)
     described = json.loads((source / "config.json").read_text())

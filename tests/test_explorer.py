@@ -62,13 +62,11 @@ def page(tmp_path_factory):
     return small.save(tmp_path_factory.mktemp("page") / "small.html")
 
 
-def converted(alpha=1.3, content=False):
+def converted(alpha=1.3):
     torch.manual_seed(0)
     first = torch.nn.Conv2d(3, 7, 5, stride=2, padding=2)
     cnn = torch.nn.Sequential(first, torch.nn.Conv2d(7, 5, (3, 2), dilation=2))
-    network, _ = sa_zoo.convert(cnn, alpha=alpha, content=content, example=pictures())
-    for layer in network if content else []:
-        torch.nn.init.normal_(layer.gate)
+    network, _ = sa_zoo.convert(cnn, alpha=alpha, example=pictures())
     return network
 
 
@@ -91,7 +89,6 @@ MODELS = {
     "learned": lambda: small_network("learned"),
     "content": lambda: small_network("content"),
     "converted": converted,
-    "converted, content": lambda: converted(content=True),
     "hardened and folded": folded,
     "vision transformer": lambda: timm.create_model("test_vit", img_size=96).eval(),
 }

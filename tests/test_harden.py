@@ -199,7 +199,6 @@ REFUSED = [
     ("more than a center", lambda: network("learned")),
     ("more than a center", lambda: network("content")),
     ("its 1x1 pixels have 1 displacements for 5 heads", lambda: network(img_size=4)),
-    ("depend on content", lambda: converted(3.0, content=True)),
     ("expected one with quadratic heads", lambda: attention_from_conv(nn.Conv2d(3, 5, 3))),
     ("no bounded support", lambda: converted(0.0)),
     (

@@ -13,18 +13,15 @@ from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
     conv_and_distance,
     conv_from_attention,
-    why_not,
 )
 from sa_zoo.convolution.soft_attention import SoftAttention
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.booleans())
-def test_a_convolution_comes_back_bit_for_bit(drawn, dtype, content):
-    """Also from behind a shut gate."""
+@given(layers(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+def test_a_convolution_comes_back_bit_for_bit(drawn, dtype):
     conv = drawn.conv.to(dtype)
-    content = content and not why_not(conv, content=True)
-    again, distance = conv_and_distance(attention_from_conv(conv, 39.0, content))
+    again, distance = conv_and_distance(attention_from_conv(conv, 39.0))
     assert distance == 0.0
     assert type(again) is type(conv) and repr(again) == repr(conv)
     assert torch.equal(again.weight, conv.weight)
@@ -119,11 +116,8 @@ def test_what_attention_cannot_express_is_refused(made, reason):
 def test_other_arguments_are_refused():
     with pytest.raises(ValueError, match="alpha: got -1"):
         attention_from_conv(nn.Conv2d(3, 5, 3), -1.0)
-    opened = attention_from_conv(nn.Conv2d(3, 5, 3), 4.0, content=True)
-    nn.init.ones_(opened.gate)
-    for layer, reason in ((nn.Conv2d(3, 5, 3), "attention: got Conv2d"), (opened, "gate is open")):
-        with pytest.raises(ValueError, match=reason):
-            conv_from_attention(layer)
+    with pytest.raises(ValueError, match="attention: got Conv2d"):
+        conv_from_attention(nn.Conv2d(3, 5, 3))
 
 
 def test_the_convolution_is_left_alone_and_its_state_kept():

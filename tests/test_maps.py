@@ -31,16 +31,13 @@ def test_maps_of_our_networks_are_their_probabilities(variant):
         assert not layer.module._forward_pre_hooks
 
 
-@pytest.mark.parametrize("content", [False, True])
-def test_maps_of_a_converted_network_are_those_of_its_layers(content):
+def test_maps_of_a_converted_network_are_those_of_its_layers():
     first = torch.nn.Conv2d(3, 5, 3, stride=2, padding=1)
     cnn = torch.nn.Sequential(first, torch.nn.Conv2d(5, 7, (2, 5), padding=1))
-    network, _ = sa_zoo.convert(cnn, alpha=1.7, content=content, example=pictures())
-    for layer in network if content else []:
-        layer.gate.data.fill_(2.0)
+    network, _ = sa_zoo.convert(cnn, alpha=1.7, example=pictures())
     layers = attention_layers(network, pictures())
     for layer, x in zip(layers, [pictures(), network[0](pictures())], strict=True):
-        assert layer.positional != content
+        assert layer.positional
         assert torch.allclose(maps(layer), layer.module.probabilities(x), atol=1e-6)
         assert layer.keys == list(layer.module.pad(x).shape[-2:])
     assert layers[0].origin((2, 3)) == (5, 7)

@@ -15,7 +15,6 @@ import torch
 from timm.utils.attention_extract import AttentionExtract
 from torch import Tensor, nn
 
-from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.network_conversion import call_before
 from sa_zoo.models.attention import Attention, probabilities_from
@@ -111,20 +110,16 @@ def _of_convolution(name: str, module: ConvolutionalAttention, x: Tensor) -> Lay
     """x: (B, D_in, H, W)"""
     image = list(x.shape[2:])
     sizes = module.pad.sizes(image)
-    content = isinstance(module, ContentAttention) and bool(module.gate.any())
-    if content:
-        factors = [module.probabilities(x)]
-    else:
-        factors = [probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2)]
+    factors = [probabilities_from(module.axis_scores(axis, sizes)) for axis in range(2)]
     return LayerMaps(
         name,
         module,
         grid=module.queries(sizes),
         keys=sizes,
         image=image,
-        positional=not content,
+        positional=True,
         factors=factors,
-        kind="stored" if content else "quadratic",
+        kind="quadratic",
         stride=module.stride,
         center=module.center,
         padding=module.pad.amounts(image)[0],

@@ -26,12 +26,11 @@ def convert_model(
     out: Path,
     layers: str = "*",
     alpha: float = 46.0,
-    content: bool = False,
     data: str = "",
 ) -> tuple[Opened, NetworkReport]:
     """Turn the convolutions of a trained CNN into attention, in a complete folder `out`.
 
-    `layers`, `alpha` and `content` are those of `sa_zoo.convert`. With `data`, the test accuracy before and after goes
+    `layers` and `alpha` are those of `sa_zoo.convert`. With `data`, the test accuracy before and after goes
     into metrics.json and the card; if that fails, the folder stays. Raises FileExistsError if `out` is not empty,
     ValueError if the network cannot be converted or written, and the errors of `open_model`.
     """
@@ -39,7 +38,7 @@ def convert_model(
         raise ValueError(
             "alpha: got inf, which JSON cannot hold, expected a number; 46 gives the same function"
         )
-    conversion: dict[str, Any] = {"layers": layers, "alpha": alpha, "content": content}
+    conversion: dict[str, Any] = {"layers": layers, "alpha": alpha}
     with new_folder(out) as new:
         cnn = open_model(source)
         if isinstance(cnn.network, AttentionNetwork):

@@ -12,7 +12,6 @@ underflow. It assumes gradual underflow, and for float16 and bfloat16 sums in fl
 It does not cover TensorFloat-32 or Winograd convolutions, which round differently.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +19,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sa_zoo.convolution.content_attention import ContentAttention, without_content
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.convolutional import (
+    ConvolutionalAttention,
+    HardAttention,
+    convolutional,
+)
 
 # Unit roundoff of float32, in which narrower types are summed.
 SINGLE = torch.finfo(torch.float32).eps / 2
@@ -54,9 +56,9 @@ def certificate(
         image: size of the image, for example (height, width).
         magnitude: M, the largest absolute value in the layer's input.
 
-    Raises ValueError for layers with an open gate, other modules, and invalid sizes.
+    Raises ValueError for other modules and invalid sizes.
     """
-    layer = without_content("layer", layer)
+    layer = convolutional("layer", layer)
     if isinstance(image, int) or len(image) != len(layer.kernel_size) or min(image) < 1:
         raise ValueError(f"image: got {image}, expected {len(layer.kernel_size)} positive sizes")
     kernel = layer.weight.detach().cpu().double().flatten(2)  # (D_out, D_in / groups, N_h)
@@ -97,8 +99,6 @@ def _layer_rounding(layer: ConvolutionalAttention, keys: list[int]) -> float:
     alpha = layer.alpha.detach().cpu().double().clamp(max=1e30)
     score = float((8 * (alpha * offset + 0.75)).max())
     probability = sum(of_sum(score + 6 + size) for size in keys)
-    if isinstance(layer, ContentAttention):
-        return probability + of_sum(math.prod(keys)) + of_sum(0) + projected
     return probability + sum(map(of_sum, keys)) + projected
 
 
@@ -114,6 +114,5 @@ def _underflow(
     inner = layer.in_channels // layer.groups
     results = 2 * (heads * inner + 2) + torch.zeros_like(norms)
     if not isinstance(layer, HardAttention):
-        mixed = math.prod(keys) if isinstance(layer, ContentAttention) else sum(keys)
-        results += norms * (mixed * (magnitude + 1) + len(keys))
+        results += norms * (sum(keys) * (magnitude + 1) + len(keys))
     return results * limits.smallest_normal * limits.eps / 2

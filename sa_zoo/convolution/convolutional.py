@@ -11,7 +11,6 @@ Each layer is evaluated in the cheapest way for its parameters; all are equal wi
 
     HardAttention     here        alpha so large that P_h is one-hot: the layer runs as its convolution
     SoftAttention     soft_attention.py     finite alpha: P_h by axes
-    ContentAttention  content_attention.py    scores with a content term: the definition
 
 Symbols: theorem.py. Positions are counted in keys: query i is at the key stride * i + center.
 """
@@ -126,26 +125,20 @@ class ConvolutionalAttention(nn.Module):
             total = outer_sum(total, self.axis_scores(axis, sizes))
         return total
 
-    def scores(self, keys: Tensor) -> Tensor:
-        """A, before the softmax, for keys (B, D_in, *N); here `positional_scores`."""
-        return self.positional_scores(list(keys.shape[2:]))
-
     def probabilities(self, x: Tensor) -> Tensor:
         """Attention maps for images x (B, D_in, *image), pixels in row-major order, keys those of the padded image.
 
-        (N_h, prod Q, prod N), at least float32; (B, N_h, prod Q, prod N) with a content term.
+        (N_h, prod Q, prod N), at least float32.
         """
-        return probabilities_from(self.scores(self.pad(x)))
+        return probabilities_from(self.positional_scores(list(self.pad(x).shape[2:])))
 
     def definition(self, x: Tensor) -> Tensor:
         """Eq. 10 as written, for maps and tests: (B, D_in, *image) -> (B, D_out, *Q)"""
         keys = self.pad(x)
-        return self.values(probabilities_from(self.scores(keys)), keys)
-
-    def values(self, P: Tensor, keys: Tensor) -> Tensor:
-        """b_out + sum_h P_h X W_val_h: (.., N_h, prod Q, prod N), (B, D_in, *N) -> (B, D_out, *Q)"""
+        sizes = list(keys.shape[2:])
+        P = probabilities_from(self.positional_scores(sizes))
         heads = attend(P, keys.flatten(2).transpose(1, 2))  # (B, prod Q, N_h D_in)
-        return self.project(heads.unflatten(1, self.queries(list(keys.shape[2:]))))
+        return self.project(heads.unflatten(1, self.queries(sizes)))
 
     def project(self, heads: Tensor) -> Tensor:
         """b_out + sum_h heads_h W_val_h: (B, *Q, N_h D_in) -> (B, D_out, *Q)"""
@@ -219,3 +212,12 @@ class HardAttention(ConvolutionalAttention):
             self.dilation,
             self.groups,
         )
+
+
+def convolutional(name: str, layer: nn.Module) -> ConvolutionalAttention:
+    """`layer`, with its type. Raises ValueError for the argument `name` if it is another layer."""
+    if not isinstance(layer, ConvolutionalAttention):
+        raise ValueError(
+            f"{name}: got {type(layer).__name__}, expected a result of attention_from_conv"
+        )
+    return layer

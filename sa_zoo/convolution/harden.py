@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
-from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.convolution.theorem import (
     head_shifts,
     limit_of_attention,
@@ -67,8 +66,6 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
 def why_not_taps(layer: Layer) -> str:
     """Why the heads of a layer cannot read one pixel each; empty if they can."""
     if isinstance(layer, ConvolutionalAttention):
-        if not isinstance(layer, SoftAttention):
-            return "its scores depend on content"
         own = owns(layer, "Delta", "alpha") and owns(layer.W_val, "weight")
         if not own or not isinstance(layer.W_val, ValueMatrices):
             return COMPUTED

@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from sa_zoo.convolution.content_attention import ContentAttention, without_content
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.convolutional import (
+    ConvolutionalAttention,
+    HardAttention,
+    convolutional,
+)
 from sa_zoo.convolution.padding import Padding, SamePadding
 from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.convolution.theorem import EXACT, head_shifts, missed_attention, neighborhoods_with
@@ -28,8 +31,8 @@ TENSORFLOW_CONVOLUTIONS = (Conv2dSame, Conv2dSameExport)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def why_not(layer: nn.Module, content: bool = False) -> str:
-    """Why this layer cannot be expressed as multi-head self-attention, with a content term or not; empty if it can."""
+def why_not(layer: nn.Module) -> str:
+    """Why this layer cannot be expressed as multi-head self-attention; empty if it can."""
     if isinstance(layer, TRANSPOSED):
         return (
             "its stride puts queries between keys, and each position in between has its own kernel"
@@ -50,8 +53,6 @@ def why_not(layer: nn.Module, content: bool = False) -> str:
     shifts = head_shifts(layer.kernel_size, layer.dilation, _padding(layer).center)
     if (shifts.to(layer.weight.dtype) != shifts).any():
         return f"{layer.weight.dtype} rounds the positions of its heads; convert it in float32"
-    if content and (shifts[-1] < 0).any():  # even those of the last kernel pixel
-        return "its padding puts queries beyond all keys, where there is no content"
     return ""
 
 
@@ -68,49 +69,34 @@ def _padding(conv: _ConvNd) -> Padding:
     return Padding(amounts, amounts, conv.padding_mode)
 
 
-def attention_from_conv(
-    conv: _ConvNd,
-    alpha: float = 46.0,
-    content: bool = False,
-) -> ConvolutionalAttention:
+def attention_from_conv(conv: _ConvNd, alpha: float = 46.0) -> ConvolutionalAttention:
     """Multi-head self-attention equal to a convolution up to certificate.py's bound; `conv` is not modified.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or timm's Conv2dSame.
         alpha: sharpness of all heads. From 39 on, the layer runs as its convolution, in any type, and Delta and alpha
             are fixed; 46 is the paper's. Below, they are parameters.
-        content: add a content term to the scores, behind a gate that starts at zero; needs a finite alpha.
 
     Raises ValueError, with the reason, for layers it cannot express.
     """
-    reason = why_not(conv, content)
+    reason = why_not(conv)
     if reason:
         raise ValueError(
             f"conv: got {conv}, expected a convolution that attention can express: {reason}"
         )
-    return attention_in_place(copy.deepcopy(conv), alpha, content)
+    return attention_in_place(copy.deepcopy(conv), alpha)
 
 
-def attention_in_place(
-    conv: _ConvNd,
-    alpha: float,
-    content: bool,
-) -> ConvolutionalAttention:
+def attention_in_place(conv: _ConvNd, alpha: float) -> ConvolutionalAttention:
     """Like attention_from_conv, but takes over the tensors of `conv`: do not use it afterwards."""
     if not alpha > 0:
         raise ValueError(f"alpha: got {alpha}, expected a positive number")
-    if content and math.isinf(alpha):
-        raise ValueError(
-            "alpha: got inf with content=True, expected a finite one: one-hot heads ignore content"
-        )
     weight = conv.weight.detach()
     heads = math.prod(conv.kernel_size)
     alphas = torch.full([heads], alpha, device="cpu", dtype=torch.float64)
     offset = torch.zeros(heads, len(conv.kernel_size), device="cpu")
     evaluation: type[ConvolutionalAttention] = SoftAttention
-    if content:
-        evaluation = ContentAttention
-    elif missed_attention(offset, alphas).max() <= EXACT:
+    if missed_attention(offset, alphas).max() <= EXACT:
         evaluation = HardAttention
     attention = evaluation(
         values_from_kernel(weight),
@@ -146,12 +132,12 @@ def conv_and_distance(attention: nn.Module) -> tuple[_ConvNd, float]:
 
     The distance is a bound away from the border, for |x| <= 1: the layer's weights outside the kernel's pixels, plus
     the rounding of the others to the layer's type. Some input reaches it. It is zero for a layer equal to a
-    convolution. Raises ValueError if the output depends on content, if a head has unbounded support, for a network's
+    convolution. Raises ValueError if a head has unbounded support, for a network's
     attention whose heads are not all taps, or for other layers than those of attention_from_conv.
     """
     if isinstance(attention, Attention):
         return _conv_of_network(attention), 0.0
-    attention = without_content("attention", attention)
+    attention = convolutional("attention", attention)
     with torch.no_grad():
         kernel, distance = _kernel_and_distance(attention)
     geometry: dict[str, Any] = {"stride": attention.stride, "dilation": attention.dilation}

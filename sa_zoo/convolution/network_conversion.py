@@ -2,7 +2,6 @@
 
 import copy
 import fnmatch
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,8 +21,6 @@ from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.layer_conversion import attention_in_place, why_not
 from sa_zoo.convolution.values import ValueMatrices
 from sa_zoo.models.terms import declared
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,14 +70,13 @@ def convert(
     network: nn.Module,
     layers: str = "*",
     alpha: float = 46.0,
-    content: bool = False,
     example: Tensor | None = None,
 ) -> tuple[nn.Module, NetworkReport]:
     """A copy of any network with the chosen convolutions as multi-head self-attention, and a report of the effect.
 
     Args:
         layers: names of layers, with wildcards as in a shell; patterns are separated by commas.
-        alpha, content: see attention_from_conv. A content term compares all pairs of pixels: choose late layers.
+        alpha: see attention_from_conv.
         example: images to measure with, (B, channels, *image); default: noise of the network's input size.
 
     Raises:
@@ -91,7 +87,7 @@ def convert(
         noise = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
         example = noise.to(next(network.parameters()))
     converted = copy.deepcopy(network)
-    convolutions, skipped = _to_convert(converted, layers, content)
+    convolutions, skipped = _to_convert(converted, layers)
     inputs: dict[nn.Module, list[Tensor]] = {conv: [] for conv in convolutions.values()}
 
     def record(conv: nn.Module, x: Tensor) -> None:
@@ -100,15 +96,7 @@ def convert(
 
     with torch.no_grad():
         before = call_before(converted, inputs, example, record)
-        attentions = _swap(converted, convolutions.values(), alpha, content)
-        had = _parameters(attentions)
-        has = _parameters(attentions.values())
-        if has > 2 * had:
-            _logger.warning(
-                "content: %s parameters become %s in the converted layers; `layers` chooses some",
-                f"{had:,}",
-                f"{has:,}",
-            )
+        attentions = _swap(converted, convolutions.values(), alpha)
         rows = [
             _row(name, conv, attentions[conv], inputs[conv])
             for name, conv in convolutions.items()
@@ -121,10 +109,6 @@ def convert(
     return converted, NetworkReport(
         rows, skipped, list(example.shape[1:]), _difference(before, after)
     )
-
-
-def _parameters(layers: Iterable[nn.Module]) -> int:
-    return sum(parameter.numel() for layer in layers for parameter in layer.parameters())
 
 
 def call_before(
@@ -141,15 +125,13 @@ def call_before(
         return network.eval()(images)
 
 
-def swap_convolutions(network: nn.Module, layers: str, alpha: float, content: bool) -> None:
+def swap_convolutions(network: nn.Module, layers: str, alpha: float) -> None:
     """Replace the chosen convolutions that can be expressed, in place. Arguments and errors: see `convert`."""
-    convolutions, _ = _to_convert(network, layers, content)
-    _swap(network, convolutions.values(), alpha, content)
+    convolutions, _ = _to_convert(network, layers)
+    _swap(network, convolutions.values(), alpha)
 
 
-def _to_convert(
-    network: nn.Module, layers: str, content: bool
-) -> tuple[dict[str, _ConvNd], dict[str, str]]:
+def _to_convert(network: nn.Module, layers: str) -> tuple[dict[str, _ConvNd], dict[str, str]]:
     """Convolutions to convert, and the reasons for skipping other chosen ones, by name."""
     uses = Counter(
         id(weight) for module in network.modules() for weight in module.parameters(recurse=False)
@@ -169,7 +151,7 @@ def _to_convert(
     skipped: dict[str, str] = {}
     for name in chosen:
         conv = named[name]
-        reason = why_not(conv, content)
+        reason = why_not(conv)
         if uses[id(conv.weight)] > 1:
             reason = "its weight is another layer's too"
         if reason:
@@ -185,11 +167,11 @@ def _to_convert(
 
 
 def _swap(
-    network: nn.Module, convolutions: Iterable[_ConvNd], alpha: float, content: bool
+    network: nn.Module, convolutions: Iterable[_ConvNd], alpha: float
 ) -> dict[nn.Module, ConvolutionalAttention]:
     """Replace convolutions wherever they are used; returns the attention of each."""
     attentions: dict[nn.Module, ConvolutionalAttention] = {
-        conv: attention_in_place(conv, alpha, content) for conv in convolutions
+        conv: attention_in_place(conv, alpha) for conv in convolutions
     }
     for name, module in list(network.named_modules(remove_duplicate=False)):
         if module in attentions:
@@ -199,7 +181,7 @@ def _swap(
 
 
 def undecayed(network: nn.Module) -> set[str]:
-    """Parameters without weight decay, for timm: positions, sharpness, gates, and those the network names."""
+    """Parameters without weight decay, for timm: positions, sharpness, and those the network names."""
     own: set[str] = getattr(type(network), "no_weight_decay", lambda _: set())(network)
     return own | set(declared(network, "not_decayed"))
 

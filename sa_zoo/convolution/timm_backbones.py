@@ -5,7 +5,6 @@ interface. Arguments in addition to the CNN's, for `timm.create_model` and for a
 
     alpha     sharpness of the heads; 46, the paper's, runs as the CNN does; 1 to 5 trains Delta and alpha
     layers    names of the layers to swap, with wildcards, patterns separated by commas; default: all convolutions
-    content   True adds content terms behind gates that start at zero
 
 `pretrained=True` loads the CNN's weights from timm's repository and converts them. Files with the CNN's weights are
 converted too; files with the backbone's weights load as they are.
@@ -29,7 +28,6 @@ from timm.models._pretrained import DefaultCfg
 from timm.models.vgg import _filter_fn as from_torchvision_vgg
 from torch import Tensor, nn
 
-from sa_zoo.convolution.content_attention import ContentAttention
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.network_conversion import swap_convolutions
 from sa_zoo.convolution.padding import SamePadding
@@ -51,7 +49,7 @@ CNNS = (
 default_cfgs: dict[str, DefaultCfg] = {}
 
 # torch.fx has to call these, not trace into them: they depend on sizes, and fx has only symbols for sizes.
-for module in (SoftAttention, ContentAttention, SamePadding):
+for module in (SoftAttention, SamePadding):
     register_notrace_module(module)
 
 
@@ -103,7 +101,6 @@ def _create(
     pretrained: bool,
     alpha: float = 46.0,
     layers: str = "*",
-    content: bool = False,
     feature_levels: int = 5,
     **kwargs: Any,
 ) -> nn.Module:
@@ -112,7 +109,7 @@ def _create(
 
     def swapped(**arguments: Any) -> nn.Module:
         network = model_entrypoint(cnn)(pretrained=False, **arguments)
-        swap_convolutions(network, layers, alpha, content)
+        swap_convolutions(network, layers, alpha)
         return network
 
     network = build_model_with_cfg(

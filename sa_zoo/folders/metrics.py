@@ -72,7 +72,6 @@ class Conversion(Section):
 
     layers: str
     alpha: float
-    content: bool
     logits: float
 
 
