@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from numpy.testing import assert_allclose
+from timm.utils import reparameterize_model
 from tiny_runs import MUON, tiny_config
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -137,11 +138,36 @@ def test_hardening_moves_attention_to_the_nearest_tap(name):
     torch.testing.assert_close(model(color), before(color), **close)
 
 
+@pytest.mark.parametrize(
+    ("Delta", "tap"), [((-1.5, 0.0), [-1, 0]), ((1.5, 0.0), [1, 0]), ((0.0, -2.5), [0, -2])]
+)
+def test_a_head_between_two_pixels_reads_the_one_nearer_to_the_query(Delta, tap):
+    layer = Attention(D, 1, (Quadratic,), (H, W))
+    layer.terms[0].Delta.data.copy_(torch.tensor([Delta]))
+    layer.terms[0].spread.data.fill_(2.0)
+    assert sa_zoo.harden(layer) == {"": [tap]}
+
+
+def hard_network():
+    model = network()
+    sa_zoo.harden(model)
+    return model
+
+
 def converted(alpha, **arguments):
     """A convolution as attention, with one head of another sharpness."""
     layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0, **arguments)
     layer.alpha.data[4] = alpha
     return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize("made", [hard_network, lambda: reparameterize_model(hard_network())])
+def test_what_is_made_of_taps_keeps_its_function(made):
+    model, x = made(), torch.randn(B, 3, 28, 20, dtype=torch.float64)
+    expected = model(x)
+    taps = sa_zoo.harden(model)
+    assert sa_zoo.harden(model) == taps
+    torch.testing.assert_close(model(x), expected, **close)
 
 
 def test_as_many_heads_as_displacements_read_all_of_them():
