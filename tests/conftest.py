@@ -9,8 +9,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import pytest
 from programs import missing_programs
 
-# a shell that starts the suite in the background has SIGINT ignored, and the command line would respect that
+# a shell in the background has SIGINT ignored, and nohup SIGHUP; the command line would respect that
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

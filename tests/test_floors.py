@@ -4,6 +4,8 @@ Nothing is below models/, so that it can be published alone: transformers takes 
 """
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,11 @@ def reached_from(module: str) -> set[str]:
 def test_there_is_no_cycle_of_imports():
     cycles = [module for module in IMPORTS if module in reached_from(module)]
     assert not cycles
+
+
+def test_importing_for_timm_does_not_import_transformers():
+    code = "import sys, sa_zoo, timm; print('transformers' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
+    assert done.stdout.strip() == "False"

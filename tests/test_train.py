@@ -555,9 +555,8 @@ def test_heads_on_one_pixel_stay_there(init):
 
 @pytest.mark.parametrize("name", ["mhsa_resnet_tiny_cifar", "mhsa_network"])
 def test_the_weights_of_a_cnn_start_its_twin_of_attention(name):
-    """Gates are shut at first, so what W_qry and W_key are does not matter yet."""
     cnn = f"local-dir:{ROOT}/model_cards/resnet_tiny_cifar"
-    args = {"layers": "layer4.*", "alpha": 2.0, "content": True}
+    args = {"layers": "layer4.*", "alpha": 2.0}
     which = {"cnn": "resnet_tiny_cifar"} if name == "mhsa_network" else {}
     twin = create_model(ModelConfig(name=name, init=cnn, args=args | which), 10)
     converted, _ = sa_zoo.convert(open_model(cnn).network, **args)

@@ -12,7 +12,7 @@ Outputs for images of one color stay the same; training has to restore the other
 import torch
 from torch import Tensor, nn
 
-from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
+from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.convolution.theorem import (
     head_shifts,
     limit_of_attention,
@@ -29,7 +29,7 @@ TAP_SPREAD = 64.0
 COMPUTED = (
     "some of its weights are computed; merge adapters, remove parametrizations and pruning first"
 )
-Layer = Attention | ConvolutionalAttention
+Layer = Attention | SoftAttention
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
     """
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():
-        if isinstance(module, Layer) and not isinstance(module, HardAttention):
+        if isinstance(module, Layer):
             layers[name] = module
             reason = why_not_taps(module)
             if reason:
@@ -65,7 +65,7 @@ def harden(model: nn.Module) -> dict[str, list[list[int]]]:
 
 def why_not_taps(layer: Layer) -> str:
     """Why the heads of a layer cannot read one pixel each; empty if they can."""
-    if isinstance(layer, ConvolutionalAttention):
+    if isinstance(layer, SoftAttention):
         own = owns(layer, "Delta", "alpha") and owns(layer.W_val, "weight")
         if not own or not isinstance(layer.W_val, ValueMatrices):
             return COMPUTED
@@ -105,7 +105,7 @@ def _harden_attention(layer: Attention) -> list[list[int]]:
     return pixels
 
 
-def _harden_convolutional(layer: ConvolutionalAttention) -> list[list[int]]:
+def _harden_convolutional(layer: SoftAttention) -> list[list[int]]:
     taps = head_shifts(layer.kernel_size, layer.dilation, layer.center).double()
     Delta = layer.Delta.detach().cpu().double()
     alpha = layer.alpha.detach().cpu().double()
