@@ -91,7 +91,7 @@ def _facts(opened: Opened) -> dict[str, Any]:
     license_ = "apache-2.0" if ours and not (cnn or base_model) else "unknown"
     return {
         "title": re.sub(r"[^\w.-]+", "-", folder.resolve().name),
-        "summary": " ".join(summary.split("\n\n")[0].split()),
+        "summary": " ".join(summary.split("\n\n")[0].split()).rstrip(".") + ".",
         "cnn": cnn,
         "ours": ours,
         "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
