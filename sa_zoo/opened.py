@@ -24,9 +24,8 @@ from sa_zoo.folders.metrics import FILE, Metrics, read_metrics
 from sa_zoo.folders.write import check_inside, check_sums, read_json, write_file
 
 Picture = str | Path | Image.Image  # a file or its image
-Prediction = list[
-    tuple[str, float]
-]  # names of classes and their probabilities, the most probable first
+# Names of classes and their probabilities, the most probable first
+Prediction = list[tuple[str, float]]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tiny_runs import (
 )
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 import sa_zoo
 from sa_zoo.cost import training_macs
@@ -41,7 +41,7 @@ from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.opened import open_model
 from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import Config, ModelConfig, OptimConfig, dump_config, load_config
-from sa_zoo.training.device import SHARED, process_as_found
+from sa_zoo.training.device import SHARED, process_as_found, report_lost_process
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import STOPS, Interrupted, Progress
@@ -639,3 +639,15 @@ def test_a_dying_process_that_decodes_images_is_reported(tmp_path, monkeypatch):
     ended = r"a process that decodes images has ended: .*--resume .*DataLoader worker"
     with pytest.raises(ConnectionError, match=ended):
         train(tiny_config(train={"checkpoint_steps": 1}), tmp_path / "run")
+
+
+def test_a_connection_lost_before_its_process_ends_is_reported():
+    batches = iter(DataLoader(torch.arange(7), num_workers=1))
+    with (
+        pytest.raises(ConnectionError, match=r"a process that decodes images has ended: .*Killed"),
+        report_lost_process(),
+    ):
+        batches._workers[0].kill()
+        raise ConnectionResetError("by a process that the system has not reported yet")
+    with pytest.raises(ConnectionResetError, match="by something else"), report_lost_process():
+        raise ConnectionResetError("by something else")

@@ -43,6 +43,21 @@ def test_contents_and_names_are_on_the_disk_after_a_write(tmp_path, monkeypatch)
     assert synced == [False, True, False, True, True, True]
 
 
+def test_windows_which_cannot_open_or_replace_folders(tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def replace(old, new, real=os.replace):
+        return refuse(new) if Path(new).is_dir() else real(old, new)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "folder").mkdir()
+    with new_folder(tmp_path / "folder") as folder:
+        write_file(folder / "b.txt", "before")
+    assert write_file(tmp_path / "folder" / "b.txt", "after").read_text() == "after"
+
+
 def test_a_folder_appears_when_it_is_complete(tmp_path):
     out = tmp_path / "runs" / "folder"
     with pytest.raises(ValueError, match="halfway"), new_folder(out) as folder:

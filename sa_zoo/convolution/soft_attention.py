@@ -28,7 +28,6 @@ class SoftAttention(ConvolutionalAttention):
         P = probabilities_from(self.axis_scores(axis, keys.sizes))
         return P.narrow(2, keys.before[axis], keys.stored.shape[2 + axis])
 
-    @torch.jit.ignore
     def neighborhoods(self) -> list[range]:
         """One neighborhood per axis; empty if a head has unbounded support."""
         precision = torch.finfo(at_least_float32(self.alpha).dtype).eps
