@@ -92,7 +92,8 @@ class TrainConfig(Section):
     keep: Literal["last", "best"] = "last"  # epoch to publish; best: on the validation images
     batch_size: PositiveInt = 100  # images per optimizer step, over all processes and accumulation
     accumulation: PositiveInt = 1  # micro-batches per step of each process
-    precision: Literal["", "no", "bf16", "fp16"] = ""  # empty: as `accelerate launch` says, or no
+    # auto: bf16 if the device has instructions for it, otherwise no; empty: as `accelerate launch` says, or no
+    precision: Literal["", "no", "bf16", "fp16", "auto"] = ""
     seed: int = Field(0, ge=0, lt=2**63)
     checkpoint_steps: NonNegativeInt = 0  # between two checkpoints; 0: the steps of an epoch
     tracker: str = ""  # any tracker of accelerate: tensorboard, trackio, wandb, ...; empty: none

@@ -57,10 +57,21 @@ def open_accelerator(**settings: Any) -> Accelerator:
     return Accelerator(cpu=not torch.accelerator.is_available(), **settings)
 
 
+def computes_in_bf16() -> bool:
+    """Whether the device has instructions for bfloat16; a CPU without them takes ten times as long as in float32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if torch.accelerator.is_available() or not torch.backends.mkldnn.is_available():
+        return torch.accelerator.is_available()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def launched(config: Config) -> Config:
-    """The config with the precision of `accelerate launch`, if it has none. Warns if the two differ."""
+    """The config with a definite precision: its own, or that of `accelerate launch`. Warns if the two differ."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     chosen = config.train.precision or precision
+    if chosen == "auto":
+        chosen = "bf16" if computes_in_bf16() else "no"
     if precision not in ("no", chosen):  # "no" is also the default of the launcher
         _logger.warning(
             "train.precision: got %s from the launcher, but the config says %s, which counts",

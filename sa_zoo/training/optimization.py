@@ -1,13 +1,17 @@
 """The optimizer of a run and its learning rate."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, list_optimizers, muon
 from torch import nn
 
 from sa_zoo.folders.messages import did_you_mean
 from sa_zoo.training.config import OptimConfig
+from sa_zoo.training.device import computes_in_bf16
 
 
 def learning_rate_factor(seen: int, batch: int, total: int, optim: OptimConfig) -> float:
@@ -44,3 +48,15 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
         raise ValueError(
             f"optim.args: got {optim.args}, which timm's {optim.name} does not accept: {error}"
         ) from error
+
+
+@contextmanager
+def fast_muon() -> Iterator[None]:
+    """Let timm's Muon orthogonalize in float32 where bfloat16, for which timm has no option, is emulated."""
+    orthogonalize = muon.zeropower_via_newtonschulz
+    if not computes_in_bf16():
+        muon.zeropower_via_newtonschulz = partial(orthogonalize, dtype=torch.float32)
+    try:
+        yield
+    finally:
+        muon.zeropower_via_newtonschulz = orthogonalize

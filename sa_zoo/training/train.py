@@ -43,7 +43,7 @@ from sa_zoo.training.environment import environment
 from sa_zoo.training.evaluate import score
 from sa_zoo.training.loop import Run, check_batch_size, train_epochs
 from sa_zoo.training.model import check_start, prepare_model
-from sa_zoo.training.optimization import check_optimizer, optimizer_of
+from sa_zoo.training.optimization import check_optimizer, fast_muon, optimizer_of
 from sa_zoo.training.photographs import check_policy
 from sa_zoo.training.run_folder import (
     BEST,
@@ -113,7 +113,8 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
     with begin_run(out, config, model, base_model) if is_main_process() else nullcontext():
         run = Run(config, out, accelerator, model, optimizer, data, digest, splits)
         try:
-            train_epochs(run)
+            with fast_muon():
+                train_epochs(run)
         except UnreadableImage as error:
             if accelerator.num_processes == 1:  # others do not stop at the same step
                 run.read(stop=False)
