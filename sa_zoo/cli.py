@@ -115,7 +115,6 @@ def show_version(wanted: bool) -> None:
 
 WELCOME = """\
 sa_zoo: self-attention that can express convolution, for timm and Hugging Face
-  sa-zoo models                                         the trained models
   sa-zoo explore sa_quadratic_tiny_cifar.long           a page in which to look at one
   sa-zoo train quickstart                               train a network in a minute
   sa-zoo train photographs --data FOLDER                fine-tune on your images
@@ -178,20 +177,6 @@ def train_command(
     print_once(summary(run))
 
 
-@app.command("harden")
-def harden_command(
-    run: Annotated[Path, typer.Argument(help="Run folder of `sa-zoo train`.")],
-    out: NewFolder,
-    changes: Changes = None,
-    resume: Resume = False,
-) -> None:
-    """Make every head of a trained run read one pixel, train on for a few epochs, and leave a run folder."""
-    from sa_zoo.commands.harden import harden_run
-    from sa_zoo.commands.train import summary
-
-    print_once(summary(harden_run(run, out, changes or [], resume)))
-
-
 @app.command("evaluate")
 def evaluate_command(
     model: Model,
@@ -204,7 +189,7 @@ def evaluate_command(
         ),
     ] = None,
     detail: Annotated[
-        bool, typer.Option("--detail", help="Add per-class accuracy, calibration, confusion.")
+        bool, typer.Option("--detail", help="Add accuracy per class and confusion.")
     ] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
@@ -262,14 +247,12 @@ def convert_command(
     alpha: Annotated[
         float, typer.Option(help="Sharpness of the heads; from 39 on they equal convolutions.")
     ] = 46.0,
-    data: Annotated[
-        str, typer.Option(help="Data set on whose test split to measure accuracy before and after.")
-    ] = "",
 ) -> None:
     """Turn the convolutions of a trained CNN into multi-head self-attention, and report what that changed."""
-    from sa_zoo.commands.convert import conversion_report, convert_model
+    from sa_zoo.commands.convert import convert_model
 
-    echo(conversion_report(*convert_model(source, out, layers, alpha, data)))
+    _, report = convert_model(source, out, layers, alpha)
+    echo(report.table().rstrip())
 
 
 @app.command("card")
@@ -293,42 +276,14 @@ def publish_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run the local checks only; send nothing.")
     ] = False,
-    space: Annotated[
-        str, typer.Option(help="Space to publish the explorer as, as in you/NAME.")
-    ] = "",
 ) -> None:
     """Publish a model folder on the Hub, download it again and check it."""
-    sa_zoo.publish(folder, repo_id, private, tag, dry_run, space)
-
-
-@app.command("models")
-def models_command() -> None:
-    """List the trained models: parameters, test accuracy, and where the weights are."""
-    from sa_zoo.commands.models import models_table
-
-    echo(models_table())
-
-
-@app.command("export")
-def export_command(
-    model: Model,
-    onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
-    dynamic_size: Annotated[
-        bool, typer.Option("--dynamic-size", help="Take images of any size that the model takes.")
-    ] = False,
-) -> None:
-    """Write a model as ONNX, checked with onnxruntime: for any number of images, with labels."""
-    from sa_zoo.publishing.onnx_export import write_onnx
-
-    echo(write_onnx(sa_zoo.open(model), onnx, dynamic_size))
+    sa_zoo.publish(folder, repo_id, private, tag, dry_run)
 
 
 @app.command("explore")
 def explore_command(
     model: Model,
-    images: Annotated[
-        int, typer.Option(help="Show so many test images of the run's data.", min=0)
-    ] = 0,
     image: Annotated[
         list[Path] | None, typer.Option(help="Show this picture; may be repeated.")
     ] = None,
@@ -337,7 +292,7 @@ def explore_command(
     """Write a page in which to explore the attention of a model, offline; without images, with two photographs."""
     from sa_zoo.commands.explore import explore_source
 
-    page = explore_source(model, image, images).save(out)
+    page = explore_source(model, image).save(out)
     echo(f"{page}: {page.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 

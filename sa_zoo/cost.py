@@ -1,7 +1,6 @@
-"""The cost of one image in a model: parameters, multiply-adds and activations, counted while it runs."""
+"""The cost of one image in a model: parameters, and multiply-adds, counted while it runs."""
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sa_zoo.convolution.convolutional import ConvolutionalAttention, HardAttention
 from sa_zoo.convolution.layer_conversion import TRANSPOSED
@@ -36,7 +35,6 @@ class Cost:
     linear_macs: int
     # in every matrix product and convolution of the definition, including those of attention
     macs: int
-    activations: int  # elements written by those products and convolutions
 
 
 def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
@@ -54,16 +52,13 @@ def cost_of(model: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
     model = copy.deepcopy(model).eval()
     flops = FlopCounterMode(display=False, custom_mapping=FUSED)
-    written = dict.fromkeys(flop_registry | FUSED, _elements_written)
-    elements = FlopCounterMode(display=False, custom_mapping=written)
     hook = register_module_forward_hook(count_linear)
-    with torch.no_grad(), only("definition"), flops, elements, hook:
+    with torch.no_grad(), only("definition"), flops, hook:
         model(torch.zeros(1, *input_size, device=next(model.parameters()).device))
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_macs=linear_macs,
         macs=flops.get_total_flops() // 2,
-        activations=elements.get_total_flops(),
     )
 
 
@@ -88,8 +83,3 @@ def cost_of_softness(model: nn.Module, input_size: tuple[int, int, int]) -> str:
         f"{len(soft)} layers of soft attention: {cost.macs / 1e9:.3g} GMACs per image, "
         f"{cost.linear_macs / 1e9:.3g} as convolutions"
     )
-
-
-def _elements_written(*args: Any, out_shape: Any, **kwargs: Any) -> int:
-    # Fused attention returns its output first, then tensors for the backward pass.
-    return math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])

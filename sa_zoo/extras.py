@@ -5,7 +5,6 @@ EXTRAS = {
     "train": ("accelerate", "datasets", "pydantic", "tomli_w", "tqdm", "typer"),
     "hf": ("transformers",),
     "explore": ("jinja2", "matplotlib", "sklearn"),
-    "onnx": ("onnx", "onnxruntime", "onnxscript"),
 }
 
 

@@ -1,7 +1,6 @@
 """From a trained CNN to a complete folder of an attention network."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,13 @@ import timm
 from timm.models import PretrainedCfg
 from torch import nn
 
-from sa_zoo.commands.evaluate import data_for
 from sa_zoo.commands.finish import finish
 from sa_zoo.convolution.network_conversion import NetworkReport, convert
 from sa_zoo.convolution.timm_backbones import backbone_cfg
-from sa_zoo.folders.metrics import Baseline, Conversion, metrics_of, write_metrics, write_test
+from sa_zoo.folders.metrics import Conversion, metrics_of, write_metrics
 from sa_zoo.folders.write import new_folder, write_file, write_timm_files
 from sa_zoo.models.network import AttentionNetwork
 from sa_zoo.opened import Opened, base_model_of, open_model
-from sa_zoo.publishing.card import write_card
-from sa_zoo.training.evaluate import evaluate_opened
 
 
 def convert_model(
@@ -26,13 +22,11 @@ def convert_model(
     out: Path,
     layers: str = "*",
     alpha: float = 46.0,
-    data: str = "",
 ) -> tuple[Opened, NetworkReport]:
     """Turn the convolutions of a trained CNN into attention, in a complete folder `out`.
 
-    `layers` and `alpha` are those of `sa_zoo.convert`. With `data`, the test accuracy before and after goes
-    into metrics.json and the card; if that fails, the folder stays. Raises FileExistsError if `out` is not empty,
-    ValueError if the network cannot be converted or written, and the errors of `open_model`.
+    `layers` and `alpha` are those of `sa_zoo.convert`. Raises FileExistsError if `out` is not empty, ValueError if the
+    network cannot be converted or written, and the errors of `open_model`.
     """
     if math.isinf(alpha):
         raise ValueError(
@@ -57,20 +51,7 @@ def convert_model(
         }
         write_metrics(new, metrics_of(backbone, conversion=measured, **known))
         converted = finish(open_model(new))
-    converted = converted.moved(out)
-    if data:
-        converted = _compared(cnn, converted, data)
-    return converted, report
-
-
-def conversion_report(converted: Opened, report: NetworkReport) -> str:
-    """The report of a conversion, with the test accuracy before and after, if measured."""
-    text = report.table()
-    before = converted.metrics.baseline
-    after = converted.metrics.test
-    if before and after:
-        text += f"test accuracy {before.test} before, {after} after\n"
-    return text.rstrip()
+    return converted.moved(out), report
 
 
 def _registered(network: nn.Module, conversion: dict[str, Any]) -> Any:
@@ -83,20 +64,3 @@ def _registered(network: nn.Module, conversion: dict[str, Any]) -> Any:
         arguments["cnn"] = cfg["architecture"]
     cfg = backbone_cfg(PretrainedCfg(**cfg)).to_dict() | {"architecture": name}
     return timm.create_model(name, pretrained_cfg=cfg, **arguments).eval()
-
-
-def _compared(cnn: Opened, converted: Opened, data: str) -> Opened:
-    """Measure both networks, and put the results into the folder of the converted one."""
-    try:
-        config = data_for(cnn, data)
-        before = evaluate_opened(cnn, config).test
-        # on the same images: the converted network was trained on the data of the CNN, too
-        after = evaluate_opened(replace(cnn, network=converted.network), config)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{error}; the conversion is in {converted.folder}") from error
-    assert before
-    baseline = Baseline(model=cnn.config.get("architecture", cnn.source), test=before)
-    metrics = write_test(converted.local_folder, after, baseline=baseline)
-    measured = replace(converted, metrics=metrics)
-    write_card(measured)
-    return measured

@@ -28,7 +28,7 @@ def evaluate(
         model: an argument or a result of `sa_zoo.open`.
         data: Hub data set, folder or "digits".
         changes: values of a recipe to replace, "data.key=value".
-        detail: add accuracy by class, calibration and the confusion matrix.
+        detail: add accuracy by class and the confusion matrix.
 
     Raises:
         ValueError: for data that do not fit the model; and the errors of `sa_zoo.open`.

@@ -9,7 +9,7 @@ from pathlib import Path
 from sa_zoo.commands.finish import finish
 from sa_zoo.data.progress import is_main_process
 from sa_zoo.opened import Opened
-from sa_zoo.training.config import Config, load_config, run_name
+from sa_zoo.training.config import load_config, run_name
 from sa_zoo.training.train import train
 
 
@@ -39,7 +39,7 @@ def train_recipe(
         model, epochs, lr, batch_size: values of model.name, train.epochs, optim.lr and train.batch_size.
 
     Raises:
-        The errors of `train_and_finish`.
+        The errors of `sa_zoo.training.train.train`.
     """
     changes = [changes] if isinstance(changes, str) else list(changes)
     values = {
@@ -52,15 +52,8 @@ def train_recipe(
     given = {key: value for key, value in values.items() if value is not None}
     changes = [f"{key}={json.dumps(value)}" for key, value in given.items()] + changes
     folder = Path(out or f"runs/{run_name(recipe, changes)}")
-    return train_and_finish(load_config(recipe, changes), folder, resume)
-
-
-def train_and_finish(config: Config, out: Path, resume: bool = False) -> Opened:
-    """Train, evaluate and leave a complete run folder. Raises the errors of `train`."""
-    run = train(config, out, resume)
-    if is_main_process():
-        run = finish(run)
-    return run
+    run = train(load_config(recipe, changes), folder, resume)
+    return finish(run) if is_main_process() else run
 
 
 def summary(run: Opened) -> str:

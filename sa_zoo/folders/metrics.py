@@ -34,9 +34,6 @@ class Scores(Section):
     # on the test split of a run, and by `sa-zoo evaluate --detail`
     per_class: list[float | None] | None = None
     images_per_class: list[int] | None = None
-    calibration_error: float | None = None
-    # confidence, accuracy and number of images per non-empty bin of confidence
-    calibration_curve: dict[str, list[float]] | None = None
     confusion_matrix: list[list[int]] | None = None
 
     @property
@@ -158,12 +155,12 @@ def write_metrics(folder: Path, metrics: Metrics) -> Metrics:
     return metrics
 
 
-def write_test(folder: Path, measured: Metrics, **more: Any) -> Metrics:
+def write_test(folder: Path, measured: Metrics) -> Metrics:
     """Put a test result into the metrics.json of a folder; keep everything else in it."""
     old = read_metrics(folder)
     fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
     fields["model"] = old.model or Path(measured.model or "").name  # without the path of the folder
-    return write_metrics(folder, old.model_copy(update=fields | more))
+    return write_metrics(folder, old.model_copy(update=fields))
 
 
 def write_result(path: Path, measured: Metrics) -> None:

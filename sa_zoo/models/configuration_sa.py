@@ -43,8 +43,6 @@ DERIVED = {
     "label_descriptions",
     "model_args",
     "stage_names",
-    "plain",  # of older folders, like the next one
-    "mirrored",
 }
 # The fields with the arguments of a network.
 SIZES = {

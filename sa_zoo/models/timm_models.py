@@ -48,7 +48,7 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
                 pretrained,
                 pretrained_filter_fn=checkpoint_filter_fn,
                 feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-                **variant.arguments | own_arguments(variant, kwargs),
+                **variant.arguments | kwargs,
             )
         else:
             args = {"block": BasicBlock} | variant.sizes | kwargs
@@ -59,14 +59,6 @@ def register(variant: Variant) -> Callable[..., nn.Module]:
     create.__doc__ = variant.sentence
     default_cfgs[variant.name] = configurations(variant)
     return register_model(create)
-
-
-def own_arguments(variant: Variant, args: dict[str, Any]) -> dict[str, Any]:
-    """`args` without those that only older folders have."""
-    old = {"plain", "mirrored"}
-    if variant.network is PlainNet:
-        old.add("hidden_dim")
-    return {name: value for name, value in args.items() if name not in old}
 
 
 def as_loaded(network: nn.Module) -> nn.Module:

@@ -76,8 +76,6 @@ VARIANTS = (
     Variant("sa_quadratic_kernel_tiny_cifar", ((QuadraticKernel,), (Quadratic,)),
             "SA-quadratic that starts as 3x3 convolutions in three blocks; 4x4 patches, 96 channels: "
             "for two CPU cores.", TINY),
-    Variant("sa_eq8_tiny_cifar", ((Relative,),),
-            "All four terms of Eq. 8 on 4x4 patches, 96 channels: for two CPU cores.", TINY),
     Variant("sa_plain_tiny_cifar", ((QuadraticKernel,),),
             "The plain network with 64 and 256 channels: for two CPU cores.",
             {"embed_dim": (64, 256, 256)}, PlainNet),

@@ -33,7 +33,7 @@ def render_card(opened: Opened, repo_id: str = "") -> str:
     return _render(_facts(opened), repo_id)
 
 
-def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
+def published_card(opened: Opened, repo_id: str) -> str:
     """README.md for publication as `repo_id`, with all manual edits. The folder is not changed.
 
     Raises ValueError if edits leave metadata, weights or a recipe other than the folder's.
@@ -44,7 +44,7 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     if title:  # the folder may have been renamed since
         facts["title"] = title[1]
     if text in ("", _render(facts)):
-        return _render(facts, repo_id, space_url)
+        return _render(facts, repo_id)
     text = text.replace(f"you/{facts['title']}", repo_id)
     card = ModelCard(text).data.to_dict()
     other = [key for key, value in _metadata(facts).to_dict().items() if card.get(key) != value]
@@ -57,7 +57,7 @@ def published_card(opened: Opened, repo_id: str, space_url: str = "") -> str:
     return text
 
 
-def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> str:
+def _render(facts: dict[str, Any], repo_id: str = "") -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -68,7 +68,7 @@ def _render(facts: dict[str, Any], repo_id: str = "", space_url: str = "") -> st
     template = environment.from_string(_text(Path(__file__).with_name("card.md.jinja")))
     repo_id = repo_id or f"you/{facts['title']}"
     metadata = _metadata(facts).to_yaml()
-    return template.render(facts, repo_id=repo_id, space_url=space_url, metadata=metadata)
+    return template.render(facts, repo_id=repo_id, metadata=metadata)
 
 
 def _facts(opened: Opened) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from sa_zoo.publishing.folder import (
     without_paths,
 )
 from sa_zoo.publishing.remote import Remote
-from sa_zoo.publishing.space import space_files
 from sa_zoo.publishing.transformers_export import remote_code
 
 # Names that git takes for a tag, apart from those of branches and commits.
@@ -33,62 +32,46 @@ def publish(
     private: bool = False,
     tag: str | None = None,
     dry_run: bool = False,
-    space: str = "",
 ) -> str | None:
     """Publish a model folder as `repo_id` ("you/name") and return the commit sha; with dry_run, check and print only.
 
         sa_zoo.publish("runs/mine", "you/mine", tag="v1", dry_run=True)
-
-    With `space`, the explorer becomes a static Space of that name, and the card links to it.
 
     HF_ENDPOINT names the Hub; HF_TOKEN or the client's login gives the token. The tag comes last, after the commit was
     downloaded, compared and loaded. Raises ValueError for the folder or the arguments, FileExistsError for a repository
     with files of others, and the errors of huggingface_hub.
     """
     opened = open_model(model)
-    for name in filter(None, (repo_id, space)):
-        if not HUB_ID.fullmatch(name):
-            raise ValueError(f"got repository {name!r}, expected one like 'you/name'")
+    if not HUB_ID.fullmatch(repo_id):
+        raise ValueError(f"got repository {repo_id!r}, expected one like 'you/name'")
     if tag is not None and not TAG.fullmatch(tag):
         raise ValueError(f"got tag {tag!r}, expected letters, digits, '.', '_' and '-', as in 'v1'")
-    api = HfApi(library_name="sa_zoo")
-    page = Remote(api, space, {}, "space")
-    remote = Remote(api, repo_id, manifest_of(opened, repo_id, page.url if space else ""))
-    remotes = [remote]
-    if space:
-        page.files.update(space_files(remote.files, repo_id, remote.url))
-        remotes.append(page)
-    for each in remotes:
-        print(f"{opened.folder} -> {each.url}")
-        for name, content in each.files.items():
-            print(f"  {len(content):>12,} {name}")
+    remote = Remote(HfApi(library_name="sa_zoo"), repo_id, manifest_of(opened, repo_id))
+    print(f"{opened.folder} -> {remote.url}")
+    for name, content in remote.files.items():
+        print(f"  {len(content):>12,} {name}")
     if dry_run:
         print("the local checks pass; nothing was sent")
         return None
-    return _send(remotes, private, tag)
+    return _send(remote, private, tag)
 
 
-def _send(remotes: list[Remote], private: bool, tag: str | None) -> str:
-    """Commit to all repositories, check each commit, and tag that of the first one, the model."""
-    states = [remote.look(private) for remote in remotes]  # all, before the first changes
-    model = remotes[0]
-    refs = model.api.list_repo_refs(model.repo_id)
+def _send(remote: Remote, private: bool, tag: str | None) -> str:
+    """Commit the files, check the commit, and tag it."""
+    head, paths = remote.look(private)
+    refs = remote.api.list_repo_refs(remote.repo_id)
     tagged = {ref.name: ref.target_commit for ref in refs.tags}.get(tag or "")
-    commits = []
-    for remote, state in zip(remotes, states, strict=True):
-        commit = tagged if tagged and remote is model else remote.commit(*state)
-        commits.append(commit)
-        with TemporaryDirectory() as cache:
-            snapshot = remote.check(commit, cache)
-            if remote is model:
-                check_loads(open_model(snapshot).network, snapshot)
-        print(f"published {remote.url} at {commit}")
+    commit = tagged or remote.commit(head, paths)
+    with TemporaryDirectory() as cache:
+        snapshot = remote.check(commit, cache)
+        check_loads(open_model(snapshot).network, snapshot)
+    print(f"published {remote.url} at {commit}")
     if tag and not tagged:
-        model.api.create_tag(model.repo_id, tag=tag, revision=commits[0])
-    return commits[0]
+        remote.api.create_tag(remote.repo_id, tag=tag, revision=commit)
+    return commit
 
 
-def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> dict[str, bytes]:
+def manifest_of(opened: Opened, repo_id: str) -> dict[str, bytes]:
     """All files to publish, after the offline checks. Code is that of this package, never the folder's."""
     with checked(opened.source):  # bounds the networks of transformers, too
         manifest = read_manifest(opened.local_folder)
@@ -107,7 +90,7 @@ def manifest_of(opened: Opened, repo_id: str, space_url: str = "") -> dict[str, 
                     "the code of others is not published"
                 )
             manifest |= remote_code()
-        manifest["README.md"] = published_card(opened, repo_id, space_url).encode()
+        manifest["README.md"] = published_card(opened, repo_id).encode()
         for name, content in manifest.items():
             check_content(name, content)
         check_loads(opened.network, opened.local_folder)

@@ -8,45 +8,43 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Re
 
 TITLE = "Publish with sa_zoo"  # of our commits
 OURS = {TITLE, "initial commit"}  # the Hub creates a repository with an initial commit
-MAIN = {"model": "model.safetensors", "space": "index.html"}
+MAIN = "model.safetensors"
 HUBS_OWN = ".gitattributes"
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A model repository or a static Space."""
+    """A model repository."""
 
     api: HfApi
     repo_id: str
     files: dict[str, bytes]  # to publish
-    kind: str = "model"  # or "space"
 
     @property
     def url(self) -> str:
-        folder = "spaces/" if self.kind == "space" else ""
-        return f"{self.api.endpoint}/{folder}{self.repo_id}"
+        return f"{self.api.endpoint}/{self.repo_id}"
 
     def look(self, private: bool) -> tuple[str, set[str]]:
         """The commit of main and its files; the repository is created if it does not exist.
 
-        Files of ours may have been edited there, except for the weights (of a Space, the page). Raises FileExistsError
-        for other files of others, PermissionError if `private` and the repository is public.
+        Files of ours may have been edited there, except for the weights. Raises FileExistsError for other files of
+        others, PermissionError if `private` and the repository is public.
         """
-        place: dict[str, Any] = {"repo_id": self.repo_id, "repo_type": self.kind}
-        sdk = "static" if self.kind == "space" else None
-        self.api.create_repo(**place, private=private, space_sdk=sdk, exist_ok=True)
-        self.api.auth_check(**place, write=True)
-        info: Any = self.api.repo_info(**place)
+        self.api.create_repo(self.repo_id, private=private, exist_ok=True)
+        self.api.auth_check(self.repo_id, write=True)
+        info: Any = self.api.repo_info(self.repo_id)
         if private and not info.private:
             raise PermissionError(f"got {self.url}, which is public, expected a private one")
-        tree: Any = self.api.list_repo_tree(**place, recursive=True, expand=True, revision=info.sha)
+        tree: Any = self.api.list_repo_tree(
+            self.repo_id, recursive=True, expand=True, revision=info.sha
+        )
         titles = {
             file.path: getattr(file.last_commit, "title", "")
             for file in tree
             if isinstance(file, RepoFile)
         }
         others = sorted(path for path, title in titles.items() if title not in OURS)
-        edited = titles.get(MAIN[self.kind]) == TITLE and self.files.keys() >= set(others)
+        edited = titles.get(MAIN) == TITLE and self.files.keys() >= set(others)
         if others and not edited:
             raise FileExistsError(
                 f"got {self.url}, which holds {', '.join(others)}, expected only files that "
@@ -65,7 +63,6 @@ class Remote:
         committed = self.api.create_commit(
             self.repo_id,
             [*added, *deleted],
-            repo_type=self.kind,
             commit_message=TITLE,
             parent_commit=head,
         )
@@ -73,11 +70,7 @@ class Remote:
 
     def check(self, commit: str, cache: str) -> Path:
         """Download a commit into `cache`. Raises ValueError unless all files are ours, byte by byte."""
-        snapshot = Path(
-            self.api.snapshot_download(
-                self.repo_id, repo_type=self.kind, revision=commit, cache_dir=cache
-            )
-        )
+        snapshot = Path(self.api.snapshot_download(self.repo_id, revision=commit, cache_dir=cache))
         paths = [path for path in snapshot.rglob("*") if path.is_file()]
         found = {path.relative_to(snapshot).as_posix(): path.read_bytes() for path in paths}
         found.pop(HUBS_OWN, None)

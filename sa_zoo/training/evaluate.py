@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 from torch import nn
 from tqdm import tqdm
@@ -29,7 +28,6 @@ from sa_zoo.training.device import open_accelerator, process_as_found
 
 _logger = logging.getLogger(__name__)
 
-CALIBRATION_BINS = 15
 MATRIX_CLASSES = 100  # at most; a larger confusion matrix is neither stored nor read
 BATCH_SIZE = 128
 
@@ -44,8 +42,8 @@ def score(
 ) -> Scores:
     """The scores of a model on a split. Each image counts exactly once, with any number of processes.
 
-    `detail` adds accuracy per class, calibration error and curve (one point per non-empty bin of confidence), and the
-    confusion matrix (rows: true class). The model keeps its mode. A terminal shows progress.
+    `detail` adds accuracy per class and the confusion matrix (rows: true class). The model keeps its mode. A terminal
+    shows progress.
     """
     training = model.training
     model.eval()
@@ -56,23 +54,23 @@ def score(
     for batch in tqdm(batches, "evaluating", delay=1, leave=False, disable=not bar):
         pixels, labels, _ = (torch.as_tensor(x, device=accelerator.device) for x in batch)
         logits = model(split.input_format.normalize(pixels).to(dtype)).float()
-        confidence, top = logits.softmax(1).topk(min(5, logits.shape[1]))
+        _, top = logits.topk(min(5, logits.shape[1]))
         losses = F.cross_entropy(logits, labels, reduction="none")
-        parts.append(accelerator.gather_for_metrics((losses, top, confidence[:, 0], labels)))
+        parts.append(accelerator.gather_for_metrics((losses, top, labels)))
     model.train(training)
-    loss, predicted, probability, true = (
-        torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
-    )
+    loss, predicted, true = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     assert len(true) == len(split), "some images do not count exactly once"
     classes = logits.shape[1]
     correct = predicted == true[:, None]  # (n, 5)
     images = np.bincount(true, minlength=classes)
     accuracy = np.bincount(true[correct[:, 0]], minlength=classes) / np.maximum(images, 1)
-    more = {}
+    more: dict[str, Any] = {}
     if detail:
-        more = _detail(predicted[:, 0], probability, true, classes)
         more["images_per_class"] = images.tolist()
         more["per_class"] = [rate if n else None for rate, n in zip(accuracy, images, strict=True)]
+        if classes <= MATRIX_CLASSES:
+            matrix = confusion_matrix(true, predicted[:, 0], labels=range(classes))
+            more["confusion_matrix"] = matrix.tolist()
     return Scores(
         top1=float(correct[:, 0].mean()),
         top5=float(correct.any(1).mean()) if classes > 5 else None,
@@ -81,29 +79,6 @@ def score(
         n=len(true),
         **more,
     )
-
-
-def _detail(
-    predicted: np.ndarray, confidence: np.ndarray, labels: np.ndarray, classes: int
-) -> dict[str, Any]:
-    """Expected calibration error over equal bins of confidence (Guo et al. 2017, arXiv:1706.04599, Eq. 3)."""
-    matrix = None
-    if classes <= MATRIX_CLASSES:
-        matrix = confusion_matrix(labels, predicted, labels=range(classes)).tolist()
-    accuracy, mean_confidence = calibration_curve(
-        predicted == labels, confidence, n_bins=CALIBRATION_BINS
-    )
-    counts = np.histogram(confidence, CALIBRATION_BINS, (0, 1))[0]
-    counts = counts[counts > 0]
-    return {
-        "calibration_error": float(counts / len(labels) @ np.abs(accuracy - mean_confidence)),
-        "calibration_curve": {
-            "confidence": mean_confidence.tolist(),
-            "accuracy": accuracy.tolist(),
-            "images": counts.tolist(),
-        },
-        "confusion_matrix": matrix,
-    }
 
 
 @process_as_found()

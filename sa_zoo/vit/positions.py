@@ -21,7 +21,7 @@ from timm.layers import Attention, AttentionRope, maybe_add_mask, resolve_self_a
 from timm.models import register_notrace_function
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from sa_zoo.models.positions import at_least_float32, outer_sum, pixels, quadratic_scores
 from sa_zoo.vit.layers import (
@@ -34,7 +34,6 @@ from sa_zoo.vit.layers import (
 )
 
 NAME = {"architecture": "local_vit", "tag": None}  # of these networks for timm; timm_vits.py
-CENTERS_STD = 2.0  # pixels, of drawn centers, as in the paper
 
 
 class PositionAttention(nn.Module):
@@ -171,9 +170,10 @@ def add_positions(
     vit: VisionTransformer | Eva,
     alpha: float = 1.0,
     blocks: list[int] | None = None,
-    generator: Generator | None = None,
 ) -> VisionTransformer | Eva:
     """Give the attention of a VisionTransformer of timm, also one with rotary embeddings, learned scores, in place.
+
+    Heads start at the pixels of a kernel, nearest to the middle first.
 
     All images have one size; timm's `set_input_size` changes it. Delta and alpha are in units of patches.
 
@@ -182,8 +182,6 @@ def add_positions(
         alpha: initial sharpness, per squared pixel of the grid of patches. With 0, a trained network keeps its
             function, up to rounding.
         blocks: those to change, by default all.
-        generator: of the CPU; draws the centers of the heads from a normal distribution, as in the paper. Without one,
-            they are the pixels of a kernel, nearest to the middle first.
 
     Returns the same network; `Delta` and `alpha` train with all other parameters.
     Raises ValueError for a network other than timm's plain ones, and for arguments that do not fit.
@@ -203,8 +201,6 @@ def add_positions(
     for number in chosen:
         layer = layers[number]
         Delta = kernel_pixels(grid, layer.num_heads)
-        if generator is not None:
-            Delta = CENTERS_STD * torch.randn(Delta.shape, generator=generator)
         network.blocks[number].attn = PositionAttention(
             layer, grid, vit.num_prefix_tokens, Delta, alpha
         )
