@@ -300,12 +300,11 @@ def explore_command(
 def heads_command(
     model: Model,
     data: Data = "",
-    window: Annotated[int, typer.Option(help="K of the K x K window, in pixels.")] = 3,
 ) -> None:
     """Describe the attention heads of a model in a table."""
     from sa_zoo.commands.heads import measure_heads
 
-    echo(measure_heads(model, data, window))
+    echo(measure_heads(model, data))
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""python scripts/bench.py MODEL... [--device cuda] [--batch 512] [--compile default] [--side 24] [--json FILE]
+"""python scripts/bench.py MODEL... [--device cuda] [--compile default] [--side 24] [--layers X] [--json FILE]
 
 Measures time and work of networks in every way to evaluate them, which take turns, beside a network of 3x3 convolutions
 and a large product. To compare two versions of the code, alternate between two checkouts.
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.ops import Permute
 
-import sa_zoo  # noqa: F401  registers the names
+import sa_zoo
 from sa_zoo.fast.route import only
 from sa_zoo.folders.write import write_json
 from sa_zoo.models.network import attention_in
@@ -72,7 +72,9 @@ def step(network: Any, x: Tensor, phase: str, form: str = "") -> Run:
     return run
 
 
-def subjects(model: str, phase: str, batch: int, device: str, side: int, mode: str) -> dict:
+def subjects(
+    model: str, phase: str, batch: int, device: str, side: int, layers: str, mode: str
+) -> dict:
     """Runs by name; those of compiled networks only without a form."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {}
@@ -85,6 +87,9 @@ def subjects(model: str, phase: str, batch: int, device: str, side: int, mode: s
         networks["3x3 convolutions"] = with_convolutions(network)
         if phase.startswith("inference"):
             networks["deployed"] = reparameterize_model(copy.deepcopy(network))
+    if layers:
+        networks["as attention"] = sa_zoo.convert(network)[0]
+        networks[f"{layers} at alpha 4"] = sa_zoo.convert(network, layers, alpha=4.0)[0]
     shape = (batch, *resolve_model_data_config(network)["input_size"][:1])
     size = getattr(network, "img_size", resolve_model_data_config(network)["input_size"][1:])
     x = torch.randn(*shape, *size, device=device).to(memory_format=torch.channels_last)
@@ -159,6 +164,7 @@ def main(
     device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
     side: Annotated[list[int] | None, typer.Option(help="Grids of SIDE x SIDE tokens.")] = None,
+    layers: Annotated[str, typer.Option(help="Layers of a CNN to convert at alpha 4.")] = "",
     phase: Annotated[str, typer.Option(help=f"First words of phases: {'; '.join(PHASES)}.")] = "",
     compile_: Annotated[str, typer.Option("--compile", help="A mode of torch.compile.")] = "",
     rounds: Annotated[int, typer.Option(help="Turns of each subject.", min=1)] = 5,
@@ -174,7 +180,7 @@ def main(
         if each.startswith(phase):
             name = f"{model}, {grid}x{grid} tokens" if grid else model
             rows = measure(
-                subjects(model, each, batch, device, grid, compile_), batch, rounds, device
+                subjects(model, each, batch, device, grid, layers, compile_), batch, rounds, device
             )
             run["rows"] += [{"model": name, "phase": each, **row} for row in rows]
             print(f"{name}, {each}\n\n{table(rows)}\n", flush=True)

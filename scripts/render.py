@@ -106,6 +106,18 @@ def positions() -> str:
     return markdown_table(["positions", "parameters", "3 epochs", "20 epochs"], lines)
 
 
+def photographs() -> str:
+    """Networks fine-tuned on photographs."""
+    lines = []
+    for row in read_runs():
+        if row.table == "photographs" and row.results():
+            run = row.results()[0]
+            train = run.train or Training()
+            minutes = f"{(train.cpu_seconds or 0) / 60:.0f}"
+            lines.append([row.says, f"{run.parameters:,}", minutes, top1(row)])
+    return markdown_table(["network", "parameters", "CPU minutes", "top-1"], lines)
+
+
 # Models
 
 
@@ -196,6 +208,7 @@ RENDERED = {
     for function in (
         results,
         positions,
+        photographs,
         models,
         heads,
         conversions,

@@ -25,6 +25,7 @@ class Row:
     after: str = ""
     says: str = ""
     table: str = "results"
+    data: str = ""
     weights: str = ""
     baseline: str = ""
     gpu: bool = False
@@ -45,6 +46,8 @@ class Row:
     def arguments(self, seed: int, data: str, title: str) -> list[str]:
         """Arguments of `sa-zoo` for a run in the folder NAME-SEED of the working directory."""
         words = [*shlex.split(self.command), "--out", f"{self.name}-{seed}"]
+        if self.data:
+            data, title = f"data/{self.data}", self.data
         values = [f"model.name={self.model}", f"data.name={data}", f"data.title={title}"]
         values += self.set.replace("SEED", str(seed)).split()
         for value in (*values, f"train.seed={seed}", "train.checkpoint_steps=200"):

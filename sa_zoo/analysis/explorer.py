@@ -19,12 +19,12 @@ import jinja2
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
-from timm.data import create_transform, resolve_input_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from sa_zoo.analysis.explored_layers import Json, layer_data, pack_maps
 from sa_zoo.analysis.maps import LayerMaps, attention_layers
+from sa_zoo.data.input_format import COLORS, InputFormat, input_format_of
 from sa_zoo.folders.write import write_file
 from sa_zoo.opened import Opened
 
@@ -38,7 +38,6 @@ SAMPLES = {  # photographs in scikit-learn, with their authors
     "china, danielbuechele, CC BY 2.0": "china.jpg",
     "flower, vultilion, CC BY 2.0": "flower.jpg",
 }
-PILLOW_MODES = {1: "L", 3: "RGB"}  # by channels of a model
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,8 @@ def explore(
     Raises:
         ValueError: for images of another kind, or a network without attention maps or too large for a page.
     """
-    size = getattr(model, "_traits", {}).get("img_size")
-    expected = resolve_input_data_config(model, {"img_size": size})
-    inputs = _prepare_inputs(images, expected)
+    input_format = input_format_of(model)
+    inputs = _prepare_inputs(images, input_format)
     batch = torch.stack(list(inputs.values()))
     layers = attention_layers(model, batch.to(next(model.parameters())))
     title = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
@@ -86,7 +84,7 @@ def explore(
     rows = min(map(len, recorded.values()), default=0)
     epochs = torch.linspace(0, rows - 1, min(rows, PATH_EPOCHS + 1)).round().int().tolist()
     path = {name: rows[epochs] for name, rows in recorded.items()}
-    pictures = {name: _png_of_input(image, expected) for name, image in inputs.items()}
+    pictures = {name: _png_of_input(image, input_format) for name, image in inputs.items()}
     data = {
         "title": title,
         "source": source,
@@ -117,21 +115,20 @@ def page_of(opened: Opened, load_from: str, pictures: dict[str, Image.Image] | N
     return explore(opened.network, pictures, source=load_from, recorded=recorded)
 
 
-def _prepare_inputs(images: Any, expected: dict[str, Any]) -> dict[str, Tensor]:
+def _prepare_inputs(images: Any, input_format: InputFormat) -> dict[str, Tensor]:
     """Inputs of the model, (C, H, W), by name: pictures are resized, cropped and normalized.
 
     Raises ValueError for images of another kind.
     """
-    channels = expected["input_size"][0]
+    channels = input_format.input_size[0]
     if isinstance(images, Tensor) and images.ndim == 4 and len(images):
         return {f"image {number}": image for number, image in enumerate(images, start=1)}
     if images is None:
         images = {name: Image.fromarray(load_sample_image(file)) for name, file in SAMPLES.items()}
-    pictures = images.values() if isinstance(images, Mapping) and channels in PILLOW_MODES else []
+    pictures = images.values() if isinstance(images, Mapping) and channels in COLORS else []
     if pictures and all(isinstance(picture, Image.Image) for picture in pictures):
-        transform = create_transform(**expected)
-        mode = PILLOW_MODES[channels]
-        return {name: transform(picture.convert(mode)) for name, picture in images.items()}
+        resized = {name: input_format.resized(picture) for name, picture in images.items()}
+        return {name: input_format.normalize(x[None])[0] for name, x in resized.items()}
     got = getattr(images, "shape", type(images).__name__)
     raise ValueError(
         f"images: got {got} for a model of {channels} channels, expected a tensor "
@@ -159,12 +156,12 @@ def _add_images(data: Json, layers: list[LayerMaps], pictures: dict[str, str]) -
         data["images"].append(image)
 
 
-def _png_of_input(image: Tensor, expected: dict[str, Any]) -> str:
+def _png_of_input(image: Tensor, input_format: InputFormat) -> str:
     """The picture of an input (C, H, W), as base64 of PNG: the inverse of its normalization.
 
     Shows the first three channels, or the first in gray if there are fewer.
     """
-    mean, std = (torch.tensor(expected[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (input_format.mean, input_format.std))
     pixels = (image.cpu() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
     colors = pixels[:3] if len(pixels) >= 3 else pixels[:1]
     content = BytesIO()

@@ -11,6 +11,7 @@ from sa_zoo.analysis.maps import LayerMaps
 from sa_zoo.convolution.convolutional import ConvolutionalAttention
 from sa_zoo.convolution.theorem import spread_matrices
 
+WINDOW = 3  # side of the window around a query, in pixels
 MOST_QUERIES = 16  # per axis; in larger grids, evenly spaced queries are measured
 
 
@@ -25,13 +26,8 @@ class Heads:
     alpha: Tensor | None
 
 
-def measure(layer: LayerMaps, window: int = 3) -> Heads:
-    """The measures of a layer, averaged over queries and images. `window`: K, an odd number of pixels.
-
-    Raises ValueError for an even window.
-    """
-    if window < 1 or window % 2 == 0:
-        raise ValueError(f"window: got {window}, expected an odd number of pixels")
+def measure(layer: LayerMaps) -> Heads:
+    """The measures of a layer, averaged over queries and images."""
     shares = []
     distances = []
     keys = torch.cartesian_prod(*(torch.arange(size).double() for size in layer.keys))
@@ -40,7 +36,7 @@ def measure(layer: LayerMaps, window: int = 3) -> Heads:
         if not layer.positional:
             P = P.mean(dim=0)
         delta = keys - torch.tensor(layer.origin(query))
-        inside = delta.abs().amax(dim=1) <= window // 2
+        inside = delta.abs().amax(dim=1) <= WINDOW // 2
         shares.append(P[:, inside].sum(dim=1))
         distances.append(P @ delta.norm(dim=1))
     center, alpha = _gaussian(layer)
@@ -66,9 +62,9 @@ def _gaussian(layer: LayerMaps) -> tuple[Tensor | None, Tensor | None]:
     return term.Delta.detach(), S.square().sum(dim=(1, 2)) / 4
 
 
-def heads_table(layers: Sequence[Heads], window: int) -> str:
+def heads_table(layers: Sequence[Heads]) -> str:
     """Markdown with a row per head, and a row of means after each layer."""
-    names = ["layer", "head", "center", "alpha", f"inside {window} x {window}", "reach"]
+    names = ["layer", "head", "center", "alpha", f"inside {WINDOW} x {WINDOW}", "reach"]
     rows = [names, ["---"] * len(names)]
     for heads in layers:
         for head, (share, reach) in enumerate(zip(heads.share, heads.reach, strict=True)):

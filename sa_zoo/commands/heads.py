@@ -14,10 +14,10 @@ from sa_zoo.training.evaluate import open_test_split
 MEASURED_IMAGES = 32  # test images to average content-dependent maps over
 
 
-def measure_heads(model: str, data: str, window: int) -> str:
+def measure_heads(model: str, data: str) -> str:
     """The output of the command, as Markdown. Arguments as on the command line; without data, those of the run.
 
-    Raises ValueError for an even window or a network without attention, and the errors of `open_model`.
+    Raises ValueError for a network without attention, and the errors of `open_model`.
     """
     opened = open_model(model)
     network: Any = opened.network
@@ -26,4 +26,4 @@ def measure_heads(model: str, data: str, window: int) -> str:
         with process_as_found():
             _, split = open_test_split(opened, data_for(model, data), open_accelerator())
         layers = attention_layers(network, split.first(MEASURED_IMAGES).cpu())
-    return heads_table([measure(layer, window) for layer in layers], window)
+    return heads_table([measure(layer) for layer in layers])

@@ -34,18 +34,18 @@ from sa_zoo.convolution.padding import SamePadding
 from sa_zoo.convolution.soft_attention import SoftAttention
 from sa_zoo.models.timm_models import as_loaded, check_weights
 
-# The CNNs with a backbone of their own: timm's name, description and number of feature levels.
-CNNS = (
-    ("resnet18", "ResNet18 (He et al. 2016)", 5),
-    ("resnet34", "ResNet34 (He et al. 2016)", 5),
-    ("resnet50", "ResNet50 (He et al. 2016)", 5),
-    ("resnet18_cifar", "resnet18_cifar, the paper's baseline", 5),
-    ("resnet_tiny_cifar", "resnet_tiny_cifar, for two CPU cores", 5),
-    ("vgg11_bn", "VGG11 with batch norm (Simonyan and Zisserman 2015)", 6),
-    ("mobilenetv3_small_100", "MobileNetV3 small (Howard et al. 2019)", 5),
-    ("efficientnet_b0", "EfficientNet B0 (Tan and Le 2019)", 5),
-    ("convnext_atto", "ConvNeXt atto (Liu et al. 2022)", 4),
-)
+# The CNNs with a backbone of their own: timm's name and number of feature levels.
+CNNS = {
+    "resnet18": 5,
+    "resnet34": 5,
+    "resnet50": 5,
+    "resnet18_cifar": 5,
+    "resnet_tiny_cifar": 5,
+    "vgg11_bn": 6,
+    "mobilenetv3_small_100": 5,
+    "efficientnet_b0": 5,
+    "convnext_atto": 4,
+}
 default_cfgs: dict[str, DefaultCfg] = {}
 
 # torch.fx has to call these, not trace into them: they depend on sizes, and fx has only symbols for sizes.
@@ -123,7 +123,7 @@ def _create(
     return as_loaded(network) if pretrained else network
 
 
-def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
+def register_backbone(cnn: str, feature_levels: int) -> None:
     """Register a CNN's backbone with timm, with all of the CNN's weights."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -131,7 +131,7 @@ def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
 
     name = f"mhsa_{cnn}"
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"{sentence}, as multi-head self-attention."
+    create.__doc__ = f"{cnn} of timm with its convolutions as multi-head self-attention."
     tagged = get_arch_pretrained_cfgs(cnn)  # by names with tags of weights, the default first
     default_cfgs.update(
         generate_default_cfgs({f"mhsa_{name}": backbone_cfg(cfg) for name, cfg in tagged.items()})
@@ -139,7 +139,7 @@ def register_backbone(cnn: str, sentence: str, feature_levels: int) -> None:
     register_model(create)
 
 
-for row in CNNS:
+for row in CNNS.items():
     register_backbone(*row)
 # timm lists entry points here, which are not attributes of this module
 __all__ = ["register_backbone"]

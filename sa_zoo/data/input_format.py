@@ -44,7 +44,7 @@ class InputFormat:
         """
         channels, height, width = self.input_size
         image = self.in_color(image)
-        if image.size != (width, height):
+        if image.size != (width, height) or self.crop_pct != 1.0:
             return self.transform(image)
         return torch.from_numpy(np.array(image)).view(height, width, channels).permute(2, 0, 1)
 

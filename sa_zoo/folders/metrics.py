@@ -155,18 +155,12 @@ def write_metrics(folder: Path, metrics: Metrics) -> Metrics:
     return metrics
 
 
-def write_test(folder: Path, measured: Metrics) -> Metrics:
-    """Put a test result into the metrics.json of a folder; keep everything else in it."""
-    old = read_metrics(folder)
-    fields = {"data": measured.data, "data_revision": measured.data_revision, "test": measured.test}
-    fields["model"] = old.model or Path(measured.model or "").name  # without the path of the folder
-    return write_metrics(folder, old.model_copy(update=fields))
-
-
 def write_result(path: Path, measured: Metrics) -> None:
     """Write an evaluation to a file; if it is the model's metrics.json, keep everything else in it."""
     folder = Path(measured.model or "")
     if path.resolve() == (folder / FILE).resolve():
-        write_test(folder, measured)
-    else:
-        write_json(path, measured.measured())
+        old = read_metrics(folder)
+        name = old.model or folder.name  # without the path of the folder
+        new = {"model": name, **measured.model_dump(include={"data", "data_revision"})}
+        measured = old.model_copy(update={**new, "test": measured.test})
+    write_json(path, measured.measured())
