@@ -102,7 +102,6 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         change_config(model_args__embed_dim=3_000, model_args__hidden_dim=50_000),
         "parameters",
     ),
-    "a million layers": (change_config(model_args__depth=1_000_000), "parameters"),
     "a huge input": (change_config(pretrained_cfg__input_size=[3, 10**6, 10**6]), "input_size"),
     "a tiny crop": (change_config(pretrained_cfg__crop_pct=1e-9), "crop_pct"),
     "NaN": (change_config(pretrained_cfg__mean=[float("nan"), 0.5, 0.5]), "NaN"),

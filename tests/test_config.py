@@ -22,13 +22,12 @@ def path(tmp_path):
     ("dotted", "value", "said"),
     [
         ("train.epoch", 3, "train.epoch: got an unknown key, .*did you mean train.epochs?"),
-        ("train.lr", 0.1, "train.lr: got an unknown key, .*did you mean optim.lr?"),
         ("train.epochs", "3", "train.epochs: got '3', expected a valid integer"),
         ("data.validation", 1.5, "data.validation: got 1.5, expected less than 1"),
         ("optim.lr", float("nan"), "optim.lr: got nan, expected"),
         ("train.precision", "bf61", "train.precision: got 'bf61', .*'fp16'.*mean bf16?"),
-        ("augment.flip", 1, "augment.flip: got 1, expected a valid boolean"),
-        ("model.args", 3, "model.args: got 3, expected a table"),
+        ("augment.hflip", 0.5, r"augment.hflip: got 0.5 with augment.scale = \[\], expected"),
+        ("augment.scale", [1.0, 0.3], r"augment.scale: got \[1.0, 0.3\], expected two numbers"),
         ("model.args", {"num_classes": 7}, "model.args.num_classes: got 7, .*the data set"),
         ("train.seed", 2**63, "train.seed: got 9223372036854775808, expected less than"),
         ("model.freeze", "(", r"model.freeze: got '\(', expected a regular expression"),
@@ -40,13 +39,6 @@ def test_a_mistake_names_key_value_expectation_and_nearest_name(dotted, value, s
     with pytest.raises(ValueError, match=f"^{said}") as caught:
         parse_config(table)
     assert "\n" not in str(caught.value)
-
-
-def test_every_mistake_is_reported_each_on_its_line():
-    with pytest.raises(ValueError, match=r"did you mean model\?") as caught:
-        parse_config({"modle": {}, "train": {"epochs": -1, "seed": "x"}})
-    keys = {line.split(":")[0] for line in str(caught.value).splitlines()}
-    assert keys == {"modle", "model", "train.epochs", "train.seed"}
 
 
 def test_overrides_apply_in_order_and_are_toml_or_else_text(path):
@@ -65,29 +57,6 @@ def test_overrides_apply_in_order_and_are_toml_or_else_text(path):
     assert config.model.freeze == "a=b"
     assert config.augment.flip is True
     assert load_config(path, "train.epochs=7").train.epochs == 7
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("train.epochs", "expected key=value"),
-        ("train..epochs=3", "expected key=value"),
-        ("train.epochs.more=3", "train.epochs: got {'more': 3}, expected a valid integer"),
-        (3, "got 3, expected text such as"),
-        ("lr=3", r"did you mean optim.lr\?"),
-    ],
-)
-def test_a_mistaken_override_is_reported(path, override, said):
-    with pytest.raises(ValueError, match=said):
-        load_config(path, [override])
-
-
-def test_a_missing_file_names_the_nearest_a_bad_one_its_place(path):
-    with pytest.raises(FileNotFoundError, match=r", quickstart, .*did you mean run.toml\?"):
-        load_config(path.with_name("runs.toml"))
-    path.write_text("[model\n")
-    with pytest.raises(ValueError, match=r"expected TOML: .*line 1"):
-        load_config(path)
 
 
 def test_the_written_config_reads_back_equal():

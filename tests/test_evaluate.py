@@ -27,7 +27,7 @@ from sa_zoo.data.splits import Split
 from sa_zoo.folders.metrics import Metrics, Scores
 from sa_zoo.opened import Opened
 from sa_zoo.training.device import open_accelerator
-from sa_zoo.training.evaluate import class_table, open_test_split, score
+from sa_zoo.training.evaluate import open_test_split, score
 
 FORMAT = InputFormat((3, 2, 2), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
 
@@ -99,8 +99,6 @@ def test_classes_that_never_occur_keep_their_place_in_the_detail():
     found = scored(np.eye(4)[[0, 2, 0]] * 5, labels, detail=True)
     assert found.per_class == [1.0, None, 0.5, None] and found.images_per_class == [1, 0, 2, 0]
     assert found.balanced == 0.75
-    table = class_table(found, ["ant", "bee", "cat", "dog"]).splitlines()
-    assert [line.split()[:3] for line in table] == [["ant", "1", "1.0000"], ["cat", "2", "0.5000"]]
     assert np.array(found.confusion_matrix).shape == (4, 4)
 
 
@@ -116,12 +114,17 @@ def split_for(model: Opened, folder: Path) -> tuple[LabeledImages, Split]:
 
 
 def test_classes_are_matched_by_name(tmp_path, capsys, caplog):
-    """Whatever their order, and where some are missing."""
+    """Whatever their order and the precision of the network, and where some are missing."""
     folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
     model = opened(["owl", "dog", "cat"])
     source, split = split_for(model, folder)
     assert source.classes == ("owl", "dog", "cat")
     assert torch.bincount(split.labels, minlength=3).tolist() == [5, 0, 2]
+    losses = [
+        score(model.network.to(dtype), split, open_accelerator()).loss
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    ]
+    assert losses == pytest.approx(losses[:1] * 3, rel=0.02)
     said = capsys.readouterr().err
     assert "classes matched by name" in said and "no test images: dog" in said
     image_folder(folder, {"test/zebra": 1})
@@ -130,18 +133,7 @@ def test_classes_are_matched_by_name(tmp_path, capsys, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_networks_of_any_precision_are_scored(tmp_path, dtype):
-    folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
-    model = opened(["owl", "dog", "cat"])
-    _, split = split_for(model, folder)
-    scores = [
-        score(model.network.to(kind), split, open_accelerator()) for kind in (torch.float32, dtype)
-    ]
-    assert scores[1].loss == pytest.approx(scores[0].loss, rel=0.02)
-
-
-@pytest.mark.parametrize("names", [None, ["0", "1", "2"], ["LABEL_0", "LABEL_1", "LABEL_2"]])
+@pytest.mark.parametrize("names", [None, ["LABEL_0", "LABEL_1", "LABEL_2"]])
 def test_classes_without_names_are_matched_by_number(tmp_path, caplog, names):
     folder = image_folder(tmp_path / "D", {"test/cat": 2, "test/owl": 5})
     with pytest.raises(ValueError, match=r"data: got 2 classes, expected 3 .*0, 1, 2"):
@@ -175,7 +167,6 @@ def test_no_training_image_is_counted_in_a_changed_copy(tmp_path, capsys):
     counted = {pixels.permute(1, 2, 0).numpy().tobytes() for pixels in split.images}
     pixels = {np.array(open_image(BytesIO(content))).tobytes() for content in trained}
     assert not counted & pixels and len(split) > 10
-    assert "all of them" not in capsys.readouterr().err
     assert len(split_for(opened(["cat", "dog", "owl"]), folder)[1]) == 53 + 31 + 11
     assert "nothing says whether" in capsys.readouterr().err
 
@@ -209,15 +200,8 @@ def test_a_digest_is_that_of_the_data_wherever_they_are(tmp_path):
     folder = folder.rename(tmp_path / "E")
     assert digest() == before
     image = folder / "train/cat/0.png"
-    content = image.read_bytes()
-    image.write_bytes(content + b"more")
-    assert digest() != before
-    image.write_bytes(content)
     image = image.rename(image.with_name("00.png"))  # in the same order
-    assert digest() != before
     assert changes(before, digest()).startswith("images of other names")
-    image.rename(image.with_name("0.png"))
-    assert digest() == before
-    image_folder(folder, {"train/emu": 1, "test/owl": 3})
-    found = "3 test images of owl, not 2, 1 train images of emu, not 0"
-    assert changes(before, digest()) == found
+    image = image.rename(image.with_name("0.png"))
+    image.write_bytes(image.read_bytes() + b"more")
+    assert digest() != before

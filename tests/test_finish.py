@@ -115,9 +115,7 @@ ARGS = Namespace(
     num_classes=7,
     model_kwargs=dict(SMALL),
     in_chans=None,
-    gp=None,
     mean=[0.1, 0.2, 0.3],
-    opt_betas=None,
     device="cpu",
 )
 
@@ -176,8 +174,13 @@ def test_a_folder_of_timms_save_for_hf_becomes_complete(tmp_path, safe):
     check_published(tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["sa_quadratic_tiny_cifar", "resnet_tiny_cifar"])
-@pytest.mark.parametrize(("kind", "labels"), [("multi_label_classification", 3), ("regression", 1)])
+@pytest.mark.parametrize(
+    ("name", "kind", "labels"),
+    [
+        ("sa_quadratic_tiny_cifar", "multi_label_classification", 3),
+        ("resnet_tiny_cifar", "regression", 1),
+    ],
+)
 def test_what_transformers_config_says_is_kept(tmp_path, name, kind, labels):
     """A new head, in two files of weights."""
     settings = {"hidden_dropout_prob": 0.2} if name.startswith("sa_") else {}

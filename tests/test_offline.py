@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from hub_server import HubServer, Repository
 from model_folders import make_run
 from programs import watched
@@ -13,38 +12,21 @@ from programs import watched
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def hub(tmp_path):
-    """A Hub with one model, and how a process reaches it."""
+def test_the_checked_revision_of_a_hub_loads_and_then_the_cache(tmp_path):
+    """The Hub changes after the check, and is gone when the model is loaded again."""
+    code = "import sa_zoo; assert sa_zoo.open('hf-hub:you/tiny').network.num_classes == 7"
+    runs = [make_run(tmp_path / str(n), "test_vit", num_classes=n) for n in (7, 11)]
+    first, second = (
+        {path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"}
+        for run in runs
+    )
     with HubServer() as server:
+        server.repositories["you/tiny"] = repository = Repository()
+        repository.commit(first)
+        server.faults = {"GET .*/model.safetensors": lambda: repository.commit(second)}
         environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}
         environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-        server.repositories["you/tiny"] = Repository()
-        yield server, {**os.environ, **environment}
-
-
-def commit(server: HubServer, run: Path) -> str:
-    files = {path.name: path.read_bytes() for path in run.iterdir()} | {"evil.bin": b"\x80\x02"}
-    return server.repositories["you/tiny"].commit(files)
-
-
-def test_a_model_of_the_hub_loads_from_the_cache(hub, tmp_path):
-    server, environment = hub
-    commit(server, make_run(tmp_path / "run", "test_vit"))
-    code = "import sa_zoo; assert sa_zoo.open('hf-hub:you/tiny').metrics.test.n == 1009"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    assert server.count("evil.bin") == 0
-    assert not list((tmp_path / "home").rglob("evil.bin"))
-    server.server_close()
+        subprocess.run([sys.executable, "-c", code], env=os.environ | environment, check=True)
+        assert len(repository.commits) == 2 and server.count("evil.bin") == 0
     asked, _ = watched(tmp_path, code, HF_ENDPOINT=server.url)
     assert str(server.server_port) in asked  # it does without
-
-
-def test_the_checked_revision_loads_though_the_hub_changes(hub, tmp_path):
-    server, environment = hub
-    commit(server, make_run(tmp_path / "first", "test_vit", num_classes=7))
-    second = make_run(tmp_path / "second", "test_vit", num_classes=11)
-    server.faults = {"GET .*/model.safetensors": lambda: commit(server, second)}
-    code = "import sa_zoo; assert sa_zoo.open('hf-hub:you/tiny').network.num_classes == 7"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    assert len(server.repositories["you/tiny"].commits) == 2

@@ -1,11 +1,10 @@
 """Classes of pictures: `sa-zoo predict` and `sa_zoo.open(...).predict`."""
 
-import json
-
 import numpy as np
 import pytest
 import timm
 import torch
+from hostile import change_config
 from model_folders import make_run
 from PIL import Image, ImageOps
 from timm.data import create_transform, resolve_model_data_config
@@ -19,15 +18,10 @@ SMALL = {"embed_dim": 7, "depth": 2, "hidden_dim": 11, "num_heads": 3, "num_clas
 NAMES = ["owl", "cat", "ant\nelk: dog 1.000", "\x1b[2Jbee", "fox", "hen", "yak"]
 
 
-def change(folder, **values):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | values))
-
-
 @pytest.fixture
 def run(tmp_path):
     folder = make_run(tmp_path / "run", "sa_quadratic_tiny_cifar", **SMALL)
-    change(folder, label_names=NAMES)
+    change_config(label_names=NAMES)(folder)
     return folder
 
 
@@ -44,7 +38,7 @@ def photo(tmp_path):
 @pytest.mark.parametrize("several", [False, True])
 def test_pictures_and_files_have_the_probabilities_of_the_evaluation_transform(run, photo, several):
     if several:
-        change(run, problem_type="multi_label_classification")
+        change_config(problem_type="multi_label_classification")(run)
     opened = sa_zoo.open(run)
     image = Image.open(photo)
     transform = create_transform(**resolve_model_data_config(opened.network))
@@ -73,12 +67,8 @@ def test_classes_are_named_as_well_as_the_model_allows(config, names):
     assert class_names(network)[:2] == names and len(class_names(network)) == classes
 
 
-@pytest.mark.parametrize("change_", [{"problem_type": "regression"}, {"num_classes": 1}])
-def test_a_model_that_does_not_classify_is_refused(run, photo, change_):
-    if "num_classes" in change_:
-        run = make_run(run.with_name("one"), "sa_quadratic_tiny_cifar", **SMALL | change_)
-    else:
-        change(run, **change_)
+def test_a_model_that_does_not_classify_is_refused(run, photo):
+    change_config(problem_type="regression")(run)
     with pytest.raises(ValueError, match="expected a classifier"):
         sa_zoo.open(run).predict(photo)
 

@@ -1,6 +1,5 @@
 import fcntl
 import json
-import math
 import os
 import random
 import re
@@ -80,10 +79,8 @@ def assert_same_run(a: Path, b: Path) -> None:
     """Bit for bit."""
     assert history(a) == history(b)
     assert read_metrics(a).test == read_metrics(b).test
-    for name in ("model.safetensors", "heads.safetensors"):
-        assert (a / name).exists() == (b / name).exists()
-        if (a / name).exists():
-            assert (a / name).read_bytes() == (b / name).read_bytes()
+    weights_of = [{p.name: p.read_bytes() for p in run.glob("*.safetensors")} for run in (a, b)]
+    assert weights_of[0] == weights_of[1]
 
 
 def assert_same_curve(a: Path, b: Path) -> None:
@@ -118,27 +115,14 @@ def whole(request, tmp_path_factory):
     return config, out
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """The folder of a run that was stopped after its first epoch."""
-    out = tmp_path_factory.mktemp("stopped") / "run"
-    interrupted(tiny_config(train={"epochs": 40}), out, signal.SIGINT, "history.jsonl")
-    return out
-
-
-@pytest.mark.parametrize(
-    ("schedule", "falls"),
-    [
-        ("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2),
-        ("linear", lambda done: 1 - done),
-    ],
-)
-def test_the_rate_rises_linearly_and_falls_as_scheduled(schedule, falls):
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_rate_rises_linearly_and_falls_as_scheduled(schedule):
     optim = OptimConfig(warmup=0.1, schedule=schedule)
     rates = [learning_rate_factor(seen, 10, 1000, optim) for seen in range(0, 1000, 10)]
     assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
-    assert rates[10:] == pytest.approx([falls(i / 90) for i in range(90)])
-    assert learning_rate_factor(0, 10, 1000, OptimConfig(warmup=0.0)) == 1.0
+    left = np.arange(90, 0, -1) / 90
+    falls = left if schedule == "linear" else (1 - np.cos(np.pi * left)) / 2
+    assert rates[10:] == pytest.approx(falls)
 
 
 def test_a_run_learns_and_reports_what_it_left_behind(plain):
@@ -153,7 +137,6 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     assert metrics.train.pflop == pytest.approx(2 * 3 * macs * 12 * 211 / 1e15)
     assert min(metrics.train.seconds, metrics.train.cpu_seconds) > 0
     assert metrics.train.images_per_second > 0
-    assert metrics.environment.keys() >= {"python", "torch", "timm", "device", "processes"}
     lines = history(out)
     assert [line["epoch"] for line in lines] == [1, 2]
     assert lines[1]["loss"] < lines[0]["loss"] < 2.5
@@ -365,10 +348,9 @@ def test_checkpoints_that_are_a_link_to_elsewhere_are_refused(tmp_path):
     assert not any((tmp_path / "precious").iterdir())
 
 
-def test_resuming_with_another_config_names_what_changed(stopped):
-    config = tiny_config(train={"epochs": 40}, optim={"lr": 0.5})
+def test_resuming_with_another_config_names_what_changed(plain):
     with pytest.raises(ValueError, match=r"optim.lr: got 0.5, expected 0.003, as in the run in .*"):
-        train(config, stopped, resume=True)
+        train(tiny_config(optim={"lr": 0.5}), plain[0], resume=True)
 
 
 def test_a_run_resumes_with_the_same_data_at_another_place_only(plain, tmp_path):
@@ -394,13 +376,13 @@ def test_a_run_resumes_with_the_same_data_at_another_place_only(plain, tmp_path)
     assert load_config(tmp_path / "run" / "train.toml").data.name == str(moved)
 
 
-def test_two_processes_do_not_share_a_folder(stopped):
-    folder = os.open(
-        stopped, os.O_RDONLY
-    )  # flock tells two openings apart, as it does two processes
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    (tmp_path / "train.toml").write_text(dump_config(tiny_config()))
+    # flock tells two openings apart, as it does two processes
+    folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     with pytest.raises(ValueError, match="in which another process trains"):
-        train(tiny_config(train={"epochs": 40}), stopped, resume=True)
+        train(tiny_config(), tmp_path, resume=True)
     os.close(folder)
 
 
@@ -433,11 +415,12 @@ SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}
             {"model": {"args": TINY_VIT | {"global_pool": ""}}},
             r"model whose output for an image is \(1, 17, 10\), expected \(1, 10\)",
         ),
-        ({"model": {"freeze": "^nothing"}}, r"freeze: got '\^nothing', which matches 0 of"),
         ({"model": {"freeze": "."}}, r"freeze: got '.', which matches (\d+) of \1 parameters"),
         ({"model": {"init": "test_resnet"}}, "init: got weights of test_resnet .* expected test_v"),
-        ({"optim": {"name": "adamm"}}, r"got adamm, expected a timm optimizer \(did you mean ada"),
-        ({"optim": {"args": {"lr": 1}}}, "got {'lr': 1}, which .*multiple values .*'lr'"),
+        (
+            {"optim": {"args": {"adjust_lr": 1}}},
+            "got {'adjust_lr': 1}, which timm's adamw does not",
+        ),
         ({"augment": {"mixup": 0.2}}, "got 211, expected an even number per micro-batch"),
         ({"train": {"batch_size": 1310}}, "got 1310, expected at most the 1309 to train on"),
         ({"train": {"accumulation": 3}}, "got 211, expected a multiple of 1 processes x 3 micro-"),
@@ -445,6 +428,27 @@ SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}
         (
             {"data": {"name": "D"}, "train": {"batch_size": 2}},
             "got D without test images, expected a test split",
+        ),
+        ({"model": {"init": "local-dir:no"}}, "got none from .*lacks config.json"),
+        ({"model": {"init": "sa_eq8_tiny_cifar"}}, "expected .* a timm name with weights"),
+        (
+            {"augment": {"scale": [0.3, 1.0], "flip": True}},
+            r"augment.flip: got True with augment.scale = \[0.3",
+        ),
+        (
+            {"augment": {"scale": [0.3, 1.0], "auto_augment": "rnd"}},
+            "augment.auto_augment: got 'rnd', expected",
+        ),
+        (
+            {
+                "model": {"name": "test_vti"},
+                "data": {"name": "no/data"},
+                "optim": {"name": "adamm"},
+                "augment": {"mixup": 0.2},
+                "train": {"tracker": "tensorbord"},
+            },
+            r"is not installed(?s:.*)got test_vti, .* \(did you mean test_vit\?(?s:.*)got adamm,"
+            r"(?s:.*)an even number(?s:.*)data\.name: got",
         ),
         (
             {"data": {"validation": 0.0}, "train": {"keep": "best"}},
@@ -469,52 +473,26 @@ def test_a_run_that_cannot_work_leaves_no_folder(tmp_path, monkeypatch, sections
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ({"name": "test_vti"}, r"got test_vti, expected .* \(did you mean test_vit\?"),
-        ({"init": "local-dir:nowhere"}, "got none from .*lacks config.json"),
-        ({"init": "test_vti"}, "model.init: got test_vti, expected a folder"),
-        ({"init": "sa_eq8_tiny_cifar"}, "expected .* a timm name with weights"),
-    ],
-)
-def test_every_mistake_is_reported_before_data_are_loaded(tmp_path, model, said):
-    config = tiny_config(
-        model=model,
-        data={"name": str(tmp_path / "no" / "data")},
-        optim={"name": "adamm"},
-        augment={"mixup": 0.2},
-        train={"tracker": "tensorbord"},
-    )
-    others = [r"data\.name: got", "optim.name: got adamm", "an even number", "is not installed"]
-    with pytest.raises(ValueError, match=said) as caught:
-        train(config, tmp_path / "run")
-    assert all(re.search(other, str(caught.value)) for other in others)
-
-
-def test_fine_tuning_starts_from_a_run_with_a_new_head(plain, tmp_path):
+def test_fine_tuning_starts_from_a_run_with_a_new_head_and_size(plain, tmp_path):
     folder = parquet_folder(
         tmp_path / "three", {"train": noise_images(30), "test": noise_images(7, seed=1)}
     )
     config = tiny_config(
-        model={"init": f"local-dir:{plain[0]}", "freeze": r"^(?!head|norm)"},
+        model={
+            "init": f"local-dir:{plain[0]}",
+            "freeze": r"^(?!head|norm)",
+            "args": {"img_size": 12},
+        },
         data={"name": str(folder), "validation": 0.2},
         optim={"layer_decay": 0.7},
         train={"batch_size": 8},
     )
     train(config, tmp_path / "run")
     before, after = weights(plain[0]), weights(tmp_path / "run")
-    assert after["head.weight"].shape == (3, before["head.weight"].shape[1])
+    assert after["head.weight"].shape == (3, 16) and after["pos_embed"].shape == (1, 37, 16)
     for key, value in before.items():
-        if not key.startswith("head"):
+        if not key.startswith(("head", "pos_embed")):
             assert torch.equal(value, after[key]) is not key.startswith("norm."), key
-
-
-def test_fine_tuning_can_change_the_image_size(plain):
-    config = tiny_config(model={"init": f"local-dir:{plain[0]}", "args": {"img_size": 12}}).model
-    model = create_model(config, 10)
-    assert model(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
-    assert torch.equal(model.blocks[1].mlp.fc1.weight, weights(plain[0])["blocks.1.mlp.fc1.weight"])
 
 
 @pytest.mark.parametrize("init", ["", "sa_plain_tiny_cifar"])

@@ -77,11 +77,11 @@ def parquet_folder(
     return folder
 
 
-def image_folder(folder: Path, counts: dict[str, int]) -> Path:
+def image_folder(folder: Path, counts: dict[str, int], size: tuple[int, int] = (8, 8)) -> Path:
     """A folder of PNG files: per sub-folder (split/class, or class), so many images."""
     for seed, (name, count) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for i, image in enumerate(noise_images(count, seed=seed)):
+        for i, image in enumerate(noise_images(count, size, seed)):
             image.save(folder / name / f"{i}.png")
     return folder
 

@@ -24,12 +24,12 @@ class Proof:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.lost = 0
 
-    def tried(self, kind: str, outcome: str, lost: object = None, times: int = 1) -> None:
-        """A trial, or several of a kind; `lost` is the promise that was broken, if any."""
+    def tried(self, kind: str, outcome: str, lost: object = None) -> None:
+        """A trial; `lost` is the promise that was broken, if any."""
         if lost:
             self.lost += 1
             outcome = f"LOST: {lost}"
-        self.outcomes[kind, outcome] += times
+        self.outcomes[kind, outcome] += 1
         print(kind, outcome, flush=True)
 
 

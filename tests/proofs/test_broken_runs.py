@@ -69,7 +69,7 @@ def test_kill(proof, whole, tmp_path):
     results equal those of an undisturbed run bit for bit; no temporary or empty file is left."""
     config, outs = whole
     generator = random.Random(0)
-    for trial in range(proof.times or 3):
+    for trial in range(proof.times or 2):
         processes = 1 + trial % 2
         expected = state_of(outs[processes])
         number = SIGNALS[trial % 3]
@@ -92,8 +92,8 @@ def test_processes(proof, tmp_path):
     last = "epoch-00001-step-0000003"
     # steps follow a save
     moments = {"save": f"checkpoints/.{last}.incomplete", "step": f"checkpoints/{last}"}
-    cases = list(itertools.product((1, 0), moments, (2, 4, 1)))
-    for trial in range(proof.times or 2):
+    cases = list(itertools.product((1, 0), moments, (1, 2, 4)))
+    for trial in range(proof.times or 1):
         victim, moment, then = cases[trial % len(cases)]
         out = tmp_path / f"run{trial}"
         codes = stop(start(config, out, processes=2), victim, out, moments[moment])
@@ -153,7 +153,8 @@ def test_damage(proof, whole, stopped, tmp_path):
         for how in DAMAGES
         for name in sorted(contents(folder))
     ]
-    cases = random.Random(0).sample(cases, min(len(cases), proof.times or 8))
+    random.Random(0).shuffle(cases)
+    cases = [("a finished run", "vanished", "metrics.json"), *cases[: proof.times or 5]]
     for trial, (kind, how, name) in enumerate(cases):
         out = tmp_path / str(trial) / "run"
         shutil.copytree(folders[kind], out)
@@ -168,14 +169,6 @@ def test_damage(proof, whole, stopped, tmp_path):
         named = any(name in line for line in errors)
         lost = codes != [1] or not named or contents(out) != before
         proof.tried(f"{how} file of {kind}", "named, nothing changed", lost and said(out)[-500:])
-
-
-def test_a_finished_run_without_metrics_is_not_trained_again(whole, tmp_path):
-    config, outs = whole
-    shutil.copytree(outs[1], tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").unlink()
-    assert finish(start(config, tmp_path / "run", resume=True)) == [1]
-    assert "got a finished run" in said(tmp_path / "run")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a disk of its own")

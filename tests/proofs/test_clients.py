@@ -35,10 +35,6 @@ def images(number: int = 2, side: int = 32) -> Tensor:
     return torch.randn(number, 3, side, side, generator=torch.Generator().manual_seed(0))
 
 
-def near(got: Tensor, expected: Tensor, tolerance: float) -> bool:
-    return bool((got - expected).abs().max() <= tolerance * expected.abs().max())
-
-
 def trains(network: nn.Module, output: Tensor) -> None:
     """Each kernel of the backbone's attention gets a gradient."""
     output.square().sum().backward()
@@ -59,21 +55,17 @@ def image_pipeline(folder):
     config = timm.data.resolve_model_data_config(converted.network)
     logits = converted.network(timm.data.create_transform(**config)(picture)[None])
     expected = logits.softmax(-1)[0].sort(descending=True).values
-    assert near(torch.tensor([row["score"] for row in scores]), expected, 1e-4)
+    found = torch.tensor([row["score"] for row in scores])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     return "works: the scores that timm gives"
-
-
-def timm_backbone(*levels: int) -> Any:
-    from transformers import TimmBackboneConfig
-
-    return TimmBackboneConfig(backbone="mhsa_resnet18", out_indices=levels)
 
 
 def detr(_):
     """DETR with the backbone `mhsa_resnet18`: a training step"""
-    from transformers import DetrConfig, DetrForObjectDetection
+    from transformers import DetrConfig, DetrForObjectDetection, TimmBackboneConfig
 
-    network = DetrForObjectDetection(DetrConfig(backbone_config=timm_backbone(1, 2, 3, 4), **DETR))
+    backbone = TimmBackboneConfig(backbone="mhsa_resnet18", out_indices=[1, 2, 3, 4])
+    network = DetrForObjectDetection(DetrConfig(backbone_config=backbone, **DETR))
     trains(network, network(images(2, 64)).logits)
 
 
