@@ -13,7 +13,6 @@ from sklearn.datasets import load_digits
 from timm.data import ImageDataset, create_transform
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from tiny_runs import image_folder, noise_images, parquet_folder
-from torchvision.transforms.functional import normalize
 
 from sa_zoo.data import open_images as opening
 from sa_zoo.data.config import DataConfig
@@ -49,29 +48,6 @@ def sizes(source: LabeledImages) -> dict[str, int]:
     return {split: len(labels) for split, labels in source.labels.items()}
 
 
-def pixels(image: Image.Image) -> np.ndarray:
-    """(C, H, W)"""
-    return np.array(image).transpose(2, 0, 1)
-
-
-def splitmix(state: int) -> int:
-    """Next output of SplitMix64 in Python's integers."""
-    mask = 2**64 - 1
-    state = (state + 0x9E3779B97F4A7C15) & mask
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
-    return state ^ (state >> 31)
-
-
-def test_the_hash_is_splitmix_chained_over_its_counters():
-    assert splitmix(0) == 0xE220A8397B1DCDAF  # the published first output for seed 0
-    for counters in [(0,), (3,), (2, 2**63), (5, 7, 11)]:
-        state = 0
-        for counter in counters:
-            state = splitmix((state + counter) % 2**64)
-        assert int(counter_hash(*counters)[0]) == state
-
-
 def test_digits_are_those_of_scikit_learn_split_for_good():
     splits = splits_in("digits", 0.1)
     found = {name: len(split) for name, split in splits.items()}
@@ -98,21 +74,17 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch, workers):
     streamed = splits_in(folder, 0.3, workers=workers)
     assert (kept["train"].workers, streamed["train"].workers) == (0, workers)
     batches = np.array([[3, 1, 2], [0, 5, 4]])
-    pairs = [(kept["test"].loader(4), streamed["test"].loader(4))]
-    pairs.append(tuple(each["train"].loader_in_order(batches) for each in (kept, streamed)))
-    for pair in pairs:
+    loaders = [
+        (splits["test"].loader(4), splits["train"].loader_in_order(batches))
+        for splits in (kept, streamed)
+    ]
+    for pair in zip(*loaders, strict=True):
         for a, b in zip(*pair, strict=True):
             assert all(torch.equal(x, torch.as_tensor(y)) for x, y in zip(a, b, strict=True))
 
 
 def augment_of(augmented=lambda x: x, **config: object) -> Augment:
     return Augment(AugmentConfig(**config), 5, 10, augmented)
-
-
-def test_images_are_normalized_as_in_torchvision():
-    images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
-    expected = normalize(images / 255, FORMAT.mean, FORMAT.std)
-    assert torch.allclose(FORMAT.normalize(images), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("alternate", [False, True])
@@ -147,8 +119,8 @@ def test_images_are_small_in_the_first_epochs_as_in_pillow():
     assert torch.equal(whole, images)
     for image, result in zip(images, small, strict=True):
         picture = Image.fromarray(image.permute(1, 2, 0).numpy())
-        wanted = pixels(picture.resize((12, 12), Image.Resampling.BICUBIC))
-        assert np.abs(result.numpy() - wanted).max() < 1.5
+        wanted = np.array(picture.resize((12, 12), Image.Resampling.BICUBIC))
+        assert np.abs(result.permute(1, 2, 0).numpy() - wanted).max() < 1.5
 
 
 def test_mixup_follows_the_step_seed_and_dropout_the_process():
@@ -195,20 +167,18 @@ def test_images_without_folders_of_classes_are_refused(tmp_path, counts):
     [
         (("coarse_label", "fine_label"), "", "fine_label"),
         (("coarse_label", "fine_label"), "coarse_label", "coarse_label"),
-        (("coarse_label", "fine_label"), "label", None),
         (("mine", "yours"), "", None),
     ],
 )
 def test_labels_are_those_asked_for_or_of_a_usual_name(tmp_path, columns, asked, label):
     folder = parquet_folder(tmp_path / "two", {"test": noise_images(7)}, columns=columns)
-    if label:
-        source = source_of(folder, label_column=asked)
-        assert source.classes[0] == f"{label} 0"
-        assert sizes(source) == {"train": 0, "test": 7}
-    else:
-        message = f"data.label_column: got .*, expected one of img, {columns[0]},"
-        with pytest.raises(ValueError, match=message):
-            source_of(folder, label_column=asked)
+    if not label:
+        with pytest.raises(ValueError, match=r"data.label_column: got .*, expected one of img"):
+            source_of(folder)
+        return
+    source = source_of(folder, label_column=asked)
+    assert source.classes[0] == f"{label} 0"
+    assert sizes(source) == {"train": 0, "test": 7}
 
 
 def test_splits_are_chosen_by_name_where_labels_are_hidden(tmp_path):
@@ -271,15 +241,6 @@ def test_a_configuration_of_a_data_set_is_chosen_by_its_key(tmp_path, monkeypatc
     assert source.origins == {"train": "split train on the Hub"}
 
 
-def test_a_missing_folder_is_reported_before_asking_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pets").mkdir()
-    monkeypatch.setattr(opening, "repo_exists", lambda name, repo_type: False)
-    monkeypatch.setattr(datasets, "load_dataset", None)
-    with pytest.raises(FileNotFoundError, match=r"no such folder .*mean pets\?.*OWNER/NAME"):
-        source_of("pest")
-
-
 def described_folder(folder: Path, kind: str, labels: list[str]) -> Path:
     """Images with a metadata file, in folders of two splits."""
     image_folder(folder, {"train": len(labels), "test": 2, "more": 1})
@@ -292,23 +253,21 @@ def described_folder(folder: Path, kind: str, labels: list[str]) -> Path:
     return folder
 
 
+TEXTS = ["001", "1", "1e3", "NA", "None", "True"]
+
+
 @pytest.mark.parametrize(
     ("kind", "labels", "classes"),
     [
-        (
-            "csv",
-            ["001", "1", "1e3", "NA", "None", "True"],
-            ["001", "1", "1e3", "NA", "None", "True"],
-        ),
-        ("jsonl", ["2021", "1.50", '"owl"', "true"], ["1.50", "2021", "owl", "True"]),
+        ("csv", TEXTS, TEXTS),
+        ("jsonl", ["2021", "1.50", '"owl"', "true"], ["2021", "1.50", "owl", "True"]),
     ],
 )
 def test_labels_of_a_metadata_file_are_text(tmp_path, kind, labels, classes):
     folder = described_folder(tmp_path / "data", kind, labels)
     source = source_of(folder)
-    assert sorted(source.classes) == sorted(classes)
     found = [source.classes[label] for label in source.labels["train"]]
-    assert sorted(found) == sorted(classes)
+    assert sorted(source.classes) == sorted(found) == sorted(classes)
     assert source.classes[source.labels["test"][0]] == found[0]
     assert source.images["test"].path(0) == str(folder / "test" / "1.png")
     assert source.skipped == {".png in test": 1, ".png in more": 1}
@@ -360,16 +319,6 @@ def test_parquet_files_belong_to_the_split_in_their_path(tmp_path, names, found)
     assert sizes(source_of(tmp_path / "all")) == found
 
 
-def test_every_image_that_does_not_fit_is_named(tmp_path):
-    folder = image_folder(tmp_path / "pets", {"train/cat": 3, "train/dog": 1, "test/cat": 1})
-    (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
-    four = InputFormat((4, 8, 8), (0.5,) * 4, (0.2,) * 4, "bicubic", 1.0)
-    cannot = r"/train/cat/1[.]png, image 1 of the train split: cannot identify"
-    channels = r"image 3 .*: got 3 channels \(mode RGB\), expected 4"
-    with pytest.raises(ValueError, match=rf"(?s)got 5 images .*{cannot}.*{channels}"):
-        splits_in(folder, form=four)
-
-
 @pytest.mark.parametrize(
     ("counts", "others", "found"),
     [
@@ -417,9 +366,8 @@ def test_images_get_the_color_and_size_of_the_model_as_in_timm(tmp_path, channel
     for i, found in enumerate(["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"]):
         kind = "jpg" if found == "CMYK" else "png"
         size = (8, 8) if i % 2 else (13, 11)
-        noise_images(1, size, seed=i)[0].convert(found).save(
-            folder / f"class{i % 2}" / f"{i}.{kind}"
-        )
+        image = noise_images(1, size, seed=i)[0].convert(found)
+        image.save(folder / f"class{i % 2}" / f"{i}.{kind}")
     input_format = InputFormat((channels, 8, 8), (0.5,), (0.2,), "bicubic", 1.0)
     test = splits_in(folder.parent, form=input_format)["test"]
     transform = create_transform(
