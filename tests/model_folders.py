@@ -5,10 +5,8 @@ from pathlib import Path
 
 import timm
 import torch
-from torch import nn
 
 from sa_zoo.folders.write import write_timm_files
-from sa_zoo.opened import open_model
 
 TEST = {"top1": 0.8711, "top5": 0.9911, "loss": 0.4127, "n": 1009}
 VALIDATION = {"top1": 0.8533, "top5": 0.9873, "loss": 0.4519, "n": 503}
@@ -29,10 +27,6 @@ EPOCHS = [
     }
     for epoch in (1, 2, 3)
 ]
-
-
-def load_model(source: str) -> nn.Module:
-    return open_model(source).network
 
 
 def make_run(folder: Path, name: str, **arguments: int) -> Path:

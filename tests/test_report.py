@@ -1,14 +1,11 @@
 import shutil
 
-import numpy as np
 import pytest
 from tiny_runs import image_folder, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
-from sa_zoo.data.config import DataConfig
-from sa_zoo.data.open_images import open_images
-from sa_zoo.data.report import Report, report_of
+from sa_zoo.data.report import Report
 from sa_zoo.training.train import train
 
 
@@ -46,20 +43,13 @@ def test_the_report_names_counts_origins_and_faults(folder):
     assert ".heic in train/owl (1)" in text
 
 
-def test_headers_alone_show_sizes_and_files_that_are_no_images(folder):
-    source = open_images(DataConfig(name=str(folder)))
-    rows = {split: (split, np.arange(len(labels))) for split, labels in source.labels.items()}
-    report = report_of(source, rows, decode=False)
-    assert report.sizes == {"8x8": 19}
-    assert [line.split(",")[0] for line in report.unreadable] == [str(folder / "train/owl/2.png")]
-
-
-@pytest.mark.parametrize("kept_bytes", [2**31, 0])
+@pytest.mark.parametrize(("kept_bytes", "sized"), [(2**31, 19), (0, 18)])
 def test_a_run_names_all_broken_images_before_its_first_step(
-    folder, tmp_path, capsys, monkeypatch, kept_bytes
+    folder, tmp_path, capsys, monkeypatch, kept_bytes, sized
 ):
+    """Sizes are those of headers if the images are decoded for good."""
     monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", kept_bytes)
     with pytest.raises(ValueError, match=r"(?s)2 images that cannot be read.*\.png.*\.png"):
         train(tiny_config(data={"name": str(folder)}, train={"batch_size": 2}), tmp_path / "run")
-    assert "resized and cropped to 8x8" in capsys.readouterr().err
+    assert f"sizes: 8x8 ({sized})\n" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

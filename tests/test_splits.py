@@ -1,26 +1,21 @@
 """Which images are held out: a share of every class, by their bytes alone."""
 
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from tiny_runs import image_folder, noise_images
 
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_of
-from sa_zoo.data.input_format import InputFormat
 from sa_zoo.data.open_images import open_images
-from sa_zoo.data.splits import splits_of
-
-FORMAT = InputFormat((3, 8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0)
 
 
-def split(folder: Path, validation: float = 0.1) -> dict[str, dict[bytes, str]]:
+def split(folder: Path) -> dict[str, dict[bytes, str]]:
     """Split -> bytes and class of its pictures, in their order."""
     source = open_images(DataConfig(name=str(folder)))
     found = {}
-    for name, (table, rows) in rows_of(source, validation).items():
+    for name, (table, rows) in rows_of(source, 0.1).items():
         images, labels = source.images[table], source.labels[table]
         found[name] = {images.content(row): source.classes[labels[row]] for row in rows.tolist()}
     return found
@@ -55,8 +50,7 @@ def test_names_do_not_matter_and_one_more_picture_moves_no_other(tmp_path):
 
 def test_with_a_validation_split_nothing_is_held_out_for_it(tmp_path):
     folder = image_folder(tmp_path, {"train/a": 11, "train/b": 13, "val/a": 5, "val/b": 7})
-    image_folder(folder, {"test/a": 2, "test/b": 3})
-    source = open_images(DataConfig(name=str(folder)))
-    splits = splits_of(source, rows_of(source, 0.1), FORMAT, torch.device("cpu"))
-    counts = {name: np.bincount(each.labels).tolist() for name, each in splits.items()}
-    assert counts == {"train": [11, 13], "validation": [5, 7], "test": [2, 3]}
+    found = split(image_folder(folder, {"test/a": 2, "test/b": 3}))
+    counts = {name: Counter(each.values()) for name, each in found.items()}
+    expected = {"train": (11, 13), "validation": (5, 7), "test": (2, 3)}
+    assert counts == {name: {"a": a, "b": b} for name, (a, b) in expected.items()}
