@@ -17,86 +17,77 @@ def pixels(height: int, width: int) -> list[tuple[int, int]]:
     return [(y, x) for y in range(height) for x in range(width)]
 
 
-def positional(X: np.ndarray, num_heads: int, score) -> np.ndarray:
-    """(N_h, T, T) of score(head, dy, dx), key minus query."""
-    return pairwise(X[:1], num_heads, lambda h, x_q, x_k, dy, dx: score(h, dy, dx))[0]
-
-
 def pairwise(X: np.ndarray, num_heads: int, score) -> np.ndarray:
-    """(B, N_h, T, T) of score(head, x_q, x_k, dy, dx)."""
+    """(B, N_h, T, T) of score(query, key, h, dy, dx); query and key are (image, row, column, head)."""
     batch, height, width, _ = X.shape
-    T = height * width
-    scores = np.zeros((batch, num_heads, T, T))
-    for b, h, q, k in np.ndindex(*scores.shape):
-        (qy, qx), (ky, kx) = divmod(q, width), divmod(k, width)
-        scores[b, h, q, k] = score(h, X[b, qy, qx], X[b, ky, kx], ky - qy, kx - qx)
+    places = pixels(height, width)
+    scores = np.zeros((batch, num_heads, len(places), len(places)))
+    for b, h, i, j in np.ndindex(*scores.shape):
+        q, k = places[i], places[j]
+        scores[b, h, i, j] = score((b, *q, h), (b, *k, h), h, k[0] - q[0], k[1] - q[1])
     return scores
 
 
 def quadratic(p: dict, X: np.ndarray) -> np.ndarray:
-    return generalized(p | {"spread": p["spread"][:, None, None] * np.eye(2)}, X)
+    return quadratic_gen(p | {"spread": p["spread"][:, None, None] * np.eye(2)}, X)
 
 
-def generalized(p: dict, X: np.ndarray) -> np.ndarray:
-    def score(h, dy, dx):
+def quadratic_gen(p: dict, X: np.ndarray) -> np.ndarray:
+    def score(q, k, h, dy, dx):
         distance = np.array([dy, dx]) - p["Delta"][h]
         return -0.5 * distance @ (p["spread"][h] @ p["spread"][h].T) @ distance
 
-    return positional(X, len(p["spread"]), score)
+    return pairwise(X[:1], len(p["spread"]), score)
 
 
 def learned(p: dict, X: np.ndarray) -> np.ndarray:
-    _, height, width, _ = X.shape
+    def score(q, k, h, dy, dx):
+        row = p["row"][dx + X.shape[2] - 1] @ p["w"][h]
+        return row + p["col"][dy + X.shape[1] - 1] @ p["v"][h]
 
-    def score(h, dy, dx):
-        return p["row"][dx + width - 1] @ p["w"][h] + p["col"][dy + height - 1] @ p["v"][h]
-
-    return positional(X, len(p["w"]), score)
-
-
-def head(matrix: np.ndarray, h: int, dim: int) -> np.ndarray:
-    """Rows of a projection (N_h D, ...) that belong to one head."""
-    return matrix[h * dim : (h + 1) * dim]
+    return pairwise(X[:1], len(p["w"]), score)
 
 
-def projected(p: dict, name: str, h: int, x: np.ndarray) -> np.ndarray:
-    """x by the weight and the bias of one head."""
-    return head(p[f"{name}.weight"], h, len(x)) @ x + head(p[f"{name}.bias"], h, len(x))
+def by_head(p: dict, name: str, x: np.ndarray, dim: int) -> np.ndarray:
+    """(..., D) -> (..., N_h, dim)"""
+    return linear(p, name, x).reshape(*x.shape[:-1], -1, dim)
+
+
+def displacements(p: dict) -> np.ndarray:
+    """r of all displacements, from the smallest on: (2 H - 1, 2 W - 1, D_p)"""
+    shape = len(p["col"]), len(p["row"])
+    r = [np.concatenate([p["row"][dx], p["col"][dy]]) for dy, dx in pixels(*shape)]
+    return np.array(r).reshape(*shape, -1)
 
 
 def content(p: dict, X: np.ndarray) -> np.ndarray:
     _, height, width, dim = X.shape
+    Q, K, r = by_head(p, "W_qry", X, dim), by_head(p, "W_key", X, dim), displacements(p)
 
-    def score(h, x_q, x_k, dy, dx):
-        q = projected(p, "W_qry", h, x_q)
-        k = projected(p, "W_key", h, x_k)
-        r = np.concatenate([p["row"][dx + width - 1], p["col"][dy + height - 1]])
-        return (q @ k + q @ r) / math.sqrt(dim)
+    def score(q, k, h, dy, dx):
+        return Q[q] @ (K[k] + r[dy + height - 1, dx + width - 1]) / math.sqrt(dim)
 
-    return pairwise(X, len(p["W_qry.bias"]) // dim, score)
+    return pairwise(X, Q.shape[3], score)
 
 
 def eq8(p: dict, X: np.ndarray) -> np.ndarray:
     _, height, width, dim = X.shape
+    Q, K = by_head(p, "W_qry", X, dim), by_head(p, "W_key", X, dim)
+    r = by_head(p, "W_key_pos", displacements(p), dim)
 
-    def score(h, x_q, x_k, dy, dx):
-        W_qry, W_key = head(p["W_qry.weight"], h, dim), head(p["W_key.weight"], h, dim)
-        What_key = head(p["W_key_pos.weight"], h, dim)
-        r = np.concatenate([p["row"][dx + width - 1], p["col"][dy + height - 1]])
-        first = (W_qry @ x_q) @ (W_key @ x_k)
-        second = (W_qry @ x_q) @ (What_key @ r)
-        third = p["u"][h] @ (W_key @ x_k)
-        fourth = p["v"][h] @ (What_key @ r)
+    def score(q, k, h, dy, dx):
+        away = r[dy + height - 1, dx + width - 1, h]
+        first, second = Q[q] @ K[k], Q[q] @ away
+        third, fourth = p["u"][h] @ K[k], p["v"][h] @ away
         return (first + second + third + fourth) / math.sqrt(dim)
 
-    return pairwise(X, len(p["u"]), score)
+    return pairwise(X, Q.shape[3], score)
 
 
 def absolute(p: dict, X: np.ndarray) -> np.ndarray:
-    def score(h, x_q, x_k, dy, dx):
-        return projected(p, "W_qry", h, x_q) @ projected(p, "W_key", h, x_k) / math.sqrt(len(x_q))
-
-    return pairwise(X + p["P"], len(p["W_qry.bias"]) // X.shape[-1], score)
+    X = X + p["P"]
+    Q, K = (by_head(p, name, X, X.shape[3]) for name in ("W_qry", "W_key"))
+    return pairwise(X, Q.shape[3], lambda q, k, *_: Q[q] @ K[k] / math.sqrt(X.shape[3]))
 
 
 def linear(p: dict, name: str, x: np.ndarray) -> np.ndarray:
@@ -127,12 +118,10 @@ def below(p: dict, prefix: str) -> dict:
 def attention(p: dict, X: np.ndarray, term) -> np.ndarray:
     batch, height, width, dim = X.shape
     P = softmax(term(below(p, "terms.0."), X))
-    P = np.broadcast_to(P, (batch, *P.shape[-3:]))
-    heads = [
-        np.einsum("bqk,bkd->bqd", P[:, h], X.reshape(batch, -1, dim)) for h in range(P.shape[1])
-    ]
-    mixed = np.concatenate(heads, axis=-1).reshape(batch, height, width, -1)
-    values = linear(p, "W_val", mixed)
+    heads = np.einsum(
+        "bhqk,bkd->bqhd", np.broadcast_to(P, (batch, *P.shape[1:])), X.reshape(batch, -1, dim)
+    )
+    values = linear(p, "W_val", heads.reshape(batch, height, width, -1))
     if "W_out.bn.weight" in p:
         return batch_norm(below(p, "W_out.bn."), values)
     return linear(p, "W_out", values) if "W_out.weight" in p else values
@@ -142,8 +131,7 @@ def max_pooled(X: np.ndarray) -> np.ndarray:
     batch, height, width, dim = X.shape
     maxima = np.zeros((batch, height // 2, width // 2, dim))
     for y, x in pixels(height // 2, width // 2):
-        square = X[:, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2]
-        maxima[:, y, x] = square.max(axis=(1, 2))
+        maxima[:, y, x] = X[:, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].max(axis=(1, 2))
     return maxima
 
 

@@ -6,7 +6,7 @@ import torch
 
 from sa_zoo.models import positions
 from sa_zoo.models.attention import Attention, probabilities_from
-from sa_zoo.models.content import Content, Relative
+from sa_zoo.models.content import Relative
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
 W, H, D, HEADS, B = 3, 5, 7, 11, 19
@@ -20,19 +20,6 @@ def attention(*terms, dtype=torch.float64) -> Attention:
 def pixels(dtype=torch.float64) -> torch.Tensor:
     torch.manual_seed(1)
     return torch.randn(B, H, W, D, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("terms", "form"), [((Quadratic, Learned), "by_axes"), ((Quadratic, Content), "definition")]
-)
-def test_models_alone_evaluate_large_images_by_axes(terms, form, monkeypatch):
-    """As from a copy of models/ in a Hub repository, without fast/."""
-    layer, X = Attention(D, HEADS, terms, (13, 11), attn_drop=0.5), torch.randn(B, 13, 11, D)
-    for name in ("by_axes", "definition"):
-        monkeypatch.setattr(layer, name, lambda X, name=name: name)
-    assert layer.cheaper(X) == "definition"  # probabilities with dropout have no factors
-    assert layer.eval().cheaper(X) == form
-    assert not Attention(D, HEADS, (Quadratic,), (H, W)).axes_pay()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -46,7 +46,7 @@ def test_measures_of_a_learned_model_are_the_definitions(window, most, queries, 
     model = small_network("learned")
     parameters = model.blocks[1].attn.terms[0].double().state_dict()
     term = {name: value.numpy() for name, value in parameters.items()}
-    P = softmax(learned(term, np.zeros((1, H, W, 1))))
+    P = softmax(learned(term, np.zeros((1, H, W, 1))))[0]
     heads = measure(attention_layers(model.float(), pictures(1))[1], window)
     expected = share_and_reach(P, window, queries)
     assert np.allclose([heads.share, heads.reach], expected, rtol=0, atol=1e-5)

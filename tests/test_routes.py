@@ -17,10 +17,10 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.content import Absolute, Content, Relative
 from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
 
-H, W, D, HEADS, B = 13, 11, 7, 3, 5
+H, W, D, HEADS, B = 13, 11, 7, 3, 3
 SCORES = {
     Quadratic: oracle.quadratic,
-    GeneralizedQuadratic: oracle.generalized,
+    GeneralizedQuadratic: oracle.quadratic_gen,
     Learned: oracle.learned,
     Content: oracle.content,
     Relative: oracle.eq8,
@@ -49,8 +49,8 @@ def layer_of(case: str, **kwargs) -> Attention:
     return layer
 
 
-def pixels(images: int = B) -> torch.Tensor:
-    return torch.randn(images, H, W, D, generator=torch.Generator().manual_seed(1)).double()
+def pixels() -> torch.Tensor:
+    return torch.randn(B, H, W, D, generator=torch.Generator().manual_seed(1)).double()
 
 
 @cache
@@ -68,7 +68,7 @@ def compiled(layer: Attention, X: torch.Tensor) -> torch.Tensor:
 
 def exported(layer: Attention, X: torch.Tensor) -> torch.Tensor:
     batch = {0: torch.export.Dim("batch")}
-    return torch.export.export(layer, (X[:3],), dynamic_shapes=(batch,)).module()(X)
+    return torch.export.export(layer, (X[:2],), dynamic_shapes=(batch,)).module()(X)
 
 
 def under_autocast(layer: Attention, X: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ MODES = {
     "autocast": under_autocast,
     "compiled": compiled,
     "exported": exported,
-    "traced": lambda layer, X: torch.jit.trace(layer, X[:3])(X),
+    "traced": lambda layer, X: torch.jit.trace(layer, X[:2])(X),
     "scripted": lambda layer, X: torch.jit.script(layer)(X),
     "vmapped": lambda layer, X: torch.func.vmap(layer)(X[None])[0],
 }
@@ -146,11 +146,10 @@ def test_function_transforms_are_those_of_the_definition(case, mode):
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9, check_stride=False)
 
 
-CHOICES = [  # few pixels, more than channels, fewer than channels, many, and scores without factors
+CHOICES = [  # few pixels, more than channels, fewer than channels, and scores without factors
     ((Quadratic,), (11, 7), 5, "definition"),
     ((Quadratic, Learned), (16, 15), 239, "by axes"),
     ((Quadratic,), (16, 15), 241, "definition"),
-    ((Quadratic,), (19, 17), 331, "by axes"),
     ((Quadratic, GeneralizedQuadratic), (19, 17), 5, "definition"),
 ]
 
@@ -222,7 +221,7 @@ def test_a_changed_module_is_called_and_never_folded(change, path, case):
             wanted = each.W_out(each.definition(pixels()))
             torch.testing.assert_close(each(pixels()), wanted, rtol=1e-9, atol=1e-9)
     if path != "terms.0":
-        for fold in (Attention.fuse, conv_from_attention):
-            if fold is Attention.fuse or case != "Quadratic":
-                with pytest.raises(ValueError, match="merge adapters"):
-                    fold(layer)
+        folds = [Attention.fuse, conv_from_attention][: 1 + (case in TAPS)]
+        for fold in folds:
+            with pytest.raises(ValueError, match="merge adapters"):
+                fold(layer)
