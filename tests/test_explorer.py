@@ -25,7 +25,6 @@ from sa_zoo.analysis import explorer
 from sa_zoo.analysis.explorer import explore, explorer_files
 from sa_zoo.analysis.maps import attention_layers
 from sa_zoo.cli import app
-from sa_zoo.commands.explore import explore_source
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.theorem import head_shifts
 from sa_zoo.opened import open_model
@@ -170,13 +169,8 @@ def test_a_dragged_center_changes_maps_and_shown_code(browser, show):
     browser.settle()
     assert browser.run("explorer.state().edits[1][2].Delta[0]") == pytest.approx(moved[0] + 0.25)
     after = maps_in_page(browser, 1, (2, 3))
-    assert (after - before).abs().amax(dim=1).gt(0.01).tolist() == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
+    changed = (after - before).abs().amax(dim=1) > 0.01
+    assert changed.nonzero().tolist() == [[2]]
     assert torch.allclose(maps_by_the_shown_code(browser, model), after, atol=1e-4)
     browser.click("#reset")
     assert torch.equal(maps_in_page(browser, 1, (2, 3)), before)
@@ -303,9 +297,6 @@ def test_a_page_has_as_many_images_as_fit(monkeypatch):
     fewer = data_of(explore(model, images).html)
     assert 2 < len(fewer["images"]) < len(whole["images"]) == 9
     assert len(json.dumps(fewer)) < limit
-    monkeypatch.setattr(explorer, "DATA_BYTES", 10_000)
-    with pytest.raises(ValueError, match="3 layers whose maps of one image take"):
-        explore(model, images)
 
 
 @pytest.fixture(scope="module")
@@ -317,10 +308,6 @@ def run(tmp_path_factory):
     return folder
 
 
-def names_of(html):
-    return [image["name"] for image in data_of(html)["images"]]
-
-
 def test_a_run_has_a_page_of_its_own(run):
     page = data_of((run / "explorer.html").read_text())
     assert page["epochs"] == [0, 1, 2]
@@ -329,31 +316,26 @@ def test_a_run_has_a_page_of_its_own(run):
 
 
 def test_the_command_shows_test_images_and_pictures(run, tmp_path):
+    red, other, lime, broken = files = [
+        tmp_path / name for name in ("red.png", "blue/red.png", "lime.png", "broken.png")
+    ]
     (tmp_path / "blue").mkdir()
-    files = [tmp_path / name for name in ("red.png", "blue/red.png", "lime.png")]
-    for file in files:
+    for file in files[:3]:
         Image.new("RGB", (50, 40)).save(file)
-    names = names_of(explore_source(str(run), files).html)
-    assert names == [str(files[0]), str(files[1]), "lime.png"]
+    broken.write_text("no picture")
     out = tmp_path / "page.html"
-    files[0].write_text("no picture")
-    for options, refused in (
-        (["--images", 3, "--out", out], None),
-        (["--image", files[0]], files[0]),
-        (["--out", tmp_path / "nowhere" / "page.html"], tmp_path / "nowhere" / "page.html"),
-    ):
-        result = CliRunner().invoke(app, ["explore", str(run), *map(str, options)])
-        assert result.exit_code == bool(refused), result.output
-        assert str(refused or out) in result.output
-    assert names_of(out.read_text()) == ["1: 0", "2: 1", "3: 2"], "digits"
 
+    def shown(*options):
+        command = ["explore", run, "--out", out, *options]
+        result = CliRunner().invoke(app, list(map(str, command)))
+        assert result.exit_code == (broken in options), result.output
+        assert str(broken if broken in options else out) in result.output
+        return [image["name"] for image in data_of(out.read_text())["images"]]
 
-@pytest.mark.parametrize(
-    "given", [Image.new("RGB", (20, 28)), {"a": pictures()[0]}, pictures()[0], pictures(0)]
-)
-def test_images_of_another_kind_are_refused(given):
-    with pytest.raises(ValueError, match=r"^images: got .*, expected a tensor \(B, C, H, W\)"):
-        explore(small_network(), given)
+    assert shown("--images", 3) == ["1: 0", "2: 1", "3: 2"], "digits"
+    pictures = ["--image", red, "--image", other, "--image", lime]
+    assert shown(*pictures) == [str(red), str(other), "lime.png"]
+    shown("--image", broken)
 
 
 def test_a_model_of_other_channels_or_without_maps(tmp_path):

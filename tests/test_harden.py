@@ -2,13 +2,13 @@
 
 import copy
 from itertools import product
+from operator import attrgetter
 
 import numpy as np
 import pytest
 import timm
 import torch
 from numpy.testing import assert_allclose
-from timm.utils import reparameterize_model
 from tiny_runs import MUON, tiny_config
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import sa_zoo
 from sa_zoo.cli import app
-from sa_zoo.commands.harden import config_of
 from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import (
@@ -30,7 +29,7 @@ from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 from sa_zoo.opened import open_model
-from sa_zoo.training.config import dump_config, load_config
+from sa_zoo.training.config import load_config
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -38,7 +37,6 @@ SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num
 KERNEL = [[2, 0], [-2, -1], [0, -1], [2, -1], [0, 0], [-2, 0]]
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
 OFFSETS = {"kernel": sorted(KERNEL), "not in order": KERNEL, "scattered": SCATTERED}
-every_offset = pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
 close = {"rtol": 0, "atol": 1e-12}
 
 
@@ -74,13 +72,17 @@ def read_by_loops(layer, offsets, X):
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
-@every_offset
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
 def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(term, offsets):
-    """test_routes.py has their gradients."""
+    """As attention, deployed, and as a convolution; test_routes.py has their gradients."""
     layer, X = layer_with(offsets, term=term), pixels()
     assert form_of(layer, X) == "taps"
     expected = read_by_loops(layer, offsets, X)
-    for y in (layer(X), layer.W_out(layer.definition(X)), copy.deepcopy(layer).fuse()(X)):
+    conv, distance = conv_and_distance(layer)
+    assert distance == 0.0
+    convolved = conv(X.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    deployed = copy.deepcopy(layer).fuse()(X)
+    for y in (layer(X), layer.W_out(layer.definition(X)), deployed, convolved):
         assert_allclose(y.detach().numpy(), expected, **close)
 
 
@@ -99,6 +101,8 @@ def other_heads():
 
 def test_other_heads_do_not_take_that_route():
     assert all(form_of(layer, pixels()) != "taps" for layer in other_heads())
+    with pytest.raises(ValueError, match="attention: got heads that are not all taps"):
+        conv_from_attention(other_heads()[0])
     assert layer_with(KERNEL, spread=9.0).terms[0].taps() == KERNEL  # an alpha of 40.5
     assert layer_with(KERNEL, spread=300.0).half().terms[0].taps() == KERNEL  # beyond float16
 
@@ -148,43 +152,16 @@ def test_a_head_between_two_pixels_reads_the_one_nearer_to_the_query(Delta, tap)
     assert sa_zoo.harden(layer) == {"": [tap]}
 
 
-def hard_network():
-    model = network()
-    sa_zoo.harden(model)
-    return model
-
-
-def converted(alpha, **arguments):
-    """A convolution as attention, with one head of another sharpness."""
-    layer = attention_from_conv(nn.Conv2d(3, 5, 3, padding=1).double(), 20.0, **arguments)
-    layer.alpha.data[4] = alpha
-    return nn.Sequential(layer)
-
-
-@pytest.mark.parametrize("made", [hard_network, lambda: reparameterize_model(hard_network())])
-def test_what_is_made_of_taps_keeps_its_function(made):
-    model, x = made(), torch.randn(B, 3, 28, 20, dtype=torch.float64)
-    expected = model(x)
-    taps = sa_zoo.harden(model)
-    assert sa_zoo.harden(model) == taps
-    torch.testing.assert_close(model(x), expected, **close)
+def without_bounds():
+    """A convolution as attention, with one head that attends uniformly."""
+    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 20.0)
+    layer.alpha.data[4] = 0.0
+    return layer
 
 
 def test_as_many_heads_as_displacements_read_all_of_them():
     for offsets in sa_zoo.harden(network(img_size=(4, 12))).values():
         assert offsets == [[0, across] for across in range(-2, 3)]
-
-
-@every_offset
-def test_a_network_layer_of_taps_is_a_convolution(offsets):
-    layer, X = layer_with(offsets), pixels()
-    conv, distance = conv_and_distance(layer)
-    assert distance == 0.0
-    y = conv(X.permute(0, 3, 1, 2)).detach().permute(0, 2, 3, 1)
-    assert_allclose(y.numpy(), read_by_loops(layer, offsets, X), **close)
-    layer.terms[0].spread.fill_(2.0)
-    with pytest.raises(ValueError, match="attention: got heads that are not all taps"):
-        conv_from_attention(layer)
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
@@ -214,10 +191,10 @@ def test_trained_convolutions_become_convolutions_again(kind):
         torch.testing.assert_close(y, again(x), **close)
 
 
-def changed(path, function):
-    """A network, after a function of one of its modules."""
+def changed(path, function, *arguments):
+    """A network, after a function of one of its modules or parameters."""
     model = network()
-    function(model.get_submodule(path))
+    function(attrgetter(path)(model), *arguments)
     return model
 
 
@@ -226,16 +203,9 @@ REFUSED = [
     ("more than a center", lambda: network("content")),
     ("its 1x1 pixels have 1 displacements for 5 heads", lambda: network(img_size=4)),
     ("expected one with quadratic heads", lambda: attention_from_conv(nn.Conv2d(3, 5, 3))),
-    ("no bounded support", lambda: converted(0.0)),
-    (
-        "weights are computed",
-        lambda: changed("blocks.2.attn.terms.0", lambda x: weight_norm(x, "Delta")),
-    ),
+    ("no bounded support", without_bounds),
     ("weights are computed", lambda: changed("blocks.2.attn.W_val", weight_norm)),
-    (
-        "not finite",
-        lambda: changed("blocks.1.attn.terms.0", lambda x: x.Delta.data.fill_(torch.inf)),
-    ),
+    ("not finite", lambda: changed("blocks.1.attn.terms.0.Delta.data", torch.fill_, torch.inf)),
 ]
 
 
@@ -265,7 +235,3 @@ def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
     recipe = load_config(folders[1] / "train.toml")
     assert recipe.model.harden and not recipe.model.whiten
     assert recipe.optim.lr == pytest.approx(config.optim.lr / 3)
-    small_first = load_config("tiny", ["augment.small_epochs=14"])
-    (folders[0] / "train.toml").write_text(dump_config(small_first))
-    longer = config_of(folders[0])
-    assert (longer.train.epochs, longer.augment.small_epochs) == (8, 4)
