@@ -56,8 +56,3 @@ def test_derived_keys_are_not_kept(tmp_path):
     assert written(config, tmp_path) == keys
     config.num_hidden_layers = 2
     assert config.stage_names == ["stem", "stage1", "stage2"]
-
-
-def test_an_unknown_attention_type_is_named():
-    with pytest.raises(ValueError, match="got 'linear', expected one of quadratic, "):
-        SAConfig(attention_type="linear")
