@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import sa_zoo  # noqa: F401  registers the names
 from sa_zoo.models.attention import Attention, CastForImages
@@ -27,24 +26,6 @@ class NormsInFloat32(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Written(TorchDispatchMode):
-    """Lists the new dense tensors of `count` numbers by the operation that makes them, and sums over the batch."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count, self.large, self.sums = count, [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            view = any(isinstance(x, Tensor) and x.data_ptr() == out.data_ptr() for x in args)
-            if out.numel() == self.count and out.is_contiguous() and not view:
-                self.large.append(func.overloadpacket)
-            if func.overloadpacket is torch.ops.aten.sum and args[0].numel() == self.count:
-                self.sums.append(out.dtype)
-        return out
-
-
 def autocast_step(network, x) -> Tensor:
     with NormsInFloat32(), torch.autocast("cpu", dtype=torch.bfloat16):
         return network(x).float().square().sum()
@@ -55,30 +36,19 @@ def of_images(tensor: Tensor) -> bool:
     return len(tensor) in (B, B * 256) and tensor.stride(0) > 0
 
 
-def test_training_copies_and_keeps_nothing_per_image_that_images_share():
+def test_training_keeps_nothing_per_image_that_images_share():
     torch.manual_seed(0)
     network = timm.create_model("sa_quadratic_cifar", proj_drop_rate=0.1, attn_drop_rate=0.1)
-    x = torch.randn(B, 3, 32, 32)
-    heads, tokens = 9, 256
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor  # holds it, so that no address returns
         return tensor
 
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        Written(B * heads * tokens**2) as forward,
-    ):
-        loss = autocast_step(network, x)
-    assert not forward.large
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        autocast_step(network, torch.randn(B, 3, 32, 32))
     storages = [tensor.untyped_storage().nbytes() for tensor in kept.values() if of_images(tensor)]
     assert sum(storages) / B / 2**20 < 23
-    kept.clear()
-    with Written(B * heads * tokens**2) as backward:
-        loss.backward()
-    assert backward.large == [torch.ops.aten.bmm] * 6
-    assert backward.sums == [torch.float32] * 6
 
 
 def test_gradients_of_all_images_add_up_in_float32():

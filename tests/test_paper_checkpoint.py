@@ -124,13 +124,14 @@ def test_a_checkpoint_of_another_variant_is_refused(tmp_path):
     torch.save({"model_state_dict": reference_state("learned")}, tmp_path / "c")
     with pytest.raises(ValueError, match=r"^checkpoint: got .*, expected"):
         sa_zoo.finish(tmp_path / "c", tmp_path / "out", "sa_quadratic_cifar")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_truncated_or_missing_checkpoint_is_refused(tmp_path):
     path = tmp_path / "c"
-    for error in (FileNotFoundError, ValueError):
-        with pytest.raises(error, match="got "):
-            sa_zoo.finish(path, tmp_path / "out", "sa_quadratic_cifar")
-        torch.save({"epoch": 299}, path)
-        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(FileNotFoundError, match="got "):
+        sa_zoo.finish(path, tmp_path / "out", "sa_quadratic_cifar")
+    torch.save({"epoch": 299}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="got "):
+        sa_zoo.finish(path, tmp_path / "out", "sa_quadratic_cifar")
