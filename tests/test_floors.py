@@ -74,25 +74,6 @@ def test_imports_go_down_the_floors(module):
         assert same or command_line or floor_of(name) < floor_of(module), f"{module} imports {name}"
 
 
-def reached_from(module: str) -> set[str]:
-    reached: set[str] = set()
-    waiting = [*IMPORTS[module]]
-    while waiting:
-        name = waiting.pop()
-        if name not in reached:
-            reached.add(name)
-            waiting += IMPORTS[name]
-    return reached
-
-
-def test_there_is_no_cycle_of_imports():
-    cycles = [module for module in IMPORTS if module in reached_from(module)]
-    assert not cycles
-
-
 def test_importing_for_timm_does_not_import_transformers():
-    code = "import sys, sa_zoo, timm; print('transformers' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
-    )
-    assert done.stdout.strip() == "False"
+    code = "import sys, sa_zoo, timm; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
