@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_" + "t" * 34
-EXAMPLE = {"README.md": b"an example", "index.html": b"<h1>", "style.css": b"h1 {}"}  # of a Space
 DATE = "2020-02-20T20:20:20.000Z"
 
 
@@ -127,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
     def authorize(self, repo: str) -> None:
         if self.token != f"Bearer {TOKEN}":
             raise Problem(401)
-        if not repo.removeprefix("spaces/").startswith("you/"):
+        if not repo.startswith("you/"):
             raise Problem(403)
 
     def log_message(self, *args: object) -> None:
@@ -143,9 +142,6 @@ def create(handler: Handler, request: list[Any]) -> Any:
     wanted = request[0]
     files = {".gitattributes": b"*"}
     repo = f"{wanted['organization']}/{wanted['name']}"
-    if wanted.get("type") == "space":
-        repo = f"spaces/{repo}"
-        files |= EXAMPLE
     handler.authorize(repo)
     if repo in server.repositories:
         raise Problem(409)
@@ -216,8 +212,8 @@ def resolve(repository: Repository, _: Any, revision: str, path: str) -> bytes:
     return files[path]
 
 
-REPO = r"(?P<repo>(?:spaces/)?[^/]+/[^/]+)"
-API = rf"/api/(?:models/|(?=spaces/)){REPO}"
+REPO = r"(?P<repo>[^/]+/[^/]+)"
+API = f"/api/models/{REPO}"
 REVISION = r"(?P<revision>[^/]+)"
 ROUTES: dict[str, Callable[..., Any]] = {
     "POST /api/repos/create": create,

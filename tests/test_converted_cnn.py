@@ -1,17 +1,13 @@
 """A trained CNN in, a complete folder of its attention network out."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from model_folders import make_run
-from tiny_runs import noise_images, parquet_folder
 from transformers import TimmWrapperConfig
-from typer.testing import CliRunner
 
 import sa_zoo
-from sa_zoo.cli import app
 from sa_zoo.commands.convert import convert_model
 from sa_zoo.folders.write import write_json
 
@@ -59,34 +55,3 @@ def test_a_conversion_is_refused_before_it_is_written(tmp_path, name, arguments,
     with pytest.raises(ValueError, match=said):
         convert_model(str(tmp_path / "source"), tmp_path / "converted", **arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_both_networks_are_measured_on_the_data_of_the_run(tmp_path):
-    images = {"train": noise_images(5, (32, 32)), "test": noise_images(7, (32, 32))}
-    data = parquet_folder(tmp_path / "data", images, classes=7)
-    source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
-    with (source / "train.toml").open("a") as recipe:
-        recipe.write(f'[data]\nname = "{data}"\ntitle = "noise"\nrevision = "v5"\n')
-        recipe.write("[train]\nepochs = 1\n")
-    out = tmp_path / "out"
-    command = ["convert", source, "--out", out, "--alpha", "7", "--data", data]
-    result = CliRunner().invoke(app, list(map(str, command)))
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1].startswith("test accuracy 0.")
-    converted = sa_zoo.open(out)
-    metrics = converted.metrics
-    assert (metrics.data, metrics.test.n) == ("noise", 7)
-    cnn = sa_zoo.open(source)
-    assert metrics.baseline.test == sa_zoo.evaluate(cnn).test
-    attention = replace(cnn, network=converted.network)
-    assert metrics.test == sa_zoo.evaluate(attention).test != metrics.baseline.test
-    assert "| resnet_tiny_cifar | test | 7 |" in (out / "README.md").read_text()
-
-
-def test_a_conversion_that_cannot_be_measured_is_kept(tmp_path):
-    source = make_run(tmp_path / "run", "resnet_tiny_cifar", num_classes=7)
-    (source / "train.toml").unlink()
-    out = tmp_path / "out"
-    with pytest.raises(ValueError, match=f"got 10 classes, expected 7.*the conversion is in {out}"):
-        convert_model(str(source), out, data="digits")
-    sa_zoo.publish(out, "you/x", dry_run=True)

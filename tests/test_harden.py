@@ -12,11 +12,8 @@ from numpy.testing import assert_allclose
 from tiny_runs import MUON, tiny_config
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from typer.testing import CliRunner
 
 import sa_zoo
-from sa_zoo.cli import app
-from sa_zoo.commands.train import train_and_finish
 from sa_zoo.convolution.certificate import certificate
 from sa_zoo.convolution.layer_conversion import (
     attention_from_conv,
@@ -28,8 +25,7 @@ from sa_zoo.fast.route import form_of
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
-from sa_zoo.opened import open_model
-from sa_zoo.training.config import load_config
+from sa_zoo.training.train import train
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
 SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
@@ -218,20 +214,12 @@ def test_heads_that_cannot_be_taps_are_refused(reason, made):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_the_verb_continues_a_run_in_the_same_architecture(tmp_path):
+def test_a_recipe_trains_a_run_on_with_its_heads_as_taps(tmp_path):
     model = MUON["model"] | {"whiten": True}
-    config = tiny_config(model=model, train={"epochs": 1})
-    folders = tmp_path / "run", tmp_path / "hard"
-    train_and_finish(config, folders[0])
-    arguments = ["harden", folders[0], "--out", folders[1], "--set", "train.epochs=1"]
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 0, result.output
-    run, hard = map(open_model, folders)
+    run = train(tiny_config(model=model, train={"epochs": 1}), tmp_path / "run")
+    start = MUON["model"] | {"init": str(tmp_path / "run"), "harden": True}
+    hard = train(tiny_config(model=start, train={"epochs": 1}), tmp_path / "hard")
     assert run.config["model_args"] == hard.config["model_args"]
     taps = list(sa_zoo.harden(run.network).values())
     assert [term.taps() for term in terms_in(hard.network).values()] == taps
     assert not torch.equal(hard.network.head.weight, run.network.head.weight)  # trained on
-    recipe = load_config(folders[1] / "train.toml")
-    assert recipe.model.harden and not recipe.model.whiten
-    assert recipe.optim.lr == pytest.approx(config.optim.lr / 3)

@@ -26,24 +26,23 @@ H, W = 7, 5
 EVERY = pixels(H, W)
 
 
-def share_and_reach(P, window=3):
+def share_and_reach(P):
     """Measures of maps (N_h, T, T) on 7 x 5 pixels, from the definitions: (N_h,) each."""
     share, reach = np.zeros(len(P)), np.zeros(len(P))
     for q, k in np.ndindex(*P.shape[1:]):
         delta = np.subtract(EVERY[k], EVERY[q])
-        share += P[:, q, k] / len(EVERY) * (abs(delta).max() <= window // 2)
+        share += P[:, q, k] / len(EVERY) * (abs(delta).max() <= 1)
         reach += P[:, q, k] / len(EVERY) * np.hypot(*delta)
     return share, reach
 
 
-@pytest.mark.parametrize("window", [1, 3, 5])
-def test_measures_of_a_learned_model_are_the_definitions(window):
+def test_measures_of_a_learned_model_are_the_definitions():
     model = small_network("learned")
     parameters = model.blocks[1].attn.terms[0].double().state_dict()
     term = {name: value.numpy() for name, value in parameters.items()}
     P = softmax(learned(term, np.zeros((1, H, W, 1))))[0]
-    heads = measure(attention_layers(model.float(), pictures(1))[1], window)
-    expected = share_and_reach(P, window)
+    heads = measure(attention_layers(model.float(), pictures(1))[1])
+    expected = share_and_reach(P)
     assert np.allclose([heads.share, heads.reach], expected, rtol=0, atol=1e-5)
     assert heads.alpha is None
 

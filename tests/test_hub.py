@@ -4,14 +4,13 @@ import shutil
 
 import pytest
 from hub_server import TOKEN, HubServer
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import constants
 from model_folders import make_run
 
 import sa_zoo
 from sa_zoo.publishing.card import write_card
 
 REPO = "you/test-vit"
-SPACE = "you/attention"
 CREATE = "POST /api/repos/create"
 COMMIT = "POST /api/models/.*/commit/"
 TAG = "POST /api/models/.*/tag/"
@@ -58,14 +57,14 @@ def published(repository):
     return {path: content for path, content in files if path != ".gitattributes"}
 
 
-def test_a_run_becomes_one_commit_with_a_tag_and_a_space(server, run, capsys):
-    assert sa_zoo.publish(run, REPO, tag="v1", dry_run=True, space=SPACE) is None
+def test_a_run_becomes_one_commit_with_a_tag(server, run, capsys):
+    assert sa_zoo.publish(run, REPO, tag="v1", dry_run=True) is None
     assert server.log == [] and "model.safetensors" in capsys.readouterr().out
     for _ in range(2):  # the second time there is nothing to do
-        commit = sa_zoo.publish(run, REPO, tag="v1", space=SPACE)
-    model, space = (server.repositories[name] for name in (REPO, f"spaces/{SPACE}"))
+        commit = sa_zoo.publish(run, REPO, tag="v1")
+    model = server.repositories[REPO]
     assert model.tags == {"v1": commit} and model.head == commit
-    assert len(model.commits) == len(space.commits) == 2
+    assert len(model.commits) == 2
     files = published(model)
     names = "README.md config.json explorer.html history.jsonl metrics.json model.safetensors"
     assert files.keys() == {*names.split(), "train.toml"}
@@ -73,11 +72,6 @@ def test_a_run_becomes_one_commit_with_a_tag_and_a_space(server, run, capsys):
     sent = b"".join(files.values())
     assert b"jane" not in sent and b"clients" not in sent and TOKEN.encode() not in sent
     assert b"--set data.name=path/to/images --set model.init=path/to/model" in sent
-    page = published(space)
-    assert page.keys() == {"README.md", "index.html"}, "without the Hub's example"
-    metadata = ModelCard(page["README.md"].decode()).data.to_dict()
-    assert (metadata["sdk"], metadata["models"]) == ("static", [REPO])
-    assert f"({server.url}/spaces/{SPACE})".encode() in files["README.md"]
 
 
 @pytest.mark.parametrize(
@@ -85,37 +79,32 @@ def test_a_run_becomes_one_commit_with_a_tag_and_a_space(server, run, capsys):
     [
         (CREATE, "lose"),
         (COMMIT, "lose"),
-        ("POST /api/spaces/.*/commit", 503),
+        (COMMIT, 503),
         (TAG, "lose"),
     ],
 )
 def test_a_run_after_an_interruption_finishes_the_job(server, run, step, kind):
     server.faults = {step: kind}
     with pytest.raises(Exception) as interrupted:
-        sa_zoo.publish(run, REPO, tag="v1", space=SPACE)
+        sa_zoo.publish(run, REPO, tag="v1")
     assert interrupted.type is not ValueError
-    commit = sa_zoo.publish(run, REPO, tag="v1", space=SPACE)
+    commit = sa_zoo.publish(run, REPO, tag="v1")
     repository = server.repositories[REPO]
     assert repository.tags == {"v1": commit} and len(repository.commits) == 2
-    assert len(published(server.repositories[f"spaces/{SPACE}"])) == 2
 
 
-@pytest.mark.parametrize(
-    ("theirs", "name"),
-    [(REPO, "weights.ckpt"), (REPO, "model.safetensors"), (f"spaces/{SPACE}", "index.html")],
-)
-def test_files_of_others_are_listed_and_stay(server, run, theirs, name):
-    """Nothing changes in the other repository either."""
-    sa_zoo.publish(run, REPO, space=SPACE)
-    repository = server.repositories[theirs]
+@pytest.mark.parametrize("name", ["weights.ckpt", "model.safetensors"])
+def test_files_of_others_are_listed_and_stay(server, run, name):
+    sa_zoo.publish(run, REPO)
+    repository = server.repositories[REPO]
     edited = published(repository) | {name: b"work of years"}
     repository.commit(edited)
     (run / "LICENSE").write_text("Apache License")
     (run / "explorer.html").write_text("another page")
     with pytest.raises(FileExistsError, match=f"holds {name}, expected"):
-        sa_zoo.publish(run, REPO, tag="v1", space=SPACE)
-    assert published(repository) == edited and server.repositories[REPO].tags == {}
-    assert server.count("POST .*/commit/") == 2
+        sa_zoo.publish(run, REPO, tag="v1")
+    assert published(repository) == edited and repository.tags == {}
+    assert server.count("POST .*/commit/") == 1
 
 
 def test_a_card_that_was_edited_on_the_hub_is_replaced(server, run, capsys):
@@ -131,7 +120,7 @@ def test_a_card_that_was_edited_on_the_hub_is_replaced(server, run, capsys):
 
 def test_a_repository_of_somebody_else_changes_nothing(server, run):
     with pytest.raises(OSError, match="403"):
-        sa_zoo.publish(run, REPO, space="them/attention")
+        sa_zoo.publish(run, "them/attention")
     assert server.count("POST .*/commit/") == 0
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from timm.data import create_transform
 from tiny_runs import image_folder, signalled_by, tiny_config
 
-from sa_zoo.commands.train import train_and_finish
+from sa_zoo.commands.finish import finish
 from sa_zoo.cost import training_macs
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_of
@@ -138,7 +138,7 @@ def test_the_best_epoch_is_kept_also_by_a_resumed_run(folder, tmp_path, monkeypa
     with signalled_by(signal.SIGUSR1, out, "checkpoints/epoch-00003-*"), pytest.raises(Interrupted):
         train(config, out)
     (out / BEST).unlink()
-    run = train_and_finish(config, out, resume=True)
+    run = finish(train(config, out, resume=True))
     kept = load_file(out / "model.safetensors")
     assert kept.keys() == states[2].keys()
     assert all(torch.equal(kept[key], states[2][key]) for key in kept)

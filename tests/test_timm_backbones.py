@@ -50,8 +50,8 @@ def kinds(network):
 
 
 def test_backbones_have_their_cnns_weights_and_licence():
-    assert {f"mhsa_{cnn}" for cnn, *_ in CNNS} | {"mhsa_network"} == set(timm.list_models("mhsa_*"))
-    for cnn, *_ in CNNS:
+    assert {f"mhsa_{cnn}" for cnn in CNNS} | {"mhsa_network"} == set(timm.list_models("mhsa_*"))
+    for cnn in CNNS:
         for name in [cnn, *timm.list_models(cnn, include_tags=True)]:
             mine, other = (timm.get_pretrained_cfg(prefix + name) for prefix in ("mhsa_", ""))
             for key in ("tag", "hf_hub_id", "license", "mean"):

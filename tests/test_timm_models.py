@@ -27,7 +27,6 @@ PARAMETERS = {
     "sa_content_tiny_cifar": 1_799_338,
     "sa_content_kernel_tiny_cifar": 1_799_338,
     "sa_quadratic_kernel_tiny_cifar": 785_164,
-    "sa_eq8_tiny_cifar": 2_297_002,
     "sa_plain_cifar": 12_261_284,
     "sa_plain_tiny_cifar": 1_974_116,
     "resnet_tiny_cifar": 783_802,

@@ -430,7 +430,7 @@ SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}
             "got D without test images, expected a test split",
         ),
         ({"model": {"init": "local-dir:no"}}, "got none from .*lacks config.json"),
-        ({"model": {"init": "sa_eq8_tiny_cifar"}}, "expected .* a timm name with weights"),
+        ({"model": {"init": "sa_eq8_cifar"}}, "expected .* a timm name with weights"),
         (
             {"augment": {"scale": [0.3, 1.0], "flip": True}},
             r"augment.flip: got True with augment.scale = \[0.3",

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+from sa_zoo.publishing.onnx_export import write_onnx
 from safetensors.torch import load_file
 from timm.optim import param_groups_weight_decay
 from torch import nn
@@ -15,7 +16,6 @@ import sa_zoo
 from sa_zoo.analysis.figures import gaussian_layers
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.opened import open_model
-from sa_zoo.publishing.onnx_export import write_onnx
 from sa_zoo.training.run_folder import record_heads
 from sa_zoo.vit.layers import kernel_pixels
 

@@ -48,7 +48,7 @@ def test_timm_lists_the_models_that_have_weights():
 
 def test_without_weights_the_error_names_others():
     """timm would return random weights."""
-    for name in ("sa_eq8_cifar", "sa_eq8_tiny_cifar"):
+    for name in ("sa_eq8_cifar", "sa_absolute_cifar"):
         with pytest.raises(RuntimeError, match=f"got True for {name}, .*sa_quadratic_tiny_cifar"):
             timm.create_model(name, pretrained=True)
 
