@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
+from PIL import Image
 from safetensors.torch import load_file
+from sklearn.datasets import load_sample_image
 from timm.data import create_transform
 from tiny_runs import image_folder, signalled_by, tiny_config
 
@@ -19,7 +22,7 @@ from sa_zoo.data.open_images import open_images
 from sa_zoo.data.splits import splits_of
 from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import Augment, seed_view
-from sa_zoo.training.config import AugmentConfig, Config
+from sa_zoo.training.config import AugmentConfig, Config, ModelConfig
 from sa_zoo.training.model import create_model
 from sa_zoo.training.photographs import Photographs
 from sa_zoo.training.progress import Interrupted
@@ -144,3 +147,19 @@ def test_the_best_epoch_is_kept_also_by_a_resumed_run(folder, tmp_path, monkeypa
     assert all(torch.equal(kept[key], states[2][key]) for key in kept)
     assert run.metrics.train.kept_epoch == 3 and not (out / BEST).exists()
     assert "validation images, but they chose epoch 3 of 4;" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
+def test_images_of_the_networks_size_are_cropped_as_timm_does(crop_pct):
+    image = Image.fromarray(load_sample_image("china.jpg")).resize((64, 64))
+    settings = {"input_size": (3, 64, 64), "interpolation": "bilinear", "crop_pct": crop_pct}
+    expected = create_transform(**settings, normalize=False)(image)
+    found = InputFormat(**settings, mean=(0.5,) * 3, std=(0.5,) * 3).resized(image)
+    assert torch.equal(found, expected)
+
+
+def test_pretrained_weights_that_cannot_be_downloaded_are_an_error(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    config = ModelConfig(name="tf_efficientnet_lite0", init="pretrained")
+    with pytest.raises(FileNotFoundError, match="tf_efficientnet_lite0 are not on this machine"):
+        create_model(config, 7)
