@@ -18,7 +18,7 @@ NETWORKS = {
     "sa_content_cifar": SMALL | {"img_size": SIZE},
     "sa_plain_cifar": {
         "embed_dim": (7, 5, 11),
-        "depth": (1, 2, 1),
+        "depth": (1, 1, 1),
         "num_heads": 3,
         "img_size": (40, 56),
     },
