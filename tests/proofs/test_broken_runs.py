@@ -154,8 +154,8 @@ def test_damage(proof, whole, stopped, tmp_path):
         for name in sorted(contents(folder))
     ]
     random.Random(0).shuffle(cases)
-    cases = [("a finished run", "vanished", "metrics.json"), *cases[: proof.times or 5]]
-    for trial, (kind, how, name) in enumerate(cases):
+    cases = [("a finished run", "vanished", "metrics.json"), *cases]
+    for trial, (kind, how, name) in enumerate(cases[: proof.times or 6]):
         out = tmp_path / str(trial) / "run"
         shutil.copytree(folders[kind], out)
         shutil.copytree(beside(outs[1], "-state"), beside(out, "-state"))
