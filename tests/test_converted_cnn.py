@@ -1,15 +1,14 @@
 """A trained CNN in, a complete folder of its attention network out."""
 
-import json
 
 import pytest
 import torch
+from hostile import change_config
 from model_folders import make_run
 from transformers import TimmWrapperConfig
 
 import sa_zoo
 from sa_zoo.commands.convert import convert_model
-from sa_zoo.folders.write import write_json
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -21,10 +20,8 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("arguments", [{}, {"alpha": 4.0, "layers": "layer4.*"}])
 def test_the_folder_loads_as_the_converted_network(tmp_path, name, backbone, arguments):
     source = make_run(tmp_path / "cnn", name, num_classes=5)
-    described = json.loads((source / "config.json").read_text())
-    described["label_names"] = list("abcde")
-    described["pretrained_cfg"]["license"] = "cc-by-nc-4.0"
-    write_json(source / "config.json", described)
+    changes = {"label_names": list("abcde"), "pretrained_cfg__license": "cc-by-nc-4.0"}
+    change_config(**changes)(source)
     (source / "metrics.json").write_text('{"base_model": "somebody/cnn"}')
     folder = tmp_path / "converted"
     converted, report = convert_model(str(source), folder, **arguments)
@@ -44,14 +41,14 @@ def test_the_folder_loads_as_the_converted_network(tmp_path, name, backbone, arg
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "alpha", "said"),
     [
-        ("resnet_tiny_cifar", {"alpha": float("inf")}, "alpha: got inf"),
-        ("sa_quadratic_tiny_cifar", {}, "which is a network of attention, expected a CNN"),
+        ("resnet_tiny_cifar", float("inf"), "alpha: got inf"),
+        ("sa_quadratic_tiny_cifar", 46.0, "which is a network of attention, expected a CNN"),
     ],
 )
-def test_a_conversion_is_refused_before_it_is_written(tmp_path, name, arguments, said):
-    make_run(tmp_path / "source", name)
+def test_a_conversion_is_refused_before_it_is_written(tmp_path, name, alpha, said):
+    source = make_run(tmp_path / "source", name)
     with pytest.raises(ValueError, match=said):
-        convert_model(str(tmp_path / "source"), tmp_path / "converted", **arguments)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+        convert_model(str(source), tmp_path / "converted", alpha=alpha)
+    assert not (tmp_path / "converted").exists()

@@ -123,7 +123,6 @@ def test_layers_come_in_the_order_of_execution(tmp_path):
 def test_figures_do_not_follow_a_link_out_of_the_folder(run, tmp_path):
     (tmp_path / "outside").mkdir()
     (run / "figures").symlink_to("../outside")
-    opened = open_model(run)
     with pytest.raises(ValueError, match="a link to"):
-        opened.with_files(figure_files(opened))
+        open_model(run).with_files({"figures/head_maps.png": b""})
     assert not list((tmp_path / "outside").iterdir())

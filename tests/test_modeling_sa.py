@@ -4,10 +4,7 @@ import pytest
 import timm
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModel,
-    AutoModelForImageClassification,
-)
+from transformers import AutoModel, AutoModelForImageClassification
 
 from sa_zoo.models.configuration_sa import SAConfig
 from sa_zoo.models.modeling_sa import TYPES, SABackbone, SAForImageClassification, SAModel
@@ -36,9 +33,9 @@ def make(attention_type="quadratic", **changes):
 
 def fresh(model, **rates):
     """timm's network of the same sizes, with weights of its own."""
-    keys = model.config.to_dict()
-    arguments = keys["model_args"] | rates
-    return timm.create_model(keys["architecture"], num_classes=model.num_labels, **arguments).eval()
+    config = model.config
+    arguments = config.to_dict()["model_args"] | rates | {"num_classes": LABELS}
+    return timm.create_model(config.architecture, **arguments).eval()
 
 
 def in_timm(model, **rates):
