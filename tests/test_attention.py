@@ -5,21 +5,11 @@ import pytest
 import torch
 
 from sa_zoo.models import positions
-from sa_zoo.models.attention import Attention, probabilities_from
+from sa_zoo.models.attention import probabilities_from
 from sa_zoo.models.content import Relative
-from sa_zoo.models.terms import GeneralizedQuadratic, Learned, Quadratic
+from sa_zoo.models.terms import Quadratic
 
-W, H, D, HEADS, B = 3, 5, 7, 11, 19
-
-
-def attention(*terms, dtype=torch.float64) -> Attention:
-    torch.manual_seed(0)
-    return Attention(D, HEADS, terms, (H, W), dtype=dtype)
-
-
-def pixels(dtype=torch.float64) -> torch.Tensor:
-    torch.manual_seed(1)
-    return torch.randn(B, H, W, D, dtype=dtype)
+W, H, D = 3, 5, 7
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -38,22 +28,6 @@ def test_half_precision_scores_never_overflow_at_any_alpha(dtype, size):
         assert P.isfinite().all() and torch.allclose(P.sum(-1), torch.ones(()), atol=1e-5)
         target = (places + Delta).clamp(0, size - 1).long()
         assert torch.equal(P[1:].argmax(-1), target.expand(len(alphas) - 1, -1)), Delta
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic, Learned])
-def test_half_precision_layers_stay_finite_at_large_parameters(term, dtype):
-    """Every positional parameter at +- the largest number of float16; autocast leaves P in float32."""
-    layer, X = attention(term, dtype=torch.float32), pixels(torch.float32)
-    for parameter in layer.terms.parameters():
-        parameter.data.copy_(65504.0 * torch.randn_like(parameter).sign())
-    P = layer.probabilities(X)
-    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
-        assert torch.equal(layer.probabilities(X), P)
-        outputs = [layer(X)]
-    outputs.append(layer.to(dtype)(X.to(dtype)))
-    for y in outputs:
-        assert y.dtype == dtype and y.isfinite().all()
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])

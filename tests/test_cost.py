@@ -5,8 +5,10 @@ import timm
 import torch
 from torch import nn
 
-from sa_zoo import attention_from_conv
+from sa_zoo import attention_from_conv, harden
 from sa_zoo.cost import cost_of, training_macs
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.terms import Quadratic
 
 
 class Network(nn.Module):
@@ -58,3 +60,13 @@ def test_attention_counts_as_the_convolution_it_was_made_of():
     conv = nn.Conv2d(6, 4, (3, 5), stride=2, padding=1, groups=2, bias=False)
     for layer in (conv, attention_from_conv(conv, alpha=46.0)):
         assert cost_of(layer, (6, 13, 17)).linear_macs == 4 * 3 * 15 * 7 * 8
+
+
+def test_attention_counts_as_the_definition_and_trains_by_axes():
+    network, T = nn.Sequential(Attention(7, 3, (Quadratic,), (13, 11))), 13 * 11
+    others = T * 3 * 7 * 7 + T * 7 * 7
+    image = 13, 11, 7
+    assert training_macs(network, image) == 3 * T * (13 + 11) * 7 + others
+    for _ in range(2):
+        assert cost_of(network, image).macs == 3 * T * T * 7 + others
+        harden(network)

@@ -65,14 +65,13 @@ def test_images_of_as_many_pixels_need_not_have_the_constants_grid(grid):
         assert difference(deployed, each, layer(each)) < 1e-12
 
 
+@torch.no_grad()
 def test_constants_too_large_to_keep_are_computed(monkeypatch):
     layer = Attention(3, 2, (GeneralizedQuadratic,), (7, 5), dtype=torch.float64)
     monkeypatch.setattr(module, "KEPT", 35**2)
     deployed, X = copy.deepcopy(layer).fuse(), torch.randn(2, 7, 5, 3, dtype=torch.float64)
-    assert deployed.P is None and not any(p.requires_grad for p in deployed.parameters())
-    X.requires_grad_()
-    wanted, got = (torch.autograd.grad(each(X).square().sum(), X) for each in (layer, deployed))
-    torch.testing.assert_close(got, wanted)
+    assert deployed.P is None
+    assert difference(deployed, X, layer(X)) < 1e-12
 
 
 @pytest.mark.parametrize(

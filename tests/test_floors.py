@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sa_zoo"
-FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground floor up: a folder, or a file of the package itself, imports only from floors before its own.
 FLOORS = [
     {"models"},
@@ -29,49 +28,34 @@ FLOORS = [
 ]
 
 
-def module_of(path: Path) -> str:
-    """Dotted name within the package: "models.attention", "cli"."""
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-
-
-TREES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-
-
-def imports_of(module: str) -> set[str]:
-    """Modules of this package that a module imports, anywhere in it."""
-    found = set()
-    package = module.split(".")[:-1]
-    for node in ast.walk(TREES[module]):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = ["sa_zoo", *package][: len(package) + 2 - node.level] if node.level else []
-            base = ".".join([*start, *filter(None, [node.module])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-        for name in names:
-            if name.split(".")[0] == "sa_zoo":
-                parts = name.split(".")[1:]
-                while parts and ".".join(parts) not in TREES:
-                    parts.pop()
-                found.add(".".join(parts) or "__init__")
-    return found
-
-
-IMPORTS = {module: imports_of(module) for module in TREES}
-
-
-def floor_of(module: str) -> int:
-    (floor,) = [number for number, some in enumerate(FLOORS) if module.split(".")[0] in some]
+def floor_of(name: str) -> int:
+    (floor,) = [number for number, some in enumerate(FLOORS) if name in some]
     return floor
 
 
-@pytest.mark.parametrize("module", IMPORTS)
-def test_imports_go_down_the_floors(module):
-    for name in IMPORTS[module]:
-        same = "." in module and name.split(".")[0] == module.split(".")[0]
-        command_line = (module, name) == ("cli", "__init__")
-        assert same or command_line or floor_of(name) < floor_of(module), f"{module} imports {name}"
+def imports_of(path: Path) -> set[str]:
+    """Folders and files of the package itself that a file imports from, anywhere in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "sa_zoo":
+            names = [alias.name for alias in node.names]
+            found += [
+                f"sa_zoo.{name if list(PACKAGE.glob(name + '*')) else '__init__'}" for name in names
+            ]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level < 2, "relative imports stay in their folder"
+            found.append(node.module or "")
+    return {name.split(".")[1] for name in found if name.startswith("sa_zoo.")}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=str)
+def test_imports_go_down_the_floors(path):
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imports_of(path) - {own}:
+        command_line = (own, name) == ("cli", "__init__")
+        assert command_line or floor_of(name) < floor_of(own), name
 
 
 def test_importing_for_timm_does_not_import_transformers():

@@ -6,9 +6,9 @@ from operator import attrgetter
 
 import numpy as np
 import pytest
-import timm
 import torch
 from numpy.testing import assert_allclose
+from small_networks import small_network
 from tiny_runs import MUON, tiny_config
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -28,7 +28,6 @@ from sa_zoo.models.terms import GeneralizedQuadratic, Quadratic
 from sa_zoo.training.train import train
 
 H, W, D, HEADS, B = 7, 5, 3, 5, 2
-SMALL = {"patch_size": 4, "img_size": (28, 20), "embed_dim": D, "depth": 3, "num_heads": HEADS}
 # dilated, not centered, not in order
 KERNEL = [[2, 0], [-2, -1], [0, -1], [2, -1], [0, 0], [-2, 0]]
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
@@ -37,8 +36,7 @@ close = {"rtol": 0, "atol": 1e-12}
 
 
 def network(name="quadratic", **more):
-    torch.manual_seed(0)
-    return timm.create_model(f"sa_{name}_cifar", **SMALL | more).double().eval()
+    return small_network(name, embed_dim=D, dtype=torch.float64, **more)
 
 
 def layer_with(offsets, spread=64.0, term=Quadratic):

@@ -19,7 +19,7 @@ from sa_zoo.cli import app
 from sa_zoo.commands.convert import convert_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.model import create_model
-from sa_zoo.training.run_folder import record_heads, record_maps
+from sa_zoo.training.run_folder import record_maps
 from sa_zoo.training.train import train
 
 H, W = 7, 5
@@ -121,24 +121,6 @@ def test_heads_are_recorded_at_the_start_and_after_every_epoch(tmp_path):
         assert torch.equal(rows[0], initial[name])
         assert torch.equal(rows[-1], published[name])
         assert all(not torch.equal(before, after) for before, after in pairwise(rows))
-
-
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        ("sa_learned_tiny_cifar", {"row", "col", "w", "v"}),
-        ("sa_content_tiny_cifar", {"row", "col"}),  # its queries and keys are not positional
-        ("resnet_tiny_cifar", set()),
-    ],
-)
-def test_positional_parameters_are_recorded_and_replaced(tmp_path, model, names):
-    network = timm.create_model(model)
-    for epoch in (0, 1, 2, 1):
-        record_heads(tmp_path, network, epoch)
-    path = tmp_path / "heads.safetensors"
-    rows = load_file(path) if path.exists() else {}
-    assert {name.rpartition(".")[2] for name in rows} == names
-    assert all(len(values) == 2 for values in rows.values())
 
 
 def test_mean_maps_of_the_middle_pixel_are_recorded_if_images_change_them(tmp_path):
