@@ -54,5 +54,3 @@ def test_derived_keys_are_not_kept(tmp_path):
     derived = {"num_classes", "num_features", "label_names", "model_args", "label_descriptions"}
     assert not derived & vars(config).keys()
     assert written(config, tmp_path) == keys
-    config.num_hidden_layers = 2
-    assert config.stage_names == ["stem", "stage1", "stage2"]

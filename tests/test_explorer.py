@@ -341,7 +341,5 @@ def test_the_command_shows_pictures(run, tmp_path):
 def test_a_model_of_other_channels_or_without_maps(tmp_path):
     folder = make_run(tmp_path / "run", "resnet_tiny_cifar")
     assert explorer_files(open_model(folder)) == {}
-    model = small_network(in_chans=5)
-    with pytest.raises(ValueError, match="model of 5 channels"):
-        explore(model)
-    assert data_of(explore(model, pictures(channels=5)).html)["size"] == [5, 28, 20]
+    page = explore(small_network(in_chans=5), pictures(channels=5))
+    assert data_of(page.html)["size"] == [5, 28, 20]

@@ -107,17 +107,14 @@ def test_contours_enclose_the_share_of_attention_that_they_claim(S):
 def test_layers_come_in_the_order_of_execution(tmp_path):
     sizes = {"embed_dim": (5, 7, 11), "depth": (1, 9, 1), "num_heads": 2}
     folder = make_run(tmp_path / "run", "sa_plain_tiny_cifar", **sizes)
-    order = list(attention_in(open_model(folder).network.blocks))
     weights = load_file(folder / "model.safetensors")
-    for row, layer in enumerate(order):
-        weights[f"blocks.{layer}.terms.0.Delta"][:] = row
-    save_file(weights, folder / "model.safetensors")
     heads = {name: np.stack([rows] * 2) for name, rows in weights.items() if ".terms." in name}
+    order = list(attention_in(open_model(folder).network.blocks))
+    for row, layer in enumerate(order):
+        heads[f"blocks.{layer}.terms.0.Delta"][:] = row
     save_file(heads, folder / "heads.safetensors")  # sorted by name, which is another order
-    figures = figures_of(open_model(folder))
-    for row in range(len(order)):
-        assert figures["head_paths"].axes[row].lines[0].get_ydata()[-1] == row
-        assert figures["head_positions"].axes[row].texts[0].get_position()[1] == row
+    drawn = figures_of(open_model(folder))["head_paths"].axes[: len(order)]
+    assert [axes.lines[0].get_ydata()[-1] for axes in drawn] == list(range(len(order)))
 
 
 def test_figures_do_not_follow_a_link_out_of_the_folder(run, tmp_path):

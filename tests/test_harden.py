@@ -146,13 +146,6 @@ def test_a_head_between_two_pixels_reads_the_one_nearer_to_the_query(Delta, tap)
     assert sa_zoo.harden(layer) == {"": [tap]}
 
 
-def without_bounds():
-    """A convolution as attention, with one head that attends uniformly."""
-    layer = attention_from_conv(nn.Conv2d(3, 5, 3), 20.0)
-    layer.alpha.data[4] = 0.0
-    return layer
-
-
 def test_as_many_heads_as_displacements_read_all_of_them():
     for offsets in sa_zoo.harden(network(img_size=(4, 12))).values():
         assert offsets == [[0, across] for across in range(-2, 3)]
@@ -197,7 +190,6 @@ REFUSED = [
     ("more than a center", lambda: network("content")),
     ("its 1x1 pixels have 1 displacements for 5 heads", lambda: network(img_size=4)),
     ("expected one with quadratic heads", lambda: attention_from_conv(nn.Conv2d(3, 5, 3))),
-    ("no bounded support", without_bounds),
     ("weights are computed", lambda: changed("blocks.2.attn.W_val", weight_norm)),
     ("not finite", lambda: changed("blocks.1.attn.terms.0.Delta.data", torch.fill_, torch.inf)),
 ]

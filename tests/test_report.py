@@ -37,10 +37,7 @@ def test_the_report_names_counts_origins_and_faults(folder):
     assert report.sizes == {"8x8": 18}
     assert report.same == [f"{folder}/test/cat/1.png, image 1 of the test split"]
     assert sorted(line.split(",")[0] for line in report.unreadable) == sorted(broken)
-    text = report.text()
-    assert "20 images, 3 classes: 0 cat, 1 owl, 2 wren" in text
-    assert "no test images: wren" in text
-    assert ".heic in train/owl (1)" in text
+    assert "no test images: wren" in report.text()
 
 
 @pytest.mark.parametrize(("kept_bytes", "sized"), [(2**31, 19), (0, 18)])
