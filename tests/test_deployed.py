@@ -61,6 +61,7 @@ def test_timm_saves_and_loads_a_deployed_network(name, tmp_path):
 def test_images_of_as_many_pixels_need_not_have_the_constants_grid(grid):
     layer = Attention(3, 2, (Quadratic,), grid, dtype=torch.float64)
     deployed, X = copy.deepcopy(layer).fuse(), torch.randn(2, *grid, 3, dtype=torch.float64)
+    assert (deployed.P_across is None) == (grid == (7, 5))  # the larger one has factors
     for each in (X, X.transpose(1, 2)):
         assert difference(deployed, each, layer(each)) < 1e-12
 

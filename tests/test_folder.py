@@ -43,7 +43,6 @@ def test_an_unfinished_run_is_refused(run, name):
     [
         ("history.jsonl", "hf_" + "a1B2" * 9, "a token"),
         ("LICENSE", "-----BEGIN PGP PRIVATE KEY BLOCK-----", "a token"),
-        ("report.md", "ASIA" + "A2" * 8, "a token"),
         ("LICENSE", "licensed to a-token-of-a-hub-of-ones-own", "a token"),
         ("heads.safetensors", "\x80\x04.", "SafetensorError"),
     ],

@@ -81,7 +81,7 @@ def test_everything_dropped_in_training_is_dropped_by_timm_too():
 
 @pytest.mark.parametrize("attention_type", ["content", "plain"])
 def test_the_base_model_and_backbone_have_timms_features(attention_type):
-    model = make(attention_type, image_size=[24, 40], patch_size=1)
+    model = make(attention_type, image_size=[24, 40])
     network, x = in_timm(model), torch.randn(B, 3, 24, 40)
     model.config.out_indices = [0, 1, 3]
     base, backbone = SAModel(model.config).eval(), SABackbone(model.config).eval()
