@@ -68,3 +68,26 @@ def test_the_written_config_reads_back_equal():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_project_configs_are_valid(path):
     assert timm.is_model(load_config(path).model.name)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.epochs", "expected key=value"),
+        ("train..epochs=3", "expected key=value"),
+        ("train.epochs.more=3", "train.epochs: got {'more': 3}, expected a valid integer"),
+        (3, "got 3, expected text such as"),
+        ("lr=3", r"did you mean optim.lr\?"),
+    ],
+)
+def test_a_mistaken_override_is_reported(path, override, said):
+    with pytest.raises(ValueError, match=said):
+        load_config(path, [override])
+
+
+def test_a_missing_file_names_the_nearest_a_bad_one_its_place(path):
+    with pytest.raises(FileNotFoundError, match=r", quickstart, .*did you mean run.toml\?"):
+        load_config(path.with_name("runs.toml"))
+    path.write_text("[model\n")
+    with pytest.raises(ValueError, match=r"expected TOML: .*line 1"):
+        load_config(path)

@@ -1,6 +1,5 @@
 """A trained CNN in, a complete folder of its attention network out."""
 
-
 import pytest
 import torch
 from hostile import change_config

@@ -7,8 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import hub_server
 import numpy as np
 import pytest
+import yaml
 from programs import without_network
 
 import sa_zoo
@@ -69,3 +71,44 @@ def test_what_is_installed_works_away_from_the_clone(dist, tmp_path):
     assert (installed / "sa_zoo" / "analysis" / "explorer_page").is_dir()
     recipes = {path.name for path in (installed / "sa_zoo" / "recipes").iterdir()}
     assert recipes == {path.name for path in (ROOT / "configs").glob("*.toml")}
+
+
+HUB_ROUTES = {
+    "GET /id-token": lambda *_: {"value": "of this workflow"},
+    "POST /oauth/token": lambda handler, request: granted(handler, *request),
+}
+
+
+def granted(handler, request):
+    """A token for one repository, in exchange for that of the workflow."""
+    wanted = ("of this workflow", "you/sa_quadratic_tiny_cifar")
+    if (request["subject_token"], request["resource"]) != wanted:
+        raise hub_server.Problem(401)
+    return {"access_token": hub_server.TOKEN, "expires_in": 3600}
+
+
+def test_the_release_publishes_a_model_without_a_stored_token(tmp_path, monkeypatch):
+    """The last command of the workflow, in an environment as that of GitHub's."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    command = workflow["jobs"]["hub"]["steps"][-1]["run"]
+    monkeypatch.setattr(hub_server, "ROUTES", hub_server.ROUTES | HUB_ROUTES)
+    with hub_server.HubServer() as hub:
+        hub.repositories["you/sa_quadratic_tiny_cifar"] = hub_server.Repository()
+        hub.repositories["you/sa_quadratic_tiny_cifar"].commit({}, "initial commit")
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(tmp_path),
+            "HF_ENDPOINT": hub.url,
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_REF_NAME": "v1",
+            "ACTIONS_ID_TOKEN_REQUEST_URL": f"{hub.url}/id-token",
+            "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "of GitHub",
+            "MODEL": "sa_quadratic_tiny_cifar",
+            "OWNER": "you",
+            "HF_OIDC_RESOURCE": "you/sa_quadratic_tiny_cifar",
+        }
+        subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=True)
+        published = hub.repositories["you/sa_quadratic_tiny_cifar"]
+    assert published.tags == {"v1": published.head}
+    assert {"README.md", "model.safetensors"} <= published.commits[published.head].keys()
