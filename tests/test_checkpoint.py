@@ -147,3 +147,18 @@ def test_a_state_no_run_wrote_is_an_error_that_names_the_file(two, change):
     write_sums(two / NEWER, FILES[:2])
     with pytest.raises(ValueError, match=rf"^checkpoint: got {path}, which no run wrote: .+$"):
         load_checkpoint(two, *trained(1))
+
+
+class Grouping(torch.optim.Adam):
+    """Its state has more than tensors and numbers, as that of timm's Kron."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for state in self.state.values():
+            state["seen"] = {1, 2, 3}
+
+
+def test_a_state_that_no_file_can_hold_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="got an optimizer whose state cannot be saved"):
+        save_checkpoint(tmp_path, *trained(3, Grouping), Counters())
+    assert not names(tmp_path)

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from timm.data import ImageDataset, create_transform
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from tiny_runs import image_folder, noise_images, parquet_folder
+from torchvision.transforms.functional import normalize
 
 from sa_zoo.data import open_images as opening
 from sa_zoo.data.config import DataConfig
@@ -363,3 +364,37 @@ def test_images_get_the_color_and_size_of_the_model_as_in_timm(tmp_path, channel
     assert len(test) == len(expected) == 7
     for got, label, (image, target) in zip(test.images, test.labels, expected, strict=True):
         assert torch.equal(got, image) and int(label) == target
+
+
+def splitmix(state: int) -> int:
+    """Next output of SplitMix64 in Python's integers."""
+    mask = 2**64 - 1
+    state = (state + 0x9E3779B97F4A7C15) & mask
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+    return state ^ (state >> 31)
+
+
+def test_the_hash_is_splitmix_chained_over_its_counters():
+    assert splitmix(0) == 0xE220A8397B1DCDAF  # the published first output for seed 0
+    for counters in [(0,), (3,), (2, 2**63), (5, 7, 11)]:
+        state = 0
+        for counter in counters:
+            state = splitmix((state + counter) % 2**64)
+        assert int(counter_hash(*counters)[0]) == state
+
+
+def test_images_are_normalized_as_in_torchvision():
+    images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
+    expected = normalize(images / 255, FORMAT.mean, FORMAT.std)
+    assert torch.allclose(FORMAT.normalize(images), expected, atol=1e-5)
+
+
+def test_every_image_that_does_not_fit_is_named(tmp_path):
+    folder = image_folder(tmp_path / "pets", {"train/cat": 3, "train/dog": 1, "test/cat": 1})
+    (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
+    four = InputFormat((4, 8, 8), (0.5,) * 4, (0.2,) * 4, "bicubic", 1.0)
+    cannot = r"/train/cat/1[.]png, image 1 of the train split: cannot identify"
+    channels = r"image 3 .*: got 3 channels \(mode RGB\), expected 4"
+    with pytest.raises(ValueError, match=rf"(?s)got 5 images .*{cannot}.*{channels}"):
+        splits_in(folder, form=four)
