@@ -12,7 +12,7 @@ from sa_zoo.convolution.layer_conversion import attention_from_conv
 
 # Half of the layers in the range where heads still see their neighbours, the others from unbounded to one-hot.
 ALPHAS = st.one_of(
-    st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(float("inf"))
+    st.floats(0.1, 20.0), st.floats(-3.0, 7.0).map(lambda power: 2.0**power), st.just(torch.inf)
 )
 
 
@@ -80,19 +80,13 @@ def test_some_input_comes_within_a_factor_of_three_of_the_bound(alpha, kernel_si
     assert bound / 3 <= apart <= bound
 
 
-@pytest.mark.parametrize(
-    ("which", "value"),
-    [("Delta", float("nan")), ("Delta", 1e9), ("alpha", float("nan")), ("alpha", 1e9)],
-)
-def test_heads_without_a_center_or_a_sharpness_cost_no_memory(which, value):
+@pytest.mark.parametrize("which", ["Delta", "alpha"])
+def test_heads_of_extreme_parameters_cost_no_memory(which):
     conv = nn.Conv2d(3, 5, 3, padding=1)
     layer = attention_from_conv(conv, 20.0)
     expected = certificate(layer, [7, 7]).attention
-    getattr(layer, which).data[4] = value
-    found = certificate(layer, [7, 7])
-    if value != value:
-        expected = expected * value
-    elif which == "Delta":
+    getattr(layer, which).data[4] = 1e9
+    if which == "Delta":
         # This head's whole value matrix, twice, and little of the others.
         expected = 2 * conv.weight.detach().double()[:, :, 1, 1].abs().sum(dim=1)
-    assert torch.allclose(found.attention, expected, rtol=1e-5, equal_nan=True)
+    assert torch.allclose(certificate(layer, [7, 7]).attention, expected, rtol=1e-5)

@@ -14,8 +14,6 @@ from sa_zoo.convolution.convolutional import HardAttention
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft_attention import SoftAttention
 
-INFINITY = float("inf")
-
 
 def by_numpy(layer, conv, x):
     """The layer's output by the loop over queries and keys; numeric padding alone."""
@@ -35,7 +33,7 @@ def by_numpy(layer, conv, x):
 def test_the_hard_limit_and_the_definition_are_the_convolution(drawn):
     x = drawn.inputs(batch=2)
     expected = drawn.conv(x)
-    for alpha in (46.0, INFINITY):
+    for alpha in (46.0, torch.inf):
         layer = attention_from_conv(drawn.conv, alpha)
         assert isinstance(layer, HardAttention)
         assert torch.equal(layer(x), expected)
@@ -82,7 +80,7 @@ def test_weights_of_a_softer_layer_are_refused_in_the_hard_limit():
     for state in (soft.state_dict(), moved):
         with pytest.raises(RuntimeError, match="expected exact ones"):
             hard.load_state_dict(state)
-    hard.load_state_dict(attention_from_conv(conv, INFINITY).state_dict())
+    hard.load_state_dict(attention_from_conv(conv, torch.inf).state_dict())
     assert hard.alpha.isinf().all()
 
 

@@ -19,7 +19,7 @@ from sa_zoo.cli import app
 from sa_zoo.commands.convert import convert_model
 from sa_zoo.folders.write import write_timm_files
 from sa_zoo.training.model import create_model
-from sa_zoo.training.run_folder import record_maps
+from sa_zoo.training.run_folder import record_heads, record_maps
 from sa_zoo.training.train import train
 
 H, W = 7, 5
@@ -121,6 +121,14 @@ def test_heads_are_recorded_at_the_start_and_after_every_epoch(tmp_path):
         assert torch.equal(rows[0], initial[name])
         assert torch.equal(rows[-1], published[name])
         assert all(not torch.equal(before, after) for before, after in pairwise(rows))
+
+
+def test_a_resumed_run_replaces_the_heads_of_later_epochs(tmp_path):
+    for epoch in (0, 1, 2, 1):
+        record_heads(tmp_path, small_network("learned"), epoch)
+    rows = load_file(tmp_path / "heads.safetensors")
+    assert {name.rpartition(".")[2] for name in rows} == {"row", "col", "w", "v"}
+    assert all(len(values) == 2 for values in rows.values())
 
 
 def test_mean_maps_of_the_middle_pixel_are_recorded_if_images_change_them(tmp_path):

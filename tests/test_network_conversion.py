@@ -77,7 +77,6 @@ def test_the_report_describes_each_layer(network):
     assert stem.macs > stem.conv_macs
     assert all(0 < row.measured < row.bound for row in report.layers)
     assert 0 < report.logits < 0.2
-    assert report.image == [3, 19, 17]
 
 
 def test_a_network_of_torchvision_is_converted():

@@ -10,8 +10,6 @@ from torch import nn
 from sa_zoo.convolution.layer_conversion import attention_from_conv
 from sa_zoo.convolution.soft_attention import SoftAttention
 
-INFINITY = float("inf")
-
 
 def assert_is_the_definition(layer, x, gradients):
     """The layer gives the outputs of the explicit softmax, and its gradients."""
@@ -39,7 +37,7 @@ def test_soft_attention_is_the_definition(drawn, alpha, moved):
     assert_is_the_definition(layer, x, [x, layer.Delta, layer.alpha, layer.W_val.weight])
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 0.0, 1e-6, 0.6, 20.0, 37.0, 1e5, INFINITY])
+@pytest.mark.parametrize("alpha", [-0.1, 0.0, 1e-6, 0.6, 20.0, 37.0, 1e5, torch.inf])
 @pytest.mark.parametrize(("sizes", "stride"), [((2,), 1), ((13,), 2), ((5, 7), 1), ((5, 7), 2)])
 def test_a_head_whose_targets_lie_outside_attends_to_the_nearest_key(sizes, stride, alpha):
     """One head, so that whole windows lie outside; also half-way between two pixels."""
