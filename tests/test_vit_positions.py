@@ -55,7 +55,11 @@ def probabilities_and_values(layer, X, prefix):
 
 
 def with_positions(network, alpha=0.7):
-    return sa_zoo.add_positions(network, alpha, generator=torch.Generator().manual_seed(0))
+    """With centers anywhere, as after training."""
+    random = torch.Generator().manual_seed(0)
+    for block in sa_zoo.add_positions(network, alpha).blocks:
+        block.attn.Delta.data.copy_(2 * torch.randn(block.attn.Delta.shape, generator=random))
+    return network
 
 
 def by_every_kernel(layer, x, **more):
