@@ -1,4 +1,4 @@
-"""The cost of one image in a model: parameters, and multiply-adds, counted while it runs."""
+"""The cost of one image in a model: parameters, and the multiply-adds of a run."""
 
 import copy
 from dataclasses import dataclass

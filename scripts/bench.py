@@ -61,7 +61,7 @@ def step(network: Any, x: Tensor, phase: str, form: str = "") -> Run:
     def run() -> None:
         with only(form) if form else nullcontext():
             if phase.startswith("inference"):
-                with torch.inference_mode(), half:
+                with torch.no_grad(), half:  # FlopCounterMode fails in inference mode
                     network(x)
                 return
             with half:

@@ -2,8 +2,8 @@
 
 Trains the rows of results/runs.toml, in order: one run folder per row and seed, NAME-SEED, in RUNS. With --gpu, the
 rows that need a GPU instead of those for a CPU. Stop it at any time (Ctrl-C, SIGTERM or power failure) and run it
-again: finished runs stay as they are, others resume. DATA is a folder or a Hub data set. Each run has one thread unless
-OMP_NUM_THREADS is set, and its log in RUNS/logs.
+again: finished runs stay as they are, others resume. DATA is a folder or a Hub data set; results/runs.toml says what
+rows of photographs need. Each run has one thread unless OMP_NUM_THREADS is set, and its log in RUNS/logs.
 """
 
 import fcntl

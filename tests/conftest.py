@@ -9,8 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import pytest
 from programs import missing_programs
 
-# one of them at the end would keep one worker busy after the others
-SLOW = ("test_train.py", "test_notebook.py", "test_readme.py", "test_docs.py")
 # a shell in the background has SIGINT ignored, and nohup SIGHUP; the command line would respect that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
@@ -23,8 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with slow files; skip tests that need a missing browser, but not in CI, where they fail."""
-    items.sort(key=lambda item: item.path.name not in SLOW)
+    """Skip tests that need a browser where none is installed, but not in CI, where they fail."""
     missing = missing_programs()
     if missing and os.environ.get("CI") != "true":
         for item in items:

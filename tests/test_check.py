@@ -207,3 +207,9 @@ def test_links_out_of_a_model_folder_are_not_published(folder, tmp_path):
     (folder / "LICENSE").symlink_to(tmp_path / "secret")
     result = CliRunner().invoke(app, ["publish", str(folder), "--repo-id", "you/x", "--dry-run"])
     assert result.exit_code == 1 and re.search("LICENSE.*link", result.stderr), result.output
+
+
+def test_a_data_folder_that_cannot_be_read_is_reported(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"(?s)^data\.name: got .*Arrow"):
+        open_images(DataConfig(name=str(tmp_path)))

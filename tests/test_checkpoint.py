@@ -162,3 +162,10 @@ def test_a_state_that_no_file_can_hold_is_refused(tmp_path):
     with pytest.raises(ValueError, match="got an optimizer whose state cannot be saved"):
         save_checkpoint(tmp_path, *trained(3, Grouping), Counters())
     assert not names(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    save_checkpoint(tmp_path, *trained(3), Counters())
+    model = torch.nn.Linear(3, 5)
+    with pytest.raises(ValueError, match=r"got .*, which is of another model: "):
+        load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))

@@ -5,8 +5,8 @@ import timm
 import torch
 from torch import nn
 
-from sa_zoo import attention_from_conv, harden
-from sa_zoo.cost import cost_of, training_macs
+from sa_zoo import attention_from_conv, convert, harden
+from sa_zoo.cost import cost_of, cost_of_softness, training_macs
 from sa_zoo.models.attention import Attention
 from sa_zoo.models.terms import Quadratic
 
@@ -70,3 +70,17 @@ def test_attention_counts_as_the_definition_and_trains_by_axes():
     for _ in range(2):
         assert cost_of(network, image).macs == 3 * T * T * 7 + others
         harden(network)
+
+
+def test_training_says_what_soft_layers_cost():
+    """One head of alpha 1 in each of two dimensions, composed into a kernel that is larger than 1 x 1."""
+    network = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 7, 1))
+    hard, _ = convert(network, "0", example=torch.zeros(1, 3, 97, 89))
+    assert not cost_of_softness(hard, (3, 97, 89))
+    soft, _ = convert(hard, "1", alpha=1.0, example=torch.zeros(1, 3, 97, 89))
+    said = cost_of_softness(soft, (3, 97, 89))
+    assert said.startswith("1 layers of soft attention: 0.0")
+    pixels = 97 * 89
+    as_convolutions = f"{pixels * (5 * 27 + 7 * 5) / 1e9:.3g}"
+    assert said.endswith(f", {as_convolutions} as convolutions")
+    assert float(said.split()[5]) > float(as_convolutions)

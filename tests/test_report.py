@@ -1,11 +1,14 @@
 import shutil
 
+import numpy as np
 import pytest
 from tiny_runs import image_folder, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
-from sa_zoo.data.report import Report
+from sa_zoo.data.config import DataConfig
+from sa_zoo.data.open_images import open_images
+from sa_zoo.data.report import Report, report_of
 from sa_zoo.training.train import train
 
 
@@ -50,3 +53,11 @@ def test_a_run_names_all_broken_images_before_its_first_step(
         train(tiny_config(data={"name": str(folder)}, train={"batch_size": 2}), tmp_path / "run")
     assert f"sizes: 8x8 ({sized})\n" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_headers_alone_show_sizes_and_files_that_are_no_images(folder):
+    source = open_images(DataConfig(name=str(folder)))
+    rows = {split: (split, np.arange(len(labels))) for split, labels in source.labels.items()}
+    report = report_of(source, rows, decode=False)
+    assert report.sizes == {"8x8": 19}
+    assert [line.split(",")[0] for line in report.unreadable] == [str(folder / "train/owl/2.png")]

@@ -585,3 +585,13 @@ def test_a_connection_lost_before_its_process_ends_is_reported():
         raise ConnectionResetError("by a process that the system has not reported yet")
     with pytest.raises(ConnectionResetError, match="by something else"), report_lost_process():
         raise ConnectionResetError("by something else")
+
+
+def test_one_image_is_too_few_for_batch_normalization(tmp_path):
+    config = tiny_config(
+        model={"name": "test_resnet", "args": {}},
+        data={"image_size": 16},
+        train={"batch_size": 7, "accumulation": 7},
+    )
+    with pytest.raises(ValueError, match=r"train.batch_size: got 7, in micro-batches of one image"):
+        train(config, tmp_path / "run")

@@ -7,6 +7,7 @@ from torch import nn
 import sa_zoo  # noqa: F401  registers its names with timm
 from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.splits import Split
+from sa_zoo.training.config import parse_config
 from sa_zoo.training.whitening import whiten_first_convolution
 
 
@@ -42,3 +43,13 @@ def test_whitened_outputs_are_uncorrelated_and_of_variance_one(model, arguments,
     assert variances.max() <= 1.0001
     assert (covariance - variances.diag()).abs().max() < 1e-4
     assert torch.allclose(conv.weight[half:new], -conv.weight[: new - half])
+
+
+def test_trained_weights_and_attention_are_not_whitened():
+    model = {"name": "a", "whiten": True, "init": "local-dir:x"}
+    with pytest.raises(ValueError, match=r"model.whiten: got true with model.init"):
+        parse_config({"model": model, "train": {"epochs": 1}})
+    network = timm.create_model("mhsa_resnet_tiny_cifar")
+    split = Split(correlated_images(3, 32), np.zeros(3, np.int64), input_format_of(network))
+    with pytest.raises(ValueError, match=r"model.whiten: got a model with first_conv"):
+        whiten_first_convolution(network, split)

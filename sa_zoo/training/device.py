@@ -58,12 +58,12 @@ def open_accelerator(**settings: Any) -> Accelerator:
 
 
 def computes_in_bf16() -> bool:
-    """Whether the device has instructions for bfloat16; a CPU without them takes ten times as long as in float32."""
+    """Whether the device has instructions for bfloat16. Emulated by a CPU, it is far slower than float32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if torch.accelerator.is_available() or not torch.backends.mkldnn.is_available():
-        return torch.accelerator.is_available()
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if torch.accelerator.is_available():
+        return True
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def launched(config: Config) -> Config:
