@@ -1,7 +1,6 @@
 """Every model of sa_zoo for PyTorch Hub, by its timm name: torch.hub.load("OWNER/sa_zoo", "sa_quadratic_cifar").
 
-A name with a tag, such as "sa_quadratic_tiny_cifar.long", names a set of weights. Arguments are those of
-timm.create_model.
+Arguments are those of timm.create_model.
 """
 
 from collections.abc import Callable as _Callable

@@ -12,7 +12,7 @@ from sa_zoo.convolution import timm_backbones
 from sa_zoo.models import timm_models
 
 ROOT = Path(__file__).parents[1]
-NAME = "sa_quadratic_tiny_cifar.long"
+NAME = "sa_quadratic_tiny_cifar"
 LOAD = """
 import sys, torch
 from safetensors.torch import save_file
