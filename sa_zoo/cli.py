@@ -115,7 +115,7 @@ def show_version(wanted: bool) -> None:
 
 WELCOME = """\
 sa_zoo: self-attention that can express convolution, for timm and Hugging Face
-  sa-zoo explore sa_quadratic_tiny_cifar           a page in which to look at one
+  sa-zoo explore sa_quadratic_tiny_cifar                a page in which to look at one
   sa-zoo train quickstart                               train a network in a minute
   sa-zoo train photographs --data FOLDER                fine-tune on your images
   sa-zoo --help                                         all commands"""

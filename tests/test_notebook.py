@@ -1,6 +1,6 @@
 """The notebook of examples/ runs from start to end, offline, and is committed with its outputs.
 
-jupyter execute --inplace --NotebookClient.record_timing=False examples/attention_as_convolution.ipynb
+jupyter execute --inplace examples/attention_as_convolution.ipynb
 """
 
 from pathlib import Path

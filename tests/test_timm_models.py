@@ -9,7 +9,9 @@ from timm.models import group_parameters
 from timm.optim import param_groups_weight_decay
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
+from sa_zoo.models import timm_models
 from sa_zoo.models.timm_network import TimmNetwork
+from sa_zoo.models.variants import VARIANTS
 
 PARAMETERS = {
     "sa_quadratic_cifar": 12_086_844,
@@ -192,3 +194,18 @@ def test_encodings_are_interpolated_for_a_new_size_and_saved(name, tmp_path):
     assert again.img_size == (32, 56) and torch.allclose(again(x), model(x), atol=1e-6)
     other = timm.create_model(folder, pretrained=True, num_classes=13, in_chans=1).eval()
     assert other(x[:, :1]).shape == (2, 13)
+
+
+def test_a_tag_names_another_set_of_weights(tmp_path, monkeypatch):
+    names = ["sa_quadratic_cifar.taps", "sa_quadratic_h16_cifar"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+    monkeypatch.setattr(timm_models, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(timm_models, "TRAINED", names)
+    (variant,) = (row for row in VARIANTS if row.name == "sa_quadratic_cifar")
+    found = timm_models.configurations(variant)
+    assert {tag: cfg.file for tag, cfg in found.cfgs.items()} == {
+        "": None,
+        "taps": str(tmp_path / names[0] / "model.safetensors"),
+    }
