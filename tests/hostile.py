@@ -111,7 +111,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a deviation of zero": (change_config(pretrained_cfg__std=[0, 0, 0]), "std"),
     "two means for three channels": (change_config(pretrained_cfg__mean=[0.5, 0.5]), "mean"),
     "text for a number": (change_config(model_args__embed_dim="many"), "embed_dim: got 'many'"),
-    "deep nesting": (config_text('{"a":' * 100_000 + "1" + "}" * 100_000), "nest|recursion"),
+    "deep nesting": (
+        config_text('{"a":' * 100_000 + "1" + "}" * 100_000),
+        "nest|recursion|overflow",
+    ),
     "no JSON": (config_text("\x80evil"), "config.json"),
     "no object": (config_text("[]"), "config.json"),
     "wrong shapes": (tensors(lambda values: values.update(WRONG_SHAPE)), "weights"),

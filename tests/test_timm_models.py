@@ -135,7 +135,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 @every_network
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_graphs_of_a_network_give_its_logits(name, graph):

@@ -1,5 +1,6 @@
 import fcntl
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -27,7 +28,7 @@ from tiny_runs import (
 )
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 import sa_zoo
 from sa_zoo.cost import training_macs
@@ -35,12 +36,13 @@ from sa_zoo.data.hold_out import drawn_for, rows_of
 from sa_zoo.data.images import Images
 from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
-from sa_zoo.data.splits import StreamedSplit, splits_of
+from sa_zoo.data.splits import splits_of
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.opened import open_model
 from sa_zoo.training.augment import ORDER, permutation
 from sa_zoo.training.config import Config, ModelConfig, OptimConfig, dump_config, load_config
 from sa_zoo.training.device import SHARED, process_as_found, report_lost_process
+from sa_zoo.training.loop import Run
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
 from sa_zoo.training.progress import STOPS, Interrupted
@@ -561,22 +563,23 @@ def test_a_set_too_large_to_keep_is_checked_by_its_first_epoch(tmp_path, monkeyp
 # torch's handler of signals can interrupt whatever runs, such as a callback of the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_dying_process_that_decodes_images_is_reported(tmp_path, monkeypatch):
-    read = StreamedSplit.read
+    step = Run.step
 
-    def killed(self: StreamedSplit, row: int) -> torch.Tensor:
-        if row == 30 and get_worker_info():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, row)
+    def step_without_workers(run: Run, batches: list) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+        step(run, batches)
 
     monkeypatch.setattr("sa_zoo.data.splits.KEPT_BYTES", 0)
-    monkeypatch.setattr(StreamedSplit, "read", killed)
+    monkeypatch.setattr(Run, "step", step_without_workers)
+    config = tiny_config(data={"workers": 1}, train={"batch_size": 7, "checkpoint_steps": 1})
     ended = r"a process that decodes images has ended: .*--resume .*DataLoader worker"
     with pytest.raises(ConnectionError, match=ended):
-        train(tiny_config(train={"checkpoint_steps": 1}), tmp_path / "run")
+        train(config, tmp_path / "run")
 
 
 def test_a_connection_lost_before_its_process_ends_is_reported():
-    batches = iter(DataLoader(torch.arange(7), num_workers=1))
+    batches = iter(DataLoader(torch.arange(7), num_workers=1, multiprocessing_context="fork"))
     with (
         pytest.raises(ConnectionError, match=r"a process that decodes images has ended: .*Killed"),
         report_lost_process(),

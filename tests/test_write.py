@@ -41,7 +41,7 @@ def test_contents_and_names_are_on_the_disk_after_a_write(tmp_path, monkeypatch)
 
 
 def test_windows_which_cannot_open_or_replace_folders(tmp_path, monkeypatch):
-    def refuse(path, *_):
+    def refuse(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
     def replace(old, new, real=os.replace):
