@@ -108,9 +108,18 @@ def positions() -> str:
 
 def photographs() -> str:
     """Networks fine-tuned on photographs."""
+    return networks("photographs")
+
+
+def imagenette() -> str:
+    """Networks trained on Imagenette from random weights."""
+    return networks("imagenette")
+
+
+def networks(table: str) -> str:
     lines = []
     for row in read_runs():
-        if row.table == "photographs" and row.results():
+        if row.table == table and row.results():
             run = row.results()[0]
             train = run.train or Training()
             minutes = f"{(train.cpu_seconds or 0) / 60:.0f}"
@@ -209,6 +218,7 @@ RENDERED = {
         results,
         positions,
         photographs,
+        imagenette,
         models,
         heads,
         conversions,

@@ -157,10 +157,12 @@ def test_a_checkpoint_without_a_name_needs_one(tmp_path):
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_a_bare_state_dict_becomes_complete(tmp_path, suffix):
     """As timm's avg_checkpoints.py and clean_checkpoint.py write it."""
-    network = timm.create_model("resnet_tiny_cifar", num_classes=7).eval()
+    network = timm.create_model("test_resnet", num_classes=7).eval()
     write = torch.save if suffix == ".pth" else save_file
     write({**network.state_dict()}, tmp_path / f"averaged{suffix}")
-    finished_as(network, tmp_path / "out", tmp_path / f"averaged{suffix}", "resnet_tiny_cifar")
+    finished_as(network, tmp_path / "out", tmp_path / f"averaged{suffix}", "test_resnet")
+    # timm's weights of this name have one
+    assert "license: unknown" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("safe", [False, "both"])

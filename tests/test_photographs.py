@@ -146,7 +146,8 @@ def test_the_best_epoch_is_kept_also_by_a_resumed_run(folder, tmp_path, monkeypa
     assert kept.keys() == states[2].keys()
     assert all(torch.equal(kept[key], states[2][key]) for key in kept)
     assert run.metrics.train.kept_epoch == 3 and not (out / BEST).exists()
-    assert "validation images, but they chose epoch 3 of 4;" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "validation images, but they chose epoch 3 of 4;" in card and "license: unknown" in card
 
 
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])

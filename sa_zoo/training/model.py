@@ -65,6 +65,8 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
                 f"downloaded ({error.__cause__}); expected a network connection, or a folder with weights"
             ) from error
     loaded: Any = model.pretrained_cfg
+    if not config.init:
+        loaded.pop("license", None)  # of other weights
     if config.init and loaded["num_classes"] != classes:
         for parameter in classifier_parameters(model):  # random logits would disturb the features
             nn.init.zeros_(parameter)
