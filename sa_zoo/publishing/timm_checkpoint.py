@@ -64,7 +64,7 @@ def network_from_checkpoint(path: Path, model: str) -> tuple[nn.Module, dict[str
                 **(settings.get("model_kwargs") or {}),
             }
             Arguments.model_validate(arguments)
-            network = timm.create_model(name, **arguments)
+            network: Any = timm.create_model(name, **arguments)
             network.pretrained_cfg.pop("license", None)  # of other weights
             network.load_state_dict(state)
     except Exception as error:  # foreign checkpoints raise any type of error
