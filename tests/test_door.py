@@ -1,5 +1,8 @@
 """sa_zoo.train, evaluate, open and publish: from Python what the commands do."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_runs import tiny_config
@@ -31,6 +34,15 @@ def run(recipe, tmp_path_factory):
 
 def left(run):
     return {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*")}
+
+
+def test_type_checkers_see_the_functions_that_the_package_gives():
+    (block,) = (
+        part for part in ast.parse(Path(sa_zoo.__file__).read_text()).body if type(part) is ast.If
+    )
+    seen = {"__package__": "sa_zoo"}
+    exec(compile(ast.Module(block.body, []), "types", "exec"), seen)
+    assert all(seen.get(name) is getattr(sa_zoo, name) for name in sa_zoo.__all__)
 
 
 def test_training_returns_the_open_folder_that_it_leaves(run):
