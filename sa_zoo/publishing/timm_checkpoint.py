@@ -65,7 +65,7 @@ def network_from_checkpoint(path: Path, model: str) -> tuple[nn.Module, dict[str
             }
             Arguments.model_validate(arguments)
             network: Any = timm.create_model(name, **arguments)
-            network.pretrained_cfg.pop("license", None)  # of other weights
+            network.pretrained_cfg.pop("license", None)  # that of timm's own weights
             network.load_state_dict(state)
     except Exception as error:  # foreign checkpoints raise any type of error
         raise ValueError(

@@ -66,7 +66,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
             ) from error
     loaded: Any = model.pretrained_cfg
     if not config.init:
-        loaded.pop("license", None)  # of other weights
+        loaded.pop("license", None)  # that of timm's own weights
     if config.init and loaded["num_classes"] != classes:
         for parameter in classifier_parameters(model):  # random logits would disturb the features
             nn.init.zeros_(parameter)
