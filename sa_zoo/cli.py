@@ -5,7 +5,6 @@ Each verb imports what it needs, so that help and error messages appear immediat
 
 import json
 import logging
-import re
 import runpy
 import shlex
 import sys
@@ -17,10 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 import sa_zoo
+from sa_zoo.data.progress import CONTROL, is_main_process
 from sa_zoo.extras import explained
-
-# Of names that come from others; a terminal would obey them.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def echo(text: object, err: bool = False) -> None:
@@ -101,8 +98,6 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.
 
 def print_once(text: str) -> None:
     """Print in the main process of those that `accelerate launch` started."""
-    from sa_zoo.data.progress import is_main_process
-
     if is_main_process():
         echo(text)
 
@@ -193,7 +188,6 @@ def evaluate_command(
     ] = False,
 ) -> None:
     """Accuracy of a model on the test split of a data set."""
-    from sa_zoo.data.progress import is_main_process
     from sa_zoo.folders.metrics import write_result
 
     metrics = sa_zoo.evaluate(model, data, changes or [], detail)
@@ -259,8 +253,9 @@ def convert_command(
 def card_command(folder: Annotated[Path, typer.Argument(help="Model folder.")]) -> None:
     """Render README.md of a model folder from its files, with its figures."""
     from sa_zoo.commands.finish import finish
+    from sa_zoo.publishing.card import write_card
 
-    finish(sa_zoo.open(folder))
+    write_card(finish(sa_zoo.open(folder)))
 
 
 @app.command("publish")

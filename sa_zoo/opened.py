@@ -85,15 +85,16 @@ class Opened:
             raise ValueError(f"model: got {self.source} without classes, expected a classifier")
         names = class_names(network)
         input_format = input_format_of(network)
+        like = next(network.parameters())
 
         def classify(picture: Picture) -> Prediction:
             try:
                 image = open_image(Path(picture) if isinstance(picture, str) else picture)
-                pixels = input_format.resized(image).to(next(network.parameters()).device)
+                pixels = input_format.resized(image).to(like.device)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
             with torch.inference_mode():
-                logits = network(input_format.normalize(pixels[None]))[0].float()
+                logits = network(input_format.normalize(pixels[None]).to(like.dtype))[0].float()
             found, classes = probabilities(logits).topk(min(top, len(names)))
             return [(names[k], p) for k, p in zip(classes.tolist(), found.tolist(), strict=True)]
 
@@ -125,7 +126,7 @@ def open_model(source: "str | Path | Opened") -> Opened:
         name = f"local-dir:{folder}"
     elif ":" not in name:
         check_name(name, "a model folder or a timm name")
-    with checked(name) as exact:
+    with checked(name) as exact, torch.random.fork_rng([]):
         network = build_model(exact, pretrained=True, model_name=exact).eval()
     if not folder:
         return Opened(exact, None, network, *_from_hub(exact))

@@ -36,7 +36,7 @@ from sa_zoo.training.environment import environment
 
 Run = Callable[[], object]
 PHASES = ("inference, float32", "inference, bfloat16", "training, float32", "training, bfloat16")
-FORMS = ("definition", "by axes", "project first")
+FORMS = ("definition", "by axes")
 PRODUCT = "a large product"  # whose rate is the most that a network can reach
 COLUMNS = {"ms per image": "{:.3g}", "GMACs": "{:.2f}", "MiB": "{:.0f}", "of the product": "{:.0%}"}
 

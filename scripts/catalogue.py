@@ -108,6 +108,7 @@ def publish_models(folders: list[Path], owner: str, tag: str | None, dry_run: bo
         for folder in folders:
             copy = shutil.copytree(folder, Path(temporary) / folder.name)
             finished.append(finish(open_model(copy)))
+            write_card(finished[-1])  # with the page
         for check_only in [True] if dry_run else [True, False]:
             for opened in finished:
                 publish(opened, f"{owner}/{opened.local_folder.name}", False, tag, check_only)

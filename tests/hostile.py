@@ -103,6 +103,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         "parameters",
     ),
     "a huge input": (change_config(pretrained_cfg__input_size=[3, 10**6, 10**6]), "input_size"),
+    "a number for names": (change_config(label_names=5), "label_names"),
     "a tiny crop": (change_config(pretrained_cfg__crop_pct=1e-9), "crop_pct"),
     "NaN": (change_config(pretrained_cfg__mean=[float("nan"), 0.5, 0.5]), "NaN"),
     "a number that overflows": (config_text('{"x": 1e999}'), "1e999"),

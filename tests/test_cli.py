@@ -14,6 +14,7 @@ from tiny_runs import image_folder, signalled_by, tiny_config
 from typer.testing import CliRunner
 
 from sa_zoo.cli import app
+from sa_zoo.data.progress import say
 from sa_zoo.training.config import dump_config
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,8 @@ assert not {"torch", "timm", "transformers"} & sys.modules.keys()
 ARGS = "train quickstart --out OUT --set model.args="
 MISTAKES = {
     "train CONFIG --out OUT --set train.epohcs=3": "train.epohcs: got an unknown key",
+    "train CONFIG --set model=3": "model: got 3, expected",
+    "train CONFIG --out OUT --data no/🦉": "data.name: got no/🦉, ",
     "train quikstart --out OUT": r"config: got quikstart, .*\(did you mean quickstart\?\)",
     f"{ARGS}{{depth=0}}": "depth: got 0, expected",
     f"{ARGS}{{nosuch=1}}": "model.args: got sa_quadratic_tiny_cifar, which cannot be built: TypeError",
@@ -76,11 +79,13 @@ def test_a_mistake_is_one_line_and_no_traceback(config, tmp_path, command):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_terminal_does_not_obey_names(tmp_path):
+def test_the_terminal_does_not_obey_names(tmp_path, capsys):
     folder = image_folder(tmp_path / "data", {"cat\x1b]0;owned\x07": 3, "dog": 5})
     result = sa_zoo("data", folder)
     assert result.exit_code == 0 and "cat]0;owned" in result.stdout
     assert not {"\x1b", "\x07"} & {*result.stdout, *result.stderr}
+    say("cat\x1b[2J")
+    assert capsys.readouterr().err == "cat[2J\n"
     record = logging.makeLogRecord({"msg": "cat\x1b[2J"})
     assert logging.lastResort.format(record) == "cat[2J"
 
@@ -100,15 +105,20 @@ def test_an_interrupted_run_says_how_to_resume(config, tmp_path):
     assert read(out / "metrics.json")["train"]["epochs"] == 12
 
 
-def test_evaluating_into_the_metrics_changes_one_result(run, tmp_path):
+@pytest.mark.parametrize("title", ["digits", "ten"])
+def test_evaluating_into_the_metrics_keeps_results_of_the_same_data(run, tmp_path, title):
     out = shutil.copytree(run, tmp_path / "copy")
     before = read(out / "metrics.json")
-    result = sa_zoo("evaluate", out, "--set", "data.title=ten", "--json", out / "metrics.json")
+    change = f"data.title={title}"
+    result = sa_zoo("evaluate", out, "--set", change, "--json", out / "metrics.json")
     assert result.exit_code == 0, result.output
     printed, after = json.loads(result.stdout), read(out / "metrics.json")
-    assert (printed["data"], printed["test"]["n"]) == ("ten", 354)
+    assert (printed["data"], printed["test"]["n"]) == (title, 354)
     assert after["test"] == printed["test"] != before["test"]
-    assert after == before | {"data": "ten", "test": after["test"]}
+    assert before["data"] == "digits" and before["validation"]
+    if title != "digits":
+        del before["validation"]
+    assert after == before | {"data": title, "test": after["test"]}
 
 
 def test_a_script_runs_with_our_names_and_its_own_arguments(tmp_path, monkeypatch):

@@ -260,6 +260,14 @@ def test_labels_of_a_metadata_file_are_text(tmp_path, kind, labels, classes):
     assert source.skipped == {".png in test": 1, ".png in more": 1}
 
 
+def test_names_of_described_images_are_no_splits(tmp_path):
+    folder = image_folder(tmp_path / "data", {".": 3})
+    (folder / "0.png").rename(folder / "train0.png")
+    rows = "train0.png,cat\n1.png,owl\n2.png,owl"
+    (folder / "metadata.csv").write_text(f"file_name,label\n{rows}\n")
+    assert sizes(source_of(folder)) == {"train": 3}
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

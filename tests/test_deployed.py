@@ -1,6 +1,7 @@
 """deployed.py: what timm.utils.reparameterize_model makes of networks, against the networks and the definition."""
 
 import copy
+import pickle
 
 import pytest
 import timm
@@ -53,7 +54,9 @@ def test_timm_saves_and_loads_a_deployed_network(name, tmp_path):
     deployed = reparameterize_model(small(name))
     timm.models.save_for_hf(deployed, tmp_path, model_args=sizes, safe_serialization=True)
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert torch.equal(loaded(images(name)), deployed(images(name)))
+    copied = pickle.loads(pickle.dumps(deployed))  # as for another process
+    for other in (loaded, copied):
+        assert torch.equal(other(images(name)), deployed(images(name)))
 
 
 @pytest.mark.parametrize("grid", [(7, 5), (23, 19)])

@@ -56,12 +56,16 @@ def test_training_returns_the_open_folder_that_it_leaves(run):
 
 
 def test_a_finished_run_is_left_alone(run, recipe):
+    card = run.folder / "README.md"
+    rendered = card.read_text()
+    card.write_text(f"{rendered}\nA line of mine.")
     before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}
     sa_zoo.train(recipe, run.folder, changes=["train.epochs=3"], resume=True)
     for source in (run.folder, run):
         sa_zoo.publish(source, "you/tiny", dry_run=True)
-    assert CliRunner().invoke(app, ["card", str(run.folder)]).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")} == before
+    assert CliRunner().invoke(app, ["card", str(run.folder)]).exit_code == 0
+    assert card.read_text() == rendered
 
 
 def test_evaluation_gives_the_reported_result(run):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from hostile import change_config
 from model_folders import make_run
 from safetensors.torch import save_file
 from timm.models import save_for_hf
@@ -204,6 +205,22 @@ def test_what_transformers_config_says_is_kept(tmp_path, name, kind, labels):
     assert len(names) in (0, labels), "not those of the old head"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.items() >= {"problem_type": kind, **settings}.items()
+
+
+def test_a_crop_without_a_processor_of_transformers_is_left_to_timm(tmp_path):
+    start = ready(tmp_path / "start", "resnet_tiny_cifar")
+    change_config(pretrained_cfg__crop_mode="squash")(start)
+    opened = sa_zoo.finish(start, tmp_path / "out")
+    assert opened.config["pretrained_cfg"]["crop_mode"] == "squash"
+
+
+def test_code_in_a_folder_does_not_run(tmp_path):
+    start = ready(tmp_path / "start", "resnet_tiny_cifar")
+    change_config(model_type="bert", auto_map={"AutoImageProcessor": "proc.Proc"})(start)
+    (start / "preprocessor_config.json").write_text("{}")
+    (start / "proc.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'x')")
+    result = CliRunner().invoke(app, ["card", str(start)], input="y\n")
+    assert result.exit_code == 1 and not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

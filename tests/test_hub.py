@@ -93,12 +93,13 @@ def test_a_run_after_an_interruption_finishes_the_job(server, run, step, kind):
     assert repository.tags == {"v1": commit} and len(repository.commits) == 2
 
 
+@pytest.mark.parametrize("title", ["Upload by hand", "initial commit"])
 @pytest.mark.parametrize("name", ["weights.ckpt", "model.safetensors"])
-def test_files_of_others_are_listed_and_stay(server, run, name):
+def test_files_of_others_are_listed_and_stay(server, run, name, title):
     sa_zoo.publish(run, REPO)
     repository = server.repositories[REPO]
     edited = published(repository) | {name: b"work of years"}
-    repository.commit(edited)
+    repository.commit(edited, title)
     (run / "LICENSE").write_text("Apache License")
     (run / "explorer.html").write_text("another page")
     with pytest.raises(FileExistsError, match=f"holds {name}, expected"):

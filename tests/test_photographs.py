@@ -17,7 +17,7 @@ from sa_zoo.commands.finish import finish
 from sa_zoo.cost import training_macs
 from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_of
-from sa_zoo.data.input_format import InputFormat
+from sa_zoo.data.input_format import InputFormat, input_format_of
 from sa_zoo.data.open_images import open_images
 from sa_zoo.data.splits import splits_of
 from sa_zoo.folders.metrics import Scores
@@ -150,13 +150,17 @@ def test_the_best_epoch_is_kept_also_by_a_resumed_run(folder, tmp_path, monkeypa
     assert "validation images, but they chose epoch 3 of 4;" in card and "license: unknown" in card
 
 
-@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
-def test_images_of_the_networks_size_are_cropped_as_timm_does(crop_pct):
-    image = Image.fromarray(load_sample_image("china.jpg")).resize((64, 64))
-    settings = {"input_size": (3, 64, 64), "interpolation": "bilinear", "crop_pct": crop_pct}
+@pytest.mark.parametrize(
+    ("size", "crop_pct", "crop_mode"),
+    [((64, 64), 0.875, "center"), ((64, 64), 1.0, "center"), ((83, 67), 0.875, "squash")],
+)
+def test_images_are_cropped_as_timm_does(size, crop_pct, crop_mode):
+    image = Image.fromarray(load_sample_image("china.jpg")).resize(size)
+    settings = {"input_size": (3, 64, 64), "interpolation": "bilinear"}
+    settings |= {"crop_pct": crop_pct, "crop_mode": crop_mode}
+    network = timm.create_model("test_resnet", pretrained_cfg_overlay=settings)
     expected = create_transform(**settings, normalize=False)(image)
-    found = InputFormat(**settings, mean=(0.5,) * 3, std=(0.5,) * 3).resized(image)
-    assert torch.equal(found, expected)
+    assert torch.equal(input_format_of(network).resized(image), expected)
 
 
 def test_pretrained_weights_that_cannot_be_downloaded_are_an_error(monkeypatch):

@@ -115,7 +115,7 @@ def test_every_form_has_the_gradients_of_the_definition(case):
     assert (best == "taps") == (case in TAPS) and (best == "by axes") == (case in BY_AXES)
     learned = [X, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     found = []
-    for form in ("definition", "project first", best):
+    for form in ("definition", best):
         with only(form):
             Y = layer(X)
         assert (Y - expected(case)).abs().max() < 1e-11

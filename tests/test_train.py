@@ -398,7 +398,7 @@ def test_the_process_is_left_as_it_was_found(tmp_path, monkeypatch):
         random_numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
         handlers = [signal.getsignal(getattr(signal, name)) for name in STOPS]
         run = train(tiny_config(), tmp_path / "run")
-        sa_zoo.evaluate(run)
+        sa_zoo.evaluate(run.folder)
         assert (mine.gradient_accumulation_steps, mine.mixed_precision) == (4, "bf16")
         assert [shared._shared_state for shared in SHARED] == states
         now = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()

@@ -23,13 +23,14 @@ _logger = logging.getLogger(__name__)
 
 
 def finish(opened: Opened) -> Opened:
-    """Complete a folder that timm loads: transformers' files, figures, explorer, card, manifest."""
+    """Complete a folder that timm loads: transformers' files, figures, explorer, manifest, a card if it has none."""
     folder = opened.local_folder
     with refusing(opened.source):
         opened = opened.with_files(transformers_files(opened))
         opened = opened.with_files(figure_files(opened))
         opened = opened.with_files(explorer_files(opened))
-        write_card(opened)  # last, as it shows the others
+        if not (folder / "README.md").is_file():  # it may have been edited
+            write_card(opened)  # last, as it shows the others
     for path in folder.rglob(".*.incomplete"):
         if path.is_file():  # left by a killed process
             path.unlink()

@@ -50,9 +50,11 @@ def train_recipe(
         "train.batch_size": batch_size,
     }
     given = {key: value for key, value in values.items() if value is not None}
-    changes = [f"{key}={json.dumps(value)}" for key, value in given.items()] + changes
-    folder = Path(out or f"runs/{run_name(recipe, changes)}")
-    run = train(load_config(recipe, changes), folder, resume)
+    changes = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()
+    ] + changes
+    config = load_config(recipe, changes)
+    run = train(config, Path(out or f"runs/{run_name(recipe, changes)}"), resume)
     return finish(run) if is_main_process() else run
 
 

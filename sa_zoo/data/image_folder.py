@@ -59,7 +59,7 @@ def tables_in(folder: Path, label_column: str = "") -> Found:
     _refuse_unusable(folder, images, found)
     read = set()
     if parquet:
-        used = _by_split(parquet)
+        used = _by_split({path: splitext(path)[0] for path in parquet})
         tables = _parquet_tables(folder, used)
     else:
         label = "label"
@@ -70,7 +70,7 @@ def tables_in(folder: Path, label_column: str = "") -> Found:
             if not described:
                 raise
             label, classes = _described(folder, described, {*images}, label_column)
-            used = _by_split(classes)
+            used = _by_split({path: dirname(path) for path in classes})
             read.update(described)
         # the builder "imagefolder" would sort classes as text (1, 10, 2), and guess types of labels
         tables = {}
@@ -125,11 +125,11 @@ def _split_of(name: str) -> str:
     return ""
 
 
-def _by_split(files: Iterable[str]) -> Used:
-    """Files by the split at the start of a folder or file name; without any split, all are training files."""
+def _by_split(names: Mapping[str, str]) -> Used:
+    """Files by the split at the start of a part of their names; without any split, all are training files."""
     used = defaultdict(list)
-    for path in files:
-        splits = filter(None, map(_split_of, splitext(path)[0].split("/")))
+    for path, name in names.items():
+        splits = filter(None, map(_split_of, name.split("/")))
         used[next(splits, "")].append(path)
     others = used.pop("", [])
     return used or {"train": others}

@@ -31,6 +31,7 @@ class InputFormat:
     std: tuple[float, ...]
     interpolation: str
     crop_pct: float
+    crop_mode: str = "center"
 
     @cached_property
     def transform(self) -> Any:
@@ -74,4 +75,5 @@ def input_format_of(model: nn.Module, image_size: int = 0) -> InputFormat:
     data = resolve_input_data_config(model, {"img_size": given})
     channels = data["input_size"][0]
     mean, std = (tuple(data[key]) * (channels // len(data[key])) for key in ("mean", "std"))
-    return InputFormat(data["input_size"], mean, std, data["interpolation"], data["crop_pct"])
+    rest = (data[key] for key in ("interpolation", "crop_pct", "crop_mode"))
+    return InputFormat(data["input_size"], mean, std, *rest)

@@ -3,7 +3,6 @@
 import math
 import multiprocessing
 import os
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from sa_zoo.data.hold_out import Rows
 from sa_zoo.data.images import LabeledImages, UnreadableImage
 from sa_zoo.data.input_format import InputFormat, to_device
-from sa_zoo.data.progress import MANY, is_main_process, shown
+from sa_zoo.data.progress import MANY, say, shown
 from sa_zoo.data.report import report_of
 from sa_zoo.data.shared import shared
 
@@ -149,8 +148,7 @@ def splits_of(
     all_kept = kept == rows.keys()
     report = shared(partial(report_of, data, rows, decode=images <= MANY and not all_kept))
     report.input = f"resized and cropped to {height}x{width} (data.image_size), {channels} channels{augmentation}"
-    if is_main_process():
-        print(report.text(), file=sys.stderr, flush=True)
+    say(report.text())
     if workers:
         try:
             multiprocessing.Queue().close()

@@ -42,7 +42,7 @@ class Deployed(Attention):
         self.W_out = layer.W_out
         self.requires_grad_(False)
         self.keep_constants()
-        self.register_load_state_dict_post_hook(lambda layer, _: layer.keep_constants())
+        self.register_load_state_dict_post_hook(keep_new_constants)
 
     @torch.no_grad()
     def keep_constants(self) -> None:
@@ -81,6 +81,11 @@ class Deployed(Attention):
         if len(factors) == 1:
             return self.values(factors[0], X)
         return self.W_val(attend_by_axes(factors, X))
+
+
+def keep_new_constants(layer: Deployed, _: object) -> None:
+    """After loading other parameters; a function of the module can be pickled."""
+    layer.keep_constants()
 
 
 def deployed(layer: Attention) -> Attention:

@@ -10,31 +10,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from sa_zoo.fast.deployed import deployed
 from sa_zoo.fast.taps import read_taps, taps_of
-from sa_zoo.models.attention import Attention, for_images
-from sa_zoo.models.linear import is_plain, is_watched
-
-
-def project_first(layer: Attention, X: Tensor) -> Tensor:
-    """Eq. 10 as sum_h P_h (X W_h): one product (T, T N_h) (T N_h, D) per image, without transposing all heads."""
-    if not is_plain(layer.W_val):
-        return layer.definition(X)
-    P = layer.attn_drop(layer.probabilities(X)).movedim(-3, -1).flatten(-2)  # (.., Q, N N_h)
-    W = layer.W_val.weight.unflatten(1, [layer.num_heads, -1]).transpose(0, 1)  # (N_h, D_out, D)
-    values = linear(X, W.flatten(0, 1)).flatten(1, 2)  # (B, N, N_h D_out)
-    values = values.unflatten(2, W.shape[:2]).flatten(1, 2)  # (B, N N_h, D_out)
-    Y = (for_images(P, values) if P.dim() == 2 else P.to(values.dtype)) @ values
-    return (Y + layer.W_val.bias.to(Y.dtype)).unflatten(1, X.shape[1:3])
-
+from sa_zoo.models.attention import Attention
+from sa_zoo.models.linear import is_watched
 
 FORMS: dict[str, Callable[[Attention, Tensor], Tensor]] = {
     "taps": lambda layer, X: read_taps(layer.W_val, taps_of(layer, X), X),
     "by axes": Attention.by_axes,
     "definition": Attention.definition,
-    "project first": project_first,  # chosen nowhere: slower than the definition on a CPU
 }
 # Pixels above which the factors of P by axis are faster than P on an H100: 24x24 in training, 40x40 in inference.
 AXES_FROM_ON_GPU = 576

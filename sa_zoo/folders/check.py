@@ -79,6 +79,7 @@ class Pretrained(BaseModel):
 class FolderConfig(BaseModel):
     architecture: Architecture
     model_args: Arguments = Arguments()
+    label_names: list[str] | None = None
     pretrained_cfg: Pretrained
 
 

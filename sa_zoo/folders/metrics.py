@@ -161,6 +161,8 @@ def write_result(path: Path, measured: Metrics) -> None:
     if path.resolve() == (folder / FILE).resolve():
         old = read_metrics(folder)
         name = old.model or folder.name  # without the path of the folder
-        new = {"model": name, **measured.model_dump(include={"data", "data_revision"})}
-        measured = old.model_copy(update={**new, "test": measured.test})
+        data = measured.model_dump(include={"data", "data_revision"})
+        if old.model_dump(include={*data}) != data:  # other results would be of other data
+            old = old.model_copy(update={"validation": None, "baseline": None})
+        measured = old.model_copy(update={"model": name, **data, "test": measured.test})
     write_json(path, measured.measured())

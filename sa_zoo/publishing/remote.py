@@ -7,9 +7,10 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
 
 TITLE = "Publish with sa_zoo"  # of our commits
-OURS = {TITLE, "initial commit"}  # the Hub creates a repository with an initial commit
 MAIN = "model.safetensors"
 HUBS_OWN = ".gitattributes"
+# titles and files of the commit with which the Hub creates a repository
+CREATED = {("initial commit", HUBS_OWN), ("initial commit", "README.md")}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class Remote:
             for file in tree
             if isinstance(file, RepoFile)
         }
-        others = sorted(path for path, title in titles.items() if title not in OURS)
+        others = sorted(
+            path
+            for path, title in titles.items()
+            if title != TITLE and (title, path) not in CREATED
+        )
         edited = titles.get(MAIN) == TITLE and self.files.keys() >= set(others)
         if others and not edited:
             raise FileExistsError(

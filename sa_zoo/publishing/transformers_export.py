@@ -74,12 +74,14 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
 def _check_processor(opened: Opened) -> None:
     """Raise ValueError if the folder has an image processor with another result than timm's transform."""
     path = opened.local_folder / "preprocessor_config.json"
-    processor = _image_processor(opened.network).to_json_string()
-    # The second is from an interrupted `finish`, and means something else before config.json is complete.
-    if not path.is_file() or path.read_bytes() == processor.encode():
+    if not path.is_file():
         return
-    stored = json.loads(AutoImageProcessor.from_pretrained(opened.local_folder).to_json_string())
-    expected = json.loads(processor)
+    processor = _image_processor(opened.network).to_json_string()
+    # From an interrupted `finish`; it means something else before config.json is complete.
+    if path.read_bytes() == processor.encode():
+        return
+    found = AutoImageProcessor.from_pretrained(opened.local_folder, trust_remote_code=False)
+    stored, expected = json.loads(found.to_json_string()), json.loads(processor)
     for key, value in expected.items():
         if stored.get(key) != value:
             raise ValueError(

@@ -78,7 +78,9 @@ def save_checkpoint(
     groups = tree_map_only(Tensor, Tensor.item, saved["param_groups"])
     rest = {"counters": counters.model_dump(), "scalars": scalars, "groups": groups}
     final = folder / f"epoch-{counters.epoch:05d}-step-{counters.step:07d}"
-    if final in checkpoints(folder):  # damaged: this run did not resume from it
+    if final in checkpoints(folder):
+        if not damage(final, *STATE_FILES):
+            return  # the run resumed from it
         shutil.rmtree(final)
     with new_folder(final) as new:
         write_tensors(new / TENSORS, tensors)

@@ -1,7 +1,6 @@
 """Evaluation: one function computes every reported accuracy."""
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from sa_zoo.data.hold_out import rows_below
 from sa_zoo.data.images import LabeledImages, digest_of
 from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
-from sa_zoo.data.progress import on_terminal
+from sa_zoo.data.progress import on_terminal, say
 from sa_zoo.data.splits import Split, splits_of
 from sa_zoo.folders.messages import listed
 from sa_zoo.folders.metrics import Metrics, Scores, margin
@@ -92,7 +91,7 @@ def evaluate_opened(opened: Opened, config: DataConfig, detail: bool = False) ->
     opened.network.cpu()  # as `open_model` returns it
     if detail:
         text += f"\n{class_table(test, data.classes)}"
-    accelerator.print(text, file=sys.stderr)
+    say(text)
     model = str(opened.folder or opened.source)
     return Metrics(model=model, data=data.name, data_revision=config.revision or None, test=test)
 
@@ -138,7 +137,7 @@ def open_test_split(
     input_format = input_format_of(opened.network, config.image_size)
     split = splits_of(data, rows, input_format, accelerator.device, config.workers)["test"]
     text = f"evaluated on {len(split)} images of {data.name}, {which}; classes matched {how}"
-    accelerator.print(text, file=sys.stderr)
+    say(text)
     return data, split
 
 

@@ -9,7 +9,6 @@ Read `train` below first, then its parts in the order of their calls. A step is 
 lists the files of a run.
 """
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,7 +23,7 @@ from sa_zoo.cost import cost_of_softness
 from sa_zoo.data.hold_out import Rows, drawn_for, largest_draws, rows_of
 from sa_zoo.data.images import LabeledImages, UnreadableImage, changes, digest_of
 from sa_zoo.data.open_images import folder_of, open_images
-from sa_zoo.data.progress import is_main_process
+from sa_zoo.data.progress import is_main_process, say
 from sa_zoo.data.shared import shared
 from sa_zoo.data.splits import fits, splits_of
 from sa_zoo.folders.metrics import Metrics, Training, write_metrics
@@ -88,7 +87,7 @@ def train(config: Config, out: Path, resume: bool = False) -> Opened:
             base_model = base_model_of(begun.init, model)
         soft = cost_of_softness(model, input_format.input_size)
         if soft:
-            print(soft, file=sys.stderr, flush=True)
+            say(soft)
     optimizer = optimizer_of(model, config.optim)
     kept = fits(sum(map(len, data.labels.values())), input_format)
     data = drawn_for(data, kept or config.data.hash_content)
