@@ -120,8 +120,7 @@ def test_every_form_has_the_gradients_of_the_definition(case):
             Y = layer(X)
         assert (Y - expected(case)).abs().max() < 1e-11
         found.append(torch.autograd.grad(Y, learned, expected(case)))
-    for gradients in found[1:]:
-        torch.testing.assert_close(gradients, found[0], rtol=1e-10, atol=1e-10, check_stride=False)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10, check_stride=False)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")  # which jvp itself calls
