@@ -1,7 +1,7 @@
 """python scripts/render.py
 
-Renders the tables of README.md and docs/: the text between `<!-- rendered: NAME -->` and `<!-- end -->`. NAME is a
-function of this file, or docs/tables/NAME.csv. Everything else in those files is written by hand.
+Renders the tables of README.md and docs/: the text between `<!-- rendered: NAME -->` and `<!-- end -->`. NAME is a key
+of RENDERED, or docs/tables/NAME.csv. Everything else in those files is written by hand.
 
 Trained runs are the rows of results/runs.toml. scripts/bench.py --json writes docs/benchmarks/, with a "title" added by
 hand. `pytest tests/proofs --record docs` writes docs/reliability/, docs/clients.json and docs/conversions.json.
@@ -11,6 +11,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -106,25 +107,19 @@ def positions() -> str:
     return markdown_table(["positions", "parameters", "3 epochs", "20 epochs"], lines)
 
 
-def photographs() -> str:
-    """Networks fine-tuned on photographs."""
-    return networks("photographs")
-
-
-def imagenette() -> str:
-    """Networks trained on Imagenette from random weights."""
-    return networks("imagenette")
-
-
 def networks(table: str) -> str:
+    """Networks trained on photographs."""
     lines = []
     for row in read_runs():
         if row.table == table and row.results():
             run = row.results()[0]
             train = run.train or Training()
             minutes = f"{(train.cpu_seconds or 0) / 60:.0f}"
-            lines.append([row.says, f"{run.parameters:,}", minutes, top1(row)])
-    return markdown_table(["network", "parameters", "CPU minutes", "top-1"], lines)
+            n = run.test.n if run.test else 0
+            numbers = [f"{run.parameters:,}", str(train.epochs), minutes, f"{n:,}"]
+            lines.append([row.says, *numbers, top1(row)])
+    head = ["network", "parameters", "epochs", "CPU minutes", "test images", "top-1"]
+    return markdown_table(head, lines)
 
 
 # Models
@@ -217,8 +212,6 @@ RENDERED = {
     for function in (
         results,
         positions,
-        photographs,
-        imagenette,
         models,
         heads,
         conversions,
@@ -227,6 +220,8 @@ RENDERED = {
         speed,
     )
 }
+for table in ("photographs", "flowers", "imagenette"):
+    RENDERED[table] = partial(networks, table)
 
 
 def render(text: str) -> str:

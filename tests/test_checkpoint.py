@@ -109,7 +109,7 @@ def test_saving_after_falling_back_leaves_only_good_ones(two, name, step, kept):
     assert load_checkpoint(two, *trained(1)).step == step
     good = (two / kept[-1]).stat().st_ino
     save_step(two, step)
-    assert (two / kept[-1]).stat().st_ino == good, "a good one is not replaced"
+    assert (two / kept[-1]).stat().st_ino == good, "it is not replaced"
 
 
 def test_files_of_others_are_neither_read_nor_removed(two, tmp_path_factory):

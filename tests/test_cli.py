@@ -113,10 +113,9 @@ def test_evaluating_into_the_metrics_keeps_results_of_the_same_data(run, tmp_pat
     result = sa_zoo("evaluate", out, "--set", change, "--json", out / "metrics.json")
     assert result.exit_code == 0, result.output
     printed, after = json.loads(result.stdout), read(out / "metrics.json")
-    assert (printed["data"], printed["test"]["n"]) == (title, 354)
+    assert printed["data"] == title
     assert after["test"] == printed["test"] != before["test"]
-    assert before["data"] == "digits" and before["validation"]
-    if title != "digits":
+    if title != before["data"]:
         del before["validation"]
     assert after == before | {"data": title, "test": after["test"]}
 

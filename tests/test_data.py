@@ -263,8 +263,8 @@ def test_labels_of_a_metadata_file_are_text(tmp_path, kind, labels, classes):
 def test_names_of_described_images_are_no_splits(tmp_path):
     folder = image_folder(tmp_path / "data", {".": 3})
     (folder / "0.png").rename(folder / "train0.png")
-    rows = "train0.png,cat\n1.png,owl\n2.png,owl"
-    (folder / "metadata.csv").write_text(f"file_name,label\n{rows}\n")
+    rows = "file_name,label\ntrain0.png,cat\n1.png,owl\n2.png,owl\n"
+    (folder / "metadata.csv").write_text(rows)
     assert sizes(source_of(folder)) == {"train": 3}
 
 
