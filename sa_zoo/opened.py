@@ -88,6 +88,8 @@ class Opened:
         like = next(network.parameters())
 
         def classify(picture: Picture) -> Prediction:
+            if not isinstance(picture, Picture):
+                raise TypeError(f"got {type(picture).__name__}, expected a file or a PIL image")
             try:
                 image = open_image(Path(picture) if isinstance(picture, str) else picture)
                 pixels = input_format.resized(image).to(like.device)
@@ -161,6 +163,8 @@ def folder_of(source: str | Path | Opened) -> Path | None:
     """The folder of a source; None for other sources. Raises FileNotFoundError if the folder is missing."""
     if isinstance(source, Opened):
         return source.folder
+    if not isinstance(source, str | Path):
+        raise TypeError(f"model: got {type(source).__name__}, expected a folder or a name")
     name = str(source).removeprefix("local-dir:")
     folder = Path(name)
     if folder.is_dir():

@@ -93,8 +93,9 @@ def test_a_run_after_an_interruption_finishes_the_job(server, run, step, kind):
     assert repository.tags == {"v1": commit} and len(repository.commits) == 2
 
 
-@pytest.mark.parametrize("title", ["Upload by hand", "initial commit"])
-@pytest.mark.parametrize("name", ["weights.ckpt", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "title"), [("a.ckpt", "initial commit"), ("model.safetensors", "mine")]
+)
 def test_files_of_others_are_listed_and_stay(server, run, name, title):
     sa_zoo.publish(run, REPO)
     repository = server.repositories[REPO]

@@ -24,9 +24,8 @@ def test_the_margin_is_half_of_the_wilson_interval(right, n):
 def test_metrics_read_back_equal_and_hold_only_measurements(tmp_path):
     assert read_metrics(tmp_path) == Metrics()
     scores = {"top1": 0.7, "top5": 0.9, "loss": 1.1, "n": 13}
-    train = Training(epochs=3)
-    metrics = Metrics(model="test_vit", test=Scores(**scores), train=train)
+    metrics = Metrics(model="test_vit", test=Scores(**scores), train=Training(epochs=3))
     assert write_metrics(tmp_path, metrics) == read_metrics(tmp_path) == metrics
     written = json.loads((tmp_path / "metrics.json").read_text())
-    expected = {"version": 1, "model": "test_vit", "test": scores, "train": {"epochs": 3}}
-    assert written == expected
+    train = {"epochs": 3}
+    assert written == {"version": 1, "model": "test_vit", "test": scores, "train": train}

@@ -61,14 +61,17 @@ def test_pictures_and_files_have_the_probabilities_of_the_evaluation_transform(r
     ],
 )
 def test_classes_are_named_as_well_as_the_model_allows(config, names):
-    overlay = dict(config)
-    classes = overlay.pop("num_classes", 7)
+    classes = config.get("num_classes", 7)
     network = timm.create_model("sa_quadratic_tiny_cifar", **SMALL | {"num_classes": classes})
-    network.pretrained_cfg |= overlay
+    network.pretrained_cfg |= config
     assert class_names(network)[:2] == names and len(class_names(network)) == classes
 
 
-def test_a_model_that_does_not_classify_is_refused(run, photo):
+def test_what_is_no_picture_or_does_not_classify_is_refused(run, photo):
+    with pytest.raises(TypeError, match="got ndarray, expected a file or a PIL"):
+        sa_zoo.open(run).predict(np.eye(7))
+    with pytest.raises(TypeError, match="got Identity, expected"):
+        sa_zoo.open(torch.nn.Identity())
     change_config(problem_type="regression")(run)
     with pytest.raises(ValueError, match="expected a classifier"):
         sa_zoo.open(run).predict(photo)

@@ -44,7 +44,6 @@ class NetworkReport:
 
     layers: list[LayerReport]
     skipped: dict[str, str]  # layer: why
-    image: list[int]  # (channels, *image) of the images used to measure
     logits: float
 
     def table(self) -> str:
@@ -106,9 +105,7 @@ def convert(
     # Parents come first: a mode is passed on to all children, which then get their own.
     for name, module in network.named_modules(remove_duplicate=False):
         converted.get_submodule(name).train(module.training)
-    return converted, NetworkReport(
-        rows, skipped, list(example.shape[1:]), _difference(before, after)
-    )
+    return converted, NetworkReport(rows, skipped, _difference(before, after))
 
 
 def call_before(

@@ -46,6 +46,7 @@ class Arguments(BaseModel):
 
     cnn: Architecture | None = None
     vit: Architecture | None = None
+    img_size: Side | tuple[Side, Side] | None = None
     pretrained: Nothing = None
     pretrained_cfg: Nothing = None
     pretrained_cfg_overlay: Nothing = None
@@ -61,6 +62,10 @@ class Pretrained(BaseModel):
 
     input_size: tuple[Channels, Side, Side] = (3, 224, 224)
     crop_pct: float = Field(1.0, ge=0.25, le=1)
+    crop_mode: Literal["center", "squash", "border"] = "center"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = (
+        "bicubic"
+    )
     mean: list[float] = Field([0.0], min_length=1)
     std: list[Annotated[float, Field(gt=0)]] = Field([1.0], min_length=1)
     url: Nothing = None

@@ -29,15 +29,10 @@ def pixels(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device, dtype=torch.float32)
 
 
-def displacements_between(queries: Tensor, keys: Tensor) -> Tensor:
-    """delta[q, k] = k - q: (Q,) or (Q, axes), (N,) or (N, axes) -> (Q, N) or (Q, N, axes)"""
-    return keys[None, :] - queries[:, None]
-
-
 def displacements(size: int, device: torch.device) -> Tensor:
     """delta[q, k] = k - q along one axis of `size` pixels: (size, size)."""
     position = pixels(size, device)
-    return displacements_between(position, position)
+    return position - position[:, None]
 
 
 def table_rows(table: Tensor, size: int) -> Tensor:
@@ -52,7 +47,7 @@ def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor
     Positions and Delta are in pixels, alpha (possibly infinite) in 1 / pixels^2. This centered form differs from
     v^T r_delta by -alpha |Delta|^2, which softmax over keys ignores, and keeps scores near their maximum small.
     """
-    distance = displacements_between(queries, keys) - at_least_float32(Delta)[:, None, None]
+    distance = keys - queries[:, None] - at_least_float32(Delta)[:, None, None]
     # exp(-1e30) is 0 as well, but 0 * inf has no value
     finite = at_least_float32(alpha).clamp(max=1e30)
     return -finite[:, None, None] * distance.square()

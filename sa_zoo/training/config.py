@@ -31,6 +31,7 @@ RECIPES = INSTALLED_RECIPES if INSTALLED_RECIPES.is_dir() else Path(__file__).pa
 DECIDED = {"num_classes", "model_name", "pretrained", "source"} | Arguments.model_fields.keys() - {
     "cnn",
     "vit",
+    "img_size",
 }
 
 

@@ -160,7 +160,7 @@ def _with_classes_of(network: nn.Module, source: LabeledImages) -> tuple[Labeled
             f"({listed(names or numbers)}), not {listed(unknown)} in {source.name}"
         )
     if given != (names or numbers):
-        pairs = [f"{mine} is {other}" for mine, other in zip(names or numbers, given, strict=True)]
+        pairs = [f"{mine} is {other}" for mine, other in zip(names or numbers, given, strict=False)]
         _logger.warning(
             "data: classes are matched by number, the model's with those of %s: %s",
             source.name,
