@@ -44,7 +44,8 @@ def add_result(run: Path, entry: Path, recipe: str, seed: int) -> Path:
     _check(run, entry)
     (entry / "results").mkdir(parents=True, exist_ok=True)
     path = entry / "results" / f"{recipe}-{seed}.json"
-    write_json(path, read_metrics(run).measured())
+    unread = {"test": {"confusion_matrix"}}  # only figures of the folder's own run show it
+    write_json(path, read_metrics(run).model_dump(exclude_none=True, exclude=unread))
     if (entry / "model.safetensors").is_file():
         write_card(open_model(entry))
     return path

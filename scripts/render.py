@@ -220,8 +220,7 @@ RENDERED = {
         speed,
     )
 }
-for table in ("photographs", "flowers", "imagenette"):
-    RENDERED[table] = partial(networks, table)
+RENDERED |= {table: partial(networks, table) for table in ("photographs", "flowers", "imagenette")}
 
 
 def render(text: str) -> str:
