@@ -102,8 +102,7 @@ def positions() -> str:
     lines = []
     for says, rows in found.items():
         parameters = f"{rows['all'].results()[0].parameters:,}"
-        longer = top1(rows["20"]) if "20" in rows else ""
-        lines.append([says, parameters, top1(rows["all"]), longer])
+        lines.append([says, parameters, top1(rows["all"]), top1(rows["20"])])
     lines.sort(key=lambda line: line[2], reverse=True)
     return markdown_table(["positions", "parameters", "3 epochs", "20 epochs"], lines)
 
