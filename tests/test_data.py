@@ -75,12 +75,9 @@ def test_streamed_and_kept_images_are_the_same(tmp_path, monkeypatch, workers):
     streamed = splits_in(folder, 0.3, workers=workers)
     assert (kept["train"].workers, streamed["train"].workers) == (0, workers)
     batches = np.array([[3, 1, 2], [0, 5, 4]])
-    loaders = [
-        (splits["test"].loader(4), splits["train"].loader_in_order(batches))
-        for splits in (kept, streamed)
-    ]
-    for pair in zip(*loaders, strict=True):
-        for a, b in zip(*pair, strict=True):
+    for name, order in {"test": {"batch_size": 4}, "train": {"batch_sampler": batches}}.items():
+        loaders = kept[name].loader(**order), streamed[name].loader(**order)
+        for a, b in zip(*loaders, strict=True):
             assert all(torch.equal(x, torch.as_tensor(y)) for x, y in zip(a, b, strict=True))
 
 

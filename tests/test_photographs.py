@@ -1,5 +1,8 @@
 """Photographs: random crops by timm decoded by workers, the classifier first, and the best epoch."""
 
+import itertools
+import multiprocessing
+import os
 import signal
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from sa_zoo.data.config import DataConfig
 from sa_zoo.data.hold_out import rows_of
 from sa_zoo.data.input_format import InputFormat, input_format_of
 from sa_zoo.data.open_images import open_images
-from sa_zoo.data.splits import splits_of
+from sa_zoo.data.splits import STOPS, splits_of
 from sa_zoo.folders.metrics import Scores
 from sa_zoo.training.augment import Augment, seed_view
 from sa_zoo.training.config import AugmentConfig, Config, ModelConfig
@@ -70,25 +73,38 @@ def test_a_resumed_run_with_workers_has_the_weights_of_one_without(folder, tmp_p
     assert len(same) == 2 and same[0] == same[1]
 
 
-def test_a_training_image_is_timms_for_its_seed_epoch_and_row(folder):
+@pytest.fixture
+def split(folder):
+    """The training images, read by two workers."""
     data = open_images(DataConfig(name=str(folder)))
     form = InputFormat((3, 64, 64), (0.5, 0.4, 0.3), (0.2,) * 3, "bicubic", 0.9)
-    rows = rows_of(data, 0.1)
-    splits = splits_of(data, rows, form, CPU, workers=2, never_kept={"train"})
-    split = Photographs(splits["train"], AugmentConfig.model_validate(EVERY_KEY), seed=5)
+    return splits_of(data, rows_of(data, 0.1), form, CPU, 2, never_kept={"train"})["train"]
+
+
+def test_a_training_image_is_timms_for_its_seed_epoch_and_row(split):
+    form, source = split.input_format, split.source
+    split = Photographs(split, AugmentConfig.model_validate(EVERY_KEY), seed=5)
     split.epoch = 3
     before = torch.get_rng_state()
     images, labels, indices = split.__getitems__([31, 2])
     assert torch.equal(torch.get_rng_state(), before)
-    loaded = next(iter(split.loader_in_order([[31, 2]])))
+    loaded = next(iter(split.loader(batch_sampler=[[31, 2]])))
     assert (loaded[0] == images).all() and indices.tolist() == [31, 2] and labels.tolist() == [1, 0]
     settings = {**EVERY_KEY, "input_size": form.input_size, "mean": form.mean, "std": form.std}
     transform = create_transform(**settings, is_training=True, normalize=False)
     for image, row in zip(images, (31, 2), strict=True):
         seed_view(5, 3, row)
-        assert torch.equal(torch.from_numpy(image), transform(data.images["train"][row]))
+        assert torch.equal(torch.from_numpy(image), transform(source[row]))
     split.epoch = 4
     assert (split.__getitems__([31, 2])[0] != images).any(axis=(1, 2, 3)).all()
+
+
+def test_workers_outlive_a_stop_of_all_processes(split):
+    batches = iter(split.loader(batch_size=2))
+    next(batches), next(batches)  # one of each worker
+    for number, worker in itertools.product(STOPS, multiprocessing.active_children()):
+        os.kill(worker.pid, number)
+    assert sum(len(labels) for _, labels, _ in batches) == 33
 
 
 def test_erasing_depends_on_seed_epoch_and_image_alone():

@@ -36,7 +36,7 @@ from sa_zoo.data.hold_out import drawn_for, rows_of
 from sa_zoo.data.images import Images
 from sa_zoo.data.input_format import input_format_of
 from sa_zoo.data.open_images import open_images
-from sa_zoo.data.splits import splits_of
+from sa_zoo.data.splits import STOPS, splits_of
 from sa_zoo.folders.metrics import read_metrics
 from sa_zoo.opened import open_model
 from sa_zoo.training.augment import ORDER, permutation
@@ -45,7 +45,7 @@ from sa_zoo.training.device import SHARED, process_as_found, report_lost_process
 from sa_zoo.training.loop import Run
 from sa_zoo.training.model import create_model
 from sa_zoo.training.optimization import learning_rate_factor, optimizer_of
-from sa_zoo.training.progress import STOPS, Interrupted
+from sa_zoo.training.progress import Interrupted
 from sa_zoo.training.train import train
 
 ROOT = Path(__file__).parents[1]
@@ -134,9 +134,6 @@ def test_a_run_learns_and_reports_what_it_left_behind(plain):
     assert load_config(out / "train.toml") == tiny_config()
     assert read_metrics(out) == metrics
     assert (metrics.model, metrics.data, metrics.test.n) == ("test_vit", "digits", 354)
-    # 12 steps of 211 images; a multiply-add is 2 operations, a backward pass costs two forward passes
-    macs = training_macs(timm.create_model("test_vit", num_classes=10, **TINY_VIT), (3, 8, 8))
-    assert metrics.train.pflop == pytest.approx(2 * 3 * macs * 12 * 211 / 1e15)
     assert min(metrics.train.seconds, metrics.train.cpu_seconds) > 0
     assert metrics.train.images_per_second > 0
     lines = history(out)
@@ -180,6 +177,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(
 def test_early_epochs_count_as_the_work_of_their_images(whole):
     model = timm.create_model("sa_quadratic_tiny_cifar", num_classes=10, **MUON["model"]["args"])
     small, full = (training_macs(model, (3, size, size)) for size in (6, 8))
+    # a multiply-add is 2 operations, a backward pass costs two forward passes; 6 steps an epoch
     pflop = 2 * 3 * (2 * small + full) * 6 * 211 / 1e15
     assert read_metrics(whole[1]).train.pflop == pytest.approx(pflop)
 
@@ -392,18 +390,22 @@ def test_the_process_is_left_as_it_was_found(tmp_path, monkeypatch):
     """With a loop of the caller's on accelerate, and without a terminal."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
+
+    def state() -> tuple:
+        numbers = (
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        )
+        return numbers, [{**each._shared_state} for each in SHARED], [*map(signal.getsignal, STOPS)]
+
     with process_as_found():
         mine = Accelerator(cpu=True, gradient_accumulation_steps=4, mixed_precision="bf16")
-        states = [{**shared._shared_state} for shared in SHARED]
-        random_numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-        handlers = [signal.getsignal(getattr(signal, name)) for name in STOPS]
+        before = state()
         run = train(tiny_config(), tmp_path / "run")
         sa_zoo.evaluate(run.folder)
         assert (mine.gradient_accumulation_steps, mine.mixed_precision) == (4, "bf16")
-        assert [shared._shared_state for shared in SHARED] == states
-        now = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-        assert torch.equal(now[0], random_numbers[0]) and now[1:] == random_numbers[1:]
-        assert handlers == [signal.getsignal(getattr(signal, name)) for name in STOPS]
+        assert state() == before
 
 
 SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}

@@ -3,7 +3,8 @@
 import math
 import multiprocessing
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import signal
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,10 @@ from sa_zoo.data.report import report_of
 from sa_zoo.data.shared import shared
 
 KEPT_BYTES = 2**31  # decoded data sets up to this size stay on the device
+# Ctrl-C, queues of clusters, a closed terminal, and a queue's warning. Windows has two of them.
+STOPS = [
+    number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"}
+]
 
 
 class Split(Dataset[Any]):
@@ -41,13 +46,15 @@ class Split(Dataset[Any]):
         on_device = to_device(positions, self.labels.device)
         return self.images[on_device], self.labels[on_device], positions
 
-    def loader(self, batch_size: int) -> DataLoader[Any]:
-        """Every image once, in order."""
-        return DataLoader(self, batch_size, collate_fn=tuple, num_workers=self.workers)
-
-    def loader_in_order(self, batches: Iterable[Any]) -> DataLoader[Any]:
-        """The images of these indices (B,), batch by batch."""
-        return DataLoader(self, batch_sampler=batches, collate_fn=tuple, num_workers=self.workers)
+    def loader(self, **batches: Any) -> DataLoader[Any]:
+        """Batches of `batch_size` images in order, or of the indices (B,) in `batch_sampler`."""
+        return DataLoader(
+            self,
+            collate_fn=tuple,
+            num_workers=self.workers,
+            worker_init_fn=outlive_stops,
+            **batches,
+        )
 
     def first(self, count: int) -> Tensor:
         """The first images, normalized: float32 (count, C, H, W)"""
@@ -109,6 +116,14 @@ class StreamedSplit(Split):
             return self.read(row).numpy()
         except UnreadableImage as error:
             return str(error)
+
+
+def outlive_stops(_: int) -> None:
+    """In a worker: queues and terminals signal all processes of a run, which has yet to save a checkpoint."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    # torch, too, ends a worker by this one
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(10))
 
 
 def _cores() -> int:

@@ -47,7 +47,7 @@ def score(
     training = model.training
     model.eval()
     parts = []
-    batches = accelerator.prepare(split.loader(batch_size))
+    batches = accelerator.prepare(split.loader(batch_size=batch_size))
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     bar = on_terminal()
     for batch in tqdm(batches, "evaluating", delay=1, leave=False, disable=not bar):

@@ -148,7 +148,7 @@ class Run:
         parts = (self.steps, train.accumulation, self.accelerator.num_processes, -1)
         order = order[: self.images_per_epoch].reshape(parts)
         mine = order[self.counters.step :, :, self.accelerator.process_index]
-        batches = iter(self.split.loader_in_order(mine.reshape(-1, mine.shape[-1])))
+        batches = iter(self.split.loader(batch_sampler=mine.reshape(-1, mine.shape[-1])))
         for _ in mine:
             yield list(islice(batches, train.accumulation))
 
@@ -295,7 +295,7 @@ def train_epochs(run: Run) -> None:
                 with accelerator.autocast():
                     scores = score(run.model, validation, accelerator, run.batch_size)
             if not counters.epoch:  # test images that cannot be read are found now, not at the end
-                for _ in accelerator.prepare(run.splits["test"].loader(run.batch_size)):
+                for _ in accelerator.prepare(run.splits["test"].loader(batch_size=run.batch_size)):
                     pass
             record = run.end_epoch(scores)
             if run.steps_done % save_every == 0 or counters.epoch == train.epochs:

@@ -10,9 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from sa_zoo.data.progress import on_terminal
-
-# Ctrl-C, queues of clusters, a closed terminal, and a queue's warning. Windows has two of them.
-STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+from sa_zoo.data.splits import STOPS
 
 
 class Interrupted(Exception):
@@ -67,10 +65,9 @@ def interruption() -> Iterator[list[int]]:
         signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
-        for name in STOPS:
-            number = getattr(signal, name, None)
-            if number and signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, handle)
+        for stop in STOPS:
+            if signal.getsignal(stop) != signal.SIG_IGN:
+                before[stop] = signal.signal(stop, handle)
     try:
         yield received
     finally:
