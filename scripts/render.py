@@ -36,6 +36,7 @@ PAPER = {
 }
 PAPER_EPOCHS = 300
 CONVERSIONS = 12  # networks in the table
+TABLES = ("positions", "photographs", "flowers", "imagenette")  # with a row per network
 BENCHMARKED = ("sa_quadratic_cifar", "sa_plain_tiny_cifar")
 
 
@@ -93,22 +94,8 @@ def results() -> str:
     return markdown_table([*head, "the paper's PFLOP", "the paper's top-1"], lines)
 
 
-def positions() -> str:
-    """Vision transformers by their positions, best first."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in read_runs():
-        if row.table == "positions":
-            found.setdefault(row.says, {})[row.recipe.rpartition("_")[2]] = row
-    lines = []
-    for says, rows in found.items():
-        parameters = f"{rows['all'].results()[0].parameters:,}"
-        lines.append([says, parameters, top1(rows["all"]), top1(rows["20"])])
-    lines.sort(key=lambda line: line[2], reverse=True)
-    return markdown_table(["positions", "parameters", "3 epochs", "20 epochs"], lines)
-
-
 def networks(table: str) -> str:
-    """Networks trained on photographs."""
+    """Networks of one table, in the order of results/runs.toml."""
     lines = []
     for row in read_runs():
         if row.table == table and row.results():
@@ -211,7 +198,6 @@ RENDERED = {
     function.__name__: function
     for function in (
         results,
-        positions,
         models,
         heads,
         conversions,
@@ -220,7 +206,7 @@ RENDERED = {
         speed,
     )
 }
-RENDERED |= {table: partial(networks, table) for table in ("photographs", "flowers", "imagenette")}
+RENDERED |= {table: partial(networks, table) for table in TABLES}
 
 
 def render(text: str) -> str:
