@@ -122,7 +122,7 @@ def outlive_stops(_: int) -> None:
     """In a worker: queues and terminals signal all processes of a run, which has yet to save a checkpoint."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
-    # torch, too, ends a worker by this one
+    # torch ends a hanging worker by SIGTERM, which may only be delayed, here by seconds
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(10))
 
 
