@@ -119,11 +119,11 @@ class StreamedSplit(Split):
 
 
 def outlive_stops(_: int) -> None:
-    """In a worker: queues and terminals signal all processes of a run, which has yet to save a checkpoint."""
+    """Keep a worker alive: queues and terminals signal all processes of a run, which then saves a checkpoint."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
-    # torch ends a hanging worker by SIGTERM, which may only be delayed, here by seconds
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(10))
+    # torch ends a hanging worker by SIGTERM, so it is delayed: by as long as SLURM waits before it kills
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(30))
 
 
 def _cores() -> int:
