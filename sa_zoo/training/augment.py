@@ -33,9 +33,13 @@ def permutation(n: int, *counters: int) -> np.ndarray:
     return np.argsort(counter_hash(*counters, np.arange(n)), kind="stable")
 
 
-def small_size(height: int, width: int) -> tuple[int, int]:
-    """The size of images in the first epochs."""
-    return height * 3 // 4, width * 3 // 4
+def image_size(config: AugmentConfig, epoch: int, height: int, width: int) -> tuple[int, int]:
+    """The size of the training images of an epoch."""
+    if epoch < config.half_epochs:
+        return height // 2, width // 2
+    if epoch < config.small_epochs:
+        return height * 3 // 4, width * 3 // 4
+    return height, width
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -88,8 +92,8 @@ class Augment:
         config = self.config
         if config.crop_padding or config.flip or config.alternate_flips:
             images = self._crop_and_flip(images, indices.cpu().numpy(), epoch)
-        if epoch < config.small_epochs:
-            size = small_size(*images.shape[-2:])
+        size = image_size(config, epoch, *images.shape[-2:])
+        if size != images.shape[-2:]:
             images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
             images = images.clamp_(0, 255)
         images = self.normalize(images)

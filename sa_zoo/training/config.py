@@ -68,6 +68,7 @@ class AugmentConfig(Section):
     alternate_flips: bool = False  # left-right in every other epoch, beginning at random
     # With either
     small_epochs: NonNegativeInt = 0  # first epochs, with images shrunk to three quarters of a side
+    half_epochs: NonNegativeInt = 0  # the first of these, with images of half a side
     mixup: NonNegativeFloat = 0.0  # alpha of the beta distribution
     cutmix: NonNegativeFloat = 0.0
     label_smoothing: Fraction = 0.0
@@ -127,6 +128,7 @@ class Config(Section):
             )
         epochs = self.train.epochs
         first = {
+            "augment.half_epochs": self.augment.half_epochs,
             "augment.small_epochs": self.augment.small_epochs,
             "train.head_epochs": self.train.head_epochs,
         }

@@ -17,7 +17,7 @@ from sa_zoo.data.shared import shared
 from sa_zoo.folders.check import check_name, checked
 from sa_zoo.models.terms import Term
 from sa_zoo.opened import build_model
-from sa_zoo.training.augment import small_size
+from sa_zoo.training.augment import image_size
 from sa_zoo.training.config import Config, ModelConfig
 
 PRETRAINED = "pretrained"  # as model.init: the weights that timm has for model.name
@@ -137,26 +137,26 @@ def prepare_model(
     model = model.to(device).to(memory_format=torch.channels_last)
     input_format = input_format_of(model, config.data.image_size)
     channels, height, width = input_format.input_size
-    train = config.train
-    early = config.augment.small_epochs
     macs = 0
-    for key, begin, end, size in (
-        ("data.image_size", early, train.epochs, (height, width)),
-        ("augment.small_epochs", 0, early, small_size(height, width)),
-    ):
-        if begin < end:
-            _check_output(model, (channels, *size), classes, key)
-            backward = max(0, end - max(begin, train.head_epochs))
-            macs += (end - begin + 2 * backward) * training_macs(model, (channels, *size))
+    work: dict[Size, int] = {}
+    for epoch in range(config.train.epochs):
+        size = (channels, *image_size(config.augment, epoch, height, width))
+        if size not in work:
+            _check_output(model, size, classes)
+            work[size] = training_macs(model, size)
+        macs += work[size] * (3 if epoch >= config.train.head_epochs else 1)
     return model, input_format, macs
 
 
 @torch.no_grad()
-def _check_output(model: nn.Module, size: Size, classes: int, key: str) -> None:
+def _check_output(model: nn.Module, size: Size, classes: int) -> None:
     try:
         output = model.eval()(torch.zeros(1, *size, device=next(model.parameters()).device))
     except AssertionError as error:
-        raise ValueError(f"{key}: got images of {size[1]}x{size[2]}: {error}") from error
+        raise ValueError(
+            "data.image_size, augment.small_epochs, augment.half_epochs: got images of "
+            f"{size[1]}x{size[2]}: {error}"
+        ) from error
     model.train()
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != (1, classes):
