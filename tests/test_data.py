@@ -118,7 +118,9 @@ def test_images_are_small_in_the_first_epochs_as_in_pillow():
         for image, result in zip(images, results, strict=True):
             picture = Image.fromarray(image.permute(1, 2, 0).numpy())
             wanted = np.array(picture.resize((side, side), Image.Resampling.BICUBIC))
-            assert np.abs(result.permute(1, 2, 0).numpy() - wanted).max() < (1.5 if side < 17 else 1e-9)
+            assert np.abs(result.permute(1, 2, 0).numpy() - wanted).max() < (
+                1.5 if side < 17 else 1e-9
+            )
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "~nobody-of-that-name/pets", "EMPTY"])

@@ -17,18 +17,14 @@ PARAMETERS = {
     "sa_quadratic_cifar": 12_086_844,
     "sa_quadratic_h16_cifar": 18_806_970,
     "sa_quadratic_gen_cifar": 12_087_006,
-    "sa_quadratic_kernel_cifar": 12_086_844,
     "sa_learned_cifar": 12_278_682,
     "sa_content_cifar": 29_484_282,
-    "sa_content_kernel_cifar": 29_484_282,
     "sa_eq8_cifar": 38_124_282,
     "sa_absolute_cifar": 30_024_282,
     "resnet18_cifar": 11_173_962,
     "sa_quadratic_tiny_cifar": 785_164,
     "sa_learned_tiny_cifar": 812_650,
     "sa_content_tiny_cifar": 1_799_338,
-    "sa_content_kernel_tiny_cifar": 1_799_338,
-    "sa_quadratic_kernel_tiny_cifar": 785_164,
     "sa_plain_cifar": 12_261_284,
     "sa_plain_tiny_cifar": 1_974_116,
     "resnet_tiny_cifar": 783_802,
@@ -167,8 +163,7 @@ def test_groups_of_parameters_are_those_of_timm(name):
     spared, decayed = param_groups_weight_decay(model, 0.1, no_weight_decay_list=listed)
     assert decayed["weight_decay"] == 0.1 and spared["weight_decay"] == 0.0
     names = {id(parameter): path for path, parameter in model.named_parameters()}
-    endings = (".row", ".col") if name == "content_kernel" else (".Delta", ".spread")
-    assert listed == {path for path in names.values() if path.endswith(endings)}
+    assert listed == {path for path in names.values() if path.endswith((".Delta", ".spread"))}
     assert listed <= {names[id(parameter)] for parameter in spared["params"]}
     stem, *blocks, head = group_parameters(model, model.group_matcher()).values()
     assert stem == ["patch_embed.weight", "patch_embed.bias"]

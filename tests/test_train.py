@@ -435,6 +435,9 @@ SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}
         ),
         ({"model": {"init": "local-dir:no"}}, "got none from .*lacks config.json"),
         ({"model": {"init": "sa_eq8_cifar"}}, "expected .* a timm name with weights"),
+        ({"model": {"kernels": 1}}, "got 1 for test_vit, expected at most its number of blocks"),
+        ({"model": SA | {"kernels": 7}}, "got 7 for sa_quadratic_tiny_cifar, expected at most"),
+        ({"model": {"name": "sa_eq8_cifar", "args": {}, "kernels": 1}}, "got 1 for sa_eq8_cifar"),
         (
             {"augment": {"scale": [0.3, 1.0], "flip": True}},
             r"augment.flip: got True with augment.scale = \[0.3",

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .layout import Grid
 from .positions import displacement_scores, resized_grid
-from .terms import RelativeTables, Term, kernel_offsets
+from .terms import PEAK, RelativeTables, Term, kernel_offsets, write_peaks
 
 
 class Content(RelativeTables):
@@ -23,6 +23,19 @@ class Content(RelativeTables):
         self.W_key = nn.Linear(dim, num_heads * dim, **dd)
         self.reset_parameters()
 
+    @torch.no_grad()
+    def start_as_kernel(self) -> None:
+        """Keys start at zero; the query's bias, at its head's pixel."""
+        bias = self.W_qry.bias
+        for parameter in (self.row, self.col, bias, self.W_key.weight, self.W_key.bias):
+            nn.init.zeros_(parameter)
+        of_heads = bias.unflatten(0, [self.num_heads, -1])
+        x, y = of_heads.split([self.row.shape[1], self.col.shape[1]], dim=1)
+        offsets = kernel_offsets(self.num_heads)
+        peak = PEAK * of_heads.shape[1] ** 0.5
+        write_peaks(self.row, x, offsets[:, 1], peak)
+        write_peaks(self.col, y, offsets[:, 0], peak)
+
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""
         query = split_heads(self.W_qry(X), self.num_heads) * X.shape[-1] ** -0.5
@@ -30,32 +43,6 @@ class Content(RelativeTables):
         query_x, query_y = query.split([self.row.shape[1], self.col.shape[1]], dim=-1)
         position = displacement_scores(query_x, query_y, self.row[:, None, :], self.col[:, None, :])
         return dot_scores(query, key) + position
-
-
-class ContentKernel(Content):
-    """Content whose heads start near a convolution, like those of QuadraticKernel, with keys of zero.
-
-    Along each axis of a K x K kernel, the first K columns of the table are one-hot around displacement 0. The query's
-    bias is one-hot at the column of its head's pixel.
-    """
-
-    not_decayed = ("row", "col")  # decay makes heads blur
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        offsets = kernel_offsets(self.num_heads)
-        half = offsets.abs().max()
-        score = 5.8  # per axis: 96 % of a head's attention is on its pixel, of 8x8
-        strength = (score * self.W_qry.in_features**0.5) ** 0.5
-        biases = []
-        for table, centers in ((self.row, offsets[:, 1]), (self.col, offsets[:, 0])):
-            displacements = torch.arange(len(table)) - len(table) // 2
-            columns = torch.arange(table.shape[1]) - half
-            table.copy_(strength * (displacements[:, None] == columns))
-            biases.append(strength * (centers[:, None] == columns))
-        self.W_qry.bias.copy_(torch.cat(biases, dim=1).flatten())
-        nn.init.zeros_(self.W_key.weight)
-        nn.init.zeros_(self.W_key.bias)
 
 
 class Relative(RelativeTables):

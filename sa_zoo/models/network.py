@@ -14,7 +14,7 @@ from torch.types import Device
 from .attention import Attention
 from .blocks import Block, PostNormBlock
 from .layout import Grid, ImageSize, Layout, Level, check_positive
-from .terms import Groups, Term, Terms
+from .terms import Term, Terms
 
 
 class Embedding:
@@ -131,7 +131,7 @@ class SANet(AttentionNetwork):
     """Self-attention network for images; the defaults are the paper's CIFAR models.
 
     Args:
-        terms: groups of classes of score terms (terms.py); the blocks are divided equally among the groups.
+        terms: classes of score terms (terms.py).
         patch_size: side of a token's square of pixels, P.
         embed_dim, depth, num_heads, hidden_dim: D, number of blocks, N_h, width of the feed-forward layers.
         global_pool: "avg" or "" (none: the head is applied to every pixel).
@@ -139,7 +139,7 @@ class SANet(AttentionNetwork):
             linear layers, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for sizes other than positive whole numbers, `terms` other than classes, an unknown
+        ValueError: for sizes other than positive whole numbers, `terms` other than classes of them, an unknown
             `global_pool`, or an `img_size` that the tokens do not tile.
     """
 
@@ -147,7 +147,7 @@ class SANet(AttentionNetwork):
 
     def __init__(
         self,
-        terms: Groups,
+        terms: Terms,
         img_size: ImageSize = 32,
         in_chans: int = 3,
         num_classes: int = 10,
@@ -181,7 +181,7 @@ class SANet(AttentionNetwork):
                 embed_dim,
                 num_heads,
                 hidden_dim,
-                terms_of_block(terms, index, depth),
+                terms,
                 grid,
                 proj_drop=proj_drop_rate,
                 attn_drop=attn_drop_rate,
@@ -212,16 +212,13 @@ def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Ide
 
 
 def check_terms(terms: object) -> None:
-    """Raise ValueError for anything but tuples of score terms."""
-    groups = terms if isinstance(terms, tuple) else ()
-    if not groups or not all(isinstance(group, tuple) and group for group in groups):
-        expected = "tuples of classes of score terms, such as ((Quadratic,),)"
+    """Raise ValueError for anything but a tuple of score terms."""
+    classes = terms if isinstance(terms, tuple) else ()
+    if not classes or not all(
+        isinstance(term, type) and issubclass(term, Term) for term in classes
+    ):
+        expected = "a tuple of classes of score terms, such as (Quadratic,)"
         raise ValueError(f"terms: got {terms}, expected {expected}")
-
-
-def terms_of_block(terms: Groups, index: int, depth: int) -> Terms:
-    """The group of score terms of a block; the `depth` blocks are divided equally among the groups."""
-    return terms[index * len(terms) // depth]
 
 
 def checked_pool(global_pool: str) -> str:

@@ -17,7 +17,7 @@ from .blocks import Block
 from .layout import Grid, ImageSize, Layout, Level, check_positive
 from .network import AttentionNetwork
 from .norm import BatchNorm
-from .terms import QuadraticKernel
+from .terms import Quadratic
 
 PerStage = int | Sequence[int]  # one number for all stages, or one per stage
 
@@ -56,8 +56,8 @@ class MaxPool(nn.Module):
 class PlainBlock(Block):
     """GELU(BatchNorm(attention(x))).
 
-    In the first block of a stage, max-pooling follows attention, which reads the tokens before it. Attention starts as
-    the identity (`start_as_identity`).
+    In the first block of a stage, max-pooling follows attention, which reads the tokens before it. Heads start as the
+    pixels of a kernel, and attention as the identity (`start_as_identity`).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PlainBlock(Block):
         **dd: Any,
     ) -> None:
         W_out = nn.Identity if pools else BatchNorm
-        sizes = (dim_in, num_heads, (QuadraticKernel,), grid, dim)
+        sizes = (dim_in, num_heads, (Quadratic,), grid, dim)
         super().__init__(self.attention_class(*sizes, W_out=W_out, attn_drop=attn_drop, **dd))
         self.merge: nn.Module = nn.Identity()
         if pools:
@@ -82,7 +82,8 @@ class PlainBlock(Block):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set rows of W_val; `init_weights` calls it after it has reset W_val."""
+        """Set heads and rows of W_val; `init_weights` calls it after it has reset both."""
+        self.attn.terms[0].start_as_kernel()
         start_as_identity(self.attn)
 
     def after_attention(self, x: Tensor, Y: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def start_as_identity(layer: Attention) -> None:
 class PlainNet(AttentionNetwork):
     """Plain network for images. Arguments and errors are those of SANet, except:
 
-    terms: none; the heads of all blocks are QuadraticKernel's.
+    terms: none; the heads of all blocks are Quadratic.
     embed_dim, depth, num_heads: one number per stage, or one for all; `depth` has one per stage.
     patch_size: distance of the stem's kernels. Tokens of the first stage's output are twice as far apart.
     """

@@ -18,6 +18,10 @@ from .positions import (
     resized_table,
 )
 
+PEAK = (
+    5.8  # score of an axis by which a head prefers its pixel: 96 % of its attention, of 8x8 pixels
+)
+
 
 class Term(nn.Module):
     """A score term, built by term(dim, num_heads, grid, **dd), where dd may hold the parameters' device and dtype.
@@ -82,6 +86,12 @@ class Quadratic(Separable):
         nn.init.normal_(self.Delta, std=2.0)
         nn.init.normal_(self.spread, mean=1.0, std=0.01)
 
+    @torch.no_grad()
+    def start_as_kernel(self) -> None:
+        """Start near a convolution (Theorem 1): heads at the N_h pixels closest to a kernel's center."""
+        self.Delta.copy_(kernel_offsets(len(self.Delta)))
+        nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
+
     def taps(self) -> list[list[int]]:
         if type(self).axis_scores is not Quadratic.axis_scores:  # a subclass may read other pixels
             return []
@@ -95,15 +105,6 @@ class Quadratic(Separable):
         down = quadratic_scores(self.Delta[:, 0], alpha, y, y)
         across = quadratic_scores(self.Delta[:, 1], alpha, x, x)
         return down, across
-
-
-class QuadraticKernel(Quadratic):
-    """Quadratic whose heads start near a convolution (Theorem 1): at the N_h pixels closest to a kernel's center."""
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()  # draws as many numbers: a network's other weights stay those of the seed
-        self.Delta.data.copy_(kernel_offsets(len(self.Delta)))
-        nn.init.constant_(self.spread, 3.0)  # 96 % of a head's attention is on its pixel
 
 
 class GeneralizedQuadratic(Term):
@@ -180,6 +181,12 @@ class Learned(Separable, RelativeTables):
         nn.init.uniform_(self.w, -bound, bound)
         nn.init.uniform_(self.v, -bound, bound)
 
+    @torch.no_grad()
+    def start_as_kernel(self) -> None:
+        offsets = kernel_offsets(len(self.w))
+        write_peaks(self.row, self.w, offsets[:, 1], PEAK)
+        write_peaks(self.col, self.v, offsets[:, 0], PEAK)
+
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         down = learned_axis_scores(self.col, self.v, height)
         across = learned_axis_scores(self.row, self.w, width)
@@ -187,12 +194,11 @@ class Learned(Separable, RelativeTables):
 
 
 Terms = tuple[type[Term], ...]  # whose scores are added up
-Groups = tuple[Terms, ...]  # the blocks of a network are divided equally among them
 
 
-def has_fixed_size(groups: Groups) -> bool:
+def has_fixed_size(terms: Terms) -> bool:
     """Whether a term has learned encodings, for one size of images."""
-    return not all(term.any_grid for terms in groups for term in terms)
+    return not all(term.any_grid for term in terms)
 
 
 def declared(network: nn.Module, attribute: str) -> dict[str, nn.Parameter]:
@@ -213,3 +219,15 @@ def kernel_offsets(heads: int) -> Tensor:
     offsets = torch.cartesian_prod(side, side)
     nearest = offsets.square().sum(1).argsort(stable=True)[:heads].sort().values
     return offsets[nearest]
+
+
+@torch.no_grad()
+def write_peaks(table: Tensor, weight: Tensor, centers: Tensor, peak: float) -> None:
+    """Make table[delta] . weight[h] larger by `peak` at each head's center: (2 S - 1, D_p), (N_h, D_p), (N_h,)
+
+    The first columns become one-hot, one per row or column of the kernel. All others stay.
+    """
+    kernel = centers.unique()
+    displacements = torch.arange(len(table)) - len(table) // 2
+    table[:, : len(kernel)] = peak**0.5 * (displacements[:, None] == kernel)
+    weight[:, : len(kernel)] = peak**0.5 * (centers[:, None] == kernel)

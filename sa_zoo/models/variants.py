@@ -1,7 +1,7 @@
 """One table of the networks for CIFAR's 32x32 images.
 
-The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1; variants with Eq. 7, all of Eq. 8, another start or other
-terms in late blocks; tiny ones for about an hour of training on a laptop; and ResNets as baselines.
+The models of Cordonnier, Loukas, Jaggi (ICLR 2020), Table 1; variants with Eq. 7 and all of Eq. 8; tiny ones for about
+an hour of training on a laptop; and ResNets as baselines.
 
 timm's names and configurations, transformers' types of attention and the rows of docs/models.md follow from it.
 """
@@ -9,10 +9,10 @@ timm's names and configurations, transformers' types of attention and the rows o
 from dataclasses import dataclass, field
 from typing import Any
 
-from .content import Absolute, Content, ContentKernel, Relative
+from .content import Absolute, Content, Relative
 from .network import AttentionNetwork, SANet
 from .plain import PlainNet
-from .terms import GeneralizedQuadratic, Groups, Learned, Quadratic, QuadraticKernel
+from .terms import GeneralizedQuadratic, Learned, Quadratic, Terms
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Variant:
 
     Args:
         name: timm's. Rows without sizes are `sa_{attention_type}_cifar`, the source of transformers' `attention_type`.
-        terms: groups of summed score terms; none for a ResNet.
+        terms: summed score terms; none for a ResNet.
         sentence: its description.
         sizes: arguments other than the defaults of the network, or of timm's ResNet.
         network: the class of networks with score terms.
     """
 
     name: str
-    terms: Groups
+    terms: Terms
     sentence: str
     sizes: dict[str, Any] = field(default_factory=dict)
     network: type[AttentionNetwork] = SANet
@@ -43,40 +43,31 @@ TINY = {"patch_size": 4, "embed_dim": 96, "hidden_dim": 192}
 
 # fmt: off
 VARIANTS = (
-    Variant("sa_quadratic_cifar", ((Quadratic,),),
+    Variant("sa_quadratic_cifar", (Quadratic,),
             "SA-quadratic: 9 isotropic Gaussian heads per layer, as many as a 3x3 kernel has pixels (Section 4.2)."),
-    Variant("sa_quadratic_h16_cifar", ((Quadratic,),),
+    Variant("sa_quadratic_h16_cifar", (Quadratic,),
             "SA-quadratic with 16 heads (Appendix).", {"num_heads": 16}),
-    Variant("sa_quadratic_gen_cifar", ((GeneralizedQuadratic,),),
+    Variant("sa_quadratic_gen_cifar", (GeneralizedQuadratic,),
             "SA-quadratic with a full covariance per head (appendix)."),
-    Variant("sa_quadratic_kernel_cifar", ((QuadraticKernel,), (Quadratic,)),
-            "SA-quadratic whose heads start as 3x3 convolutions in the first three blocks (Theorem 1)."),
-    Variant("sa_learned_cifar", ((Learned,),),
+    Variant("sa_learned_cifar", (Learned,),
             "SA-learned: scores by a learned relative encoding of row and column, without content (Section 4.3)."),
-    Variant("sa_content_cifar", ((Content,),),
+    Variant("sa_content_cifar", (Content,),
             "SA-learned + content: query-key products added to a learned relative encoding (Section 4.3)."),
-    Variant("sa_content_kernel_cifar", ((ContentKernel,),),
-            "SA-learned + content whose heads start as 3x3 convolutions, without content."),
-    Variant("sa_eq8_cifar", ((Relative,),),
+    Variant("sa_eq8_cifar", (Relative,),
             "All four terms of Eq. 8 (Dai et al. 2019): the form that the paper starts from."),
-    Variant("sa_absolute_cifar", ((Absolute,),),
+    Variant("sa_absolute_cifar", (Absolute,),
             "Absolute positional encoding (Eq. 7), for contrast: scores do not depend on displacements only."),
-    Variant("sa_plain_cifar", ((QuadraticKernel,),),
+    Variant("sa_plain_cifar", (Quadratic,),
             "A plain network (no residual connections), after Jordan's CNN (airbench).",
             network=PlainNet),
-    Variant("sa_quadratic_tiny_cifar", ((Quadratic,),),
+    Variant("sa_quadratic_tiny_cifar", (Quadratic,),
             "SA-quadratic on 4x4 patches, 96 channels: for two CPU cores.",
             TINY),
-    Variant("sa_learned_tiny_cifar", ((Learned,),),
+    Variant("sa_learned_tiny_cifar", (Learned,),
             "SA-learned on 4x4 patches, 96 channels: for two CPU cores.", TINY),
-    Variant("sa_content_tiny_cifar", ((Content,),),
+    Variant("sa_content_tiny_cifar", (Content,),
             "SA-learned + content on 4x4 patches, 96 channels: for two CPU cores.", TINY),
-    Variant("sa_content_kernel_tiny_cifar", ((ContentKernel,),),
-            "SA-learned + content that starts as 3x3 convolutions; 4x4 patches, 96 channels: for two CPU cores.", TINY),
-    Variant("sa_quadratic_kernel_tiny_cifar", ((QuadraticKernel,), (Quadratic,)),
-            "SA-quadratic that starts as 3x3 convolutions in three blocks; 4x4 patches, 96 channels: "
-            "for two CPU cores.", TINY),
-    Variant("sa_plain_tiny_cifar", ((QuadraticKernel,),),
+    Variant("sa_plain_tiny_cifar", (Quadratic,),
             "The plain network with 64 and 256 channels: for two CPU cores.",
             {"embed_dim": (64, 256, 256)}, PlainNet),
     Variant("resnet18_cifar", (),

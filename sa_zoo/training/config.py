@@ -47,6 +47,7 @@ class ModelConfig(Section):
     # CNN's, too; empty: random
     init: str = ""
     whiten: bool = False  # start the first convolution as a whitening transform of its patches
+    kernels: NonNegativeInt = 0  # first blocks whose heads start as the pixels of a kernel
     harden: bool = False  # turn the heads of the initial weights into taps, with fixed positions
     freeze: str = ""  # regular expression; parameters with a matching name are not trained
 
@@ -122,10 +123,11 @@ class Config(Section):
             raise ValueError(
                 f"model.freeze: got {model.freeze!r}, expected a regular expression: {error}"
             ) from error
-        if model.whiten and model.init:
-            raise ValueError(
-                f"model.whiten: got true with model.init = {model.init!r}, expected one of the two"
-            )
+        for key, start in (("whiten", model.whiten), ("kernels", model.kernels)):
+            if start and model.init:
+                raise ValueError(
+                    f"model.{key}: got {str(start).lower()} with model.init = {model.init!r}, expected one of the two"
+                )
         epochs = self.train.epochs
         first = {
             "augment.half_epochs": self.augment.half_epochs,

@@ -15,6 +15,7 @@ from sa_zoo.cost import training_macs
 from sa_zoo.data.input_format import InputFormat, Size, input_format_of
 from sa_zoo.data.shared import shared
 from sa_zoo.folders.check import check_name, checked
+from sa_zoo.models.network import AttentionNetwork, terms_in
 from sa_zoo.models.terms import Term
 from sa_zoo.opened import build_model
 from sa_zoo.training.augment import image_size
@@ -70,6 +71,7 @@ def create_model(config: ModelConfig, classes: int, image_size: int = 0) -> nn.M
     if config.init and loaded["num_classes"] != classes:
         for parameter in classifier_parameters(model):  # random logits would disturb the features
             nn.init.zeros_(parameter)
+    _start_as_kernels(model, config)
     if config.harden:
         harden(model)
     for module in model.modules():
@@ -92,6 +94,20 @@ def _source(config: ModelConfig) -> str:
             f"model.init: got {config.init}, expected a folder, hf-hub:OWNER/NAME or a timm name with weights"
         )
     return config.init
+
+
+def _start_as_kernels(model: nn.Module, config: ModelConfig) -> None:
+    blocks = list(model.blocks) if isinstance(model, AttentionNetwork) else []
+    terms: list[Any] = [
+        term for block in blocks[: config.kernels] for term in terms_in(block).values()
+    ]
+    if config.kernels > len(blocks) or not all(hasattr(term, "start_as_kernel") for term in terms):
+        raise ValueError(
+            f"model.kernels: got {config.kernels} for {config.name}, expected at most its number of "
+            "blocks with quadratic, learned or content heads"
+        )
+    for term in terms:
+        term.start_as_kernel()
 
 
 def _freeze(model: nn.Module, pattern: str) -> None:
