@@ -46,9 +46,10 @@ def test_whitened_outputs_are_uncorrelated_and_of_variance_one(model, arguments,
 
 
 def test_trained_weights_and_attention_are_not_whitened():
-    model = {"name": "a", "whiten": True, "init": "local-dir:x"}
-    with pytest.raises(ValueError, match=r"model.whiten: got true with model.init"):
-        parse_config({"model": model, "train": {"epochs": 1}})
+    for start in ({"whiten": True}, {"kernels": 1}):
+        model = {"name": "a", "init": "local-dir:x"} | start
+        with pytest.raises(ValueError, match=r"model.kernels: got a start with model.init"):
+            parse_config({"model": model, "train": {"epochs": 1}})
     network = timm.create_model("mhsa_resnet_tiny_cifar")
     split = Split(correlated_images(3, 32), np.zeros(3, np.int64), input_format_of(network))
     with pytest.raises(ValueError, match=r"model.whiten: got a model with first_conv"):

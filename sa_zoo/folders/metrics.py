@@ -54,7 +54,7 @@ def margin(accuracy: float, n: int) -> float:
 
 class Training(Section):
     seconds: float | None = None
-    cpu_seconds: float | None = None  # of the main process
+    cpu_seconds: float | None = None  # of all processes
     # Work of all images: 6 operations per multiply-add of the forward pass, as the backward pass costs twice as much,
     # and 2 in epochs of the classifier alone. Recomputation and the optimizer are not counted.
     pflop: float | None = None

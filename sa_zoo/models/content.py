@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .layout import Grid
 from .positions import displacement_scores, resized_grid
-from .terms import PEAK, RelativeTables, Term, kernel_offsets, write_peaks
+from .terms import PEAK, RelativeTables, Term
 
 
 class Content(RelativeTables):
@@ -31,10 +31,7 @@ class Content(RelativeTables):
             nn.init.zeros_(parameter)
         of_heads = bias.unflatten(0, [self.num_heads, -1])
         x, y = of_heads.split([self.row.shape[1], self.col.shape[1]], dim=1)
-        offsets = kernel_offsets(self.num_heads)
-        peak = PEAK * of_heads.shape[1] ** 0.5
-        write_peaks(self.row, x, offsets[:, 1], peak)
-        write_peaks(self.col, y, offsets[:, 0], peak)
+        self.write_peaks(x, y, PEAK * of_heads.shape[1] ** 0.5)
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""

@@ -139,8 +139,8 @@ class SANet(AttentionNetwork):
             linear layers, on the attention probabilities, and of whole residual branches (the last block's rate).
 
     Raises:
-        ValueError: for sizes other than positive whole numbers, `terms` other than classes of them, an unknown
-            `global_pool`, or an `img_size` that the tokens do not tile.
+        ValueError: for sizes other than positive whole numbers, an unknown `global_pool`, or an `img_size` that the
+            tokens do not tile.
     """
 
     block_class: type[PostNormBlock] = PostNormBlock
@@ -164,7 +164,6 @@ class SANet(AttentionNetwork):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_terms(terms)
         sizes = {
             "patch_size": patch_size,
             "embed_dim": embed_dim,
@@ -209,16 +208,6 @@ class SANet(AttentionNetwork):
 def new_head(dim: int, num_classes: int | None, **dd: Any) -> nn.Linear | nn.Identity:
     """The linear map from features to logits; none for 0 classes."""
     return nn.Linear(dim, num_classes, **dd) if num_classes else nn.Identity()
-
-
-def check_terms(terms: object) -> None:
-    """Raise ValueError for anything but a tuple of score terms."""
-    classes = terms if isinstance(terms, tuple) else ()
-    if not classes or not all(
-        isinstance(term, type) and issubclass(term, Term) for term in classes
-    ):
-        expected = "a tuple of classes of score terms, such as (Quadratic,)"
-        raise ValueError(f"terms: got {terms}, expected {expected}")
 
 
 def checked_pool(global_pool: str) -> str:

@@ -158,6 +158,18 @@ class RelativeTables(Term):
         nn.init.normal_(self.row)
         nn.init.normal_(self.col)
 
+    def write_peaks(self, x: Tensor, y: Tensor, peak: float) -> None:
+        """Make row[dx] . x_h and col[dy] . y_h larger by `peak` at the pixels of a kernel, one per head: (N_h, D_p)
+
+        The first columns become one-hot, one per row or column of the kernel. All others stay.
+        """
+        centers = kernel_offsets(len(x)).T
+        for table, weight, center in zip((self.col, self.row), (y, x), centers, strict=True):
+            kernel = center.unique()
+            delta = torch.arange(len(table)) - len(table) // 2
+            table[:, : len(kernel)] = peak**0.5 * (delta[:, None] == kernel)
+            weight[:, : len(kernel)] = peak**0.5 * (center[:, None] == kernel)
+
     def resized(self, name: str, value: Tensor, grid: Grid) -> Tensor:
         sizes = {"row": grid[1], "col": grid[0]}
         return resized_table(value, sizes[name]) if name in sizes else value
@@ -183,9 +195,7 @@ class Learned(Separable, RelativeTables):
 
     @torch.no_grad()
     def start_as_kernel(self) -> None:
-        offsets = kernel_offsets(len(self.w))
-        write_peaks(self.row, self.w, offsets[:, 1], PEAK)
-        write_peaks(self.col, self.v, offsets[:, 0], PEAK)
+        self.write_peaks(self.w, self.v, PEAK)
 
     def axis_scores(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         down = learned_axis_scores(self.col, self.v, height)
@@ -219,15 +229,3 @@ def kernel_offsets(heads: int) -> Tensor:
     offsets = torch.cartesian_prod(side, side)
     nearest = offsets.square().sum(1).argsort(stable=True)[:heads].sort().values
     return offsets[nearest]
-
-
-@torch.no_grad()
-def write_peaks(table: Tensor, weight: Tensor, centers: Tensor, peak: float) -> None:
-    """Make table[delta] . weight[h] larger by `peak` at each head's center: (2 S - 1, D_p), (N_h, D_p), (N_h,)
-
-    The first columns become one-hot, one per row or column of the kernel. All others stay.
-    """
-    kernel = centers.unique()
-    displacements = torch.arange(len(table)) - len(table) // 2
-    table[:, : len(kernel)] = peak**0.5 * (displacements[:, None] == kernel)
-    weight[:, : len(kernel)] = peak**0.5 * (centers[:, None] == kernel)

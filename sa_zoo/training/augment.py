@@ -35,11 +35,8 @@ def permutation(n: int, *counters: int) -> np.ndarray:
 
 def image_size(config: AugmentConfig, epoch: int, height: int, width: int) -> tuple[int, int]:
     """The size of the training images of an epoch."""
-    if epoch < config.half_epochs:
-        return height // 2, width // 2
-    if epoch < config.small_epochs:
-        return height * 3 // 4, width * 3 // 4
-    return height, width
+    quarters = 2 if epoch < config.half_epochs else 3 if epoch < config.small_epochs else 4
+    return height * quarters // 4, width * quarters // 4
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

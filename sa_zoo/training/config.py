@@ -123,11 +123,10 @@ class Config(Section):
             raise ValueError(
                 f"model.freeze: got {model.freeze!r}, expected a regular expression: {error}"
             ) from error
-        for key, start in (("whiten", model.whiten), ("kernels", model.kernels)):
-            if start and model.init:
-                raise ValueError(
-                    f"model.{key}: got {str(start).lower()} with model.init = {model.init!r}, expected one of the two"
-                )
+        if model.init and (model.whiten or model.kernels):
+            raise ValueError(
+                f"model.whiten, model.kernels: got a start with model.init = {model.init!r}, expected one of the two"
+            )
         epochs = self.train.epochs
         first = {
             "augment.half_epochs": self.augment.half_epochs,

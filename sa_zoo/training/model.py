@@ -15,7 +15,7 @@ from sa_zoo.cost import training_macs
 from sa_zoo.data.input_format import InputFormat, Size, input_format_of
 from sa_zoo.data.shared import shared
 from sa_zoo.folders.check import check_name, checked
-from sa_zoo.models.network import AttentionNetwork, terms_in
+from sa_zoo.models.network import terms_in
 from sa_zoo.models.terms import Term
 from sa_zoo.opened import build_model
 from sa_zoo.training.augment import image_size
@@ -97,11 +97,9 @@ def _source(config: ModelConfig) -> str:
 
 
 def _start_as_kernels(model: nn.Module, config: ModelConfig) -> None:
-    blocks = list(model.blocks) if isinstance(model, AttentionNetwork) else []
-    terms: list[Any] = [
-        term for block in blocks[: config.kernels] for term in terms_in(block).values()
-    ]
-    if config.kernels > len(blocks) or not all(hasattr(term, "start_as_kernel") for term in terms):
+    blocks = list(getattr(model, "blocks", []))[: config.kernels]
+    terms: list[Any] = [term for block in blocks for term in terms_in(block).values()]
+    if len(terms) < config.kernels or not all(hasattr(term, "start_as_kernel") for term in terms):
         raise ValueError(
             f"model.kernels: got {config.kernels} for {config.name}, expected at most its number of "
             "blocks with quadratic, learned or content heads"

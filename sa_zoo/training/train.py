@@ -196,6 +196,7 @@ def _publish(run: Run, macs: int, rows: Rows, base_model: str) -> Opened:
         split = run.splits[name]
         if len(split):
             scores[name] = score(network, split, accelerator, detail=name == "test")
+    cpu_seconds = torch.tensor(run.counters.cpu_seconds, device=accelerator.device)
     metrics = Metrics(
         model=config.model.name,
         base_model=base_model or None,
@@ -206,7 +207,7 @@ def _publish(run: Run, macs: int, rows: Rows, base_model: str) -> Opened:
         **scores,
         train=Training(
             seconds=run.counters.seconds,
-            cpu_seconds=run.counters.cpu_seconds,
+            cpu_seconds=accelerator.reduce(cpu_seconds).item(),
             pflop=2 * macs * run.images_per_epoch / 1e15,
             epochs=config.train.epochs,
             kept_epoch=best_epoch(run.counters.history) if best else None,
