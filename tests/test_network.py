@@ -83,6 +83,15 @@ def test_layers_of_plain_networks_start_as_the_identity():
             assert slices[:same].sum() == same
 
 
+@pytest.mark.parametrize("term", [Learned, Content, Relative])
+def test_relative_encodings_serve_smaller_images(term):
+    torch.manual_seed(0)
+    layer, X = term(11, 3, (7, 5)), torch.randn(2, 7, 5, 11)
+    of_pixels = layer(X).unflatten(-1, (7, 5)).unflatten(-3, (7, 5))  # [.., y, x, y', x']
+    expected = of_pixels[..., :3, :2, :3, :2].flatten(-2).flatten(-3, -2)
+    torch.testing.assert_close(layer(X[:, :3, :2]), expected)
+
+
 @pytest.mark.parametrize("name", FIXED)
 def test_learned_encodings_refuse_another_size_until_it_is_set(name):
     model, x = small(name), torch.randn(2, 3, 16, 56)
@@ -91,6 +100,9 @@ def test_learned_encodings_refuse_another_size_until_it_is_set(name):
     assert torch.equal(model(images(name)), y)
     with pytest.raises(AssertionError, match="set_input_size"):
         model(x)
+    if name == "absolute":
+        with pytest.raises(AssertionError, match="set_input_size"):
+            model(x[:, :, :8, :12])
     model.set_input_size((16, 56))
     assert model(x).shape == (2, 11)
 

@@ -31,16 +31,13 @@ class Embedding:
         torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
         height = x.shape[2]
         width = x.shape[3]
+        R = self.reduction
+        torch._assert(height % R == 0, "image height: expected a multiple of model.reduction")
+        torch._assert(width % R == 0, "image width: expected a multiple of model.reduction")
         if self.fixed_img_size:
-            expected = self.img_size
-            torch._assert(
-                height == expected[0], "image height: not the model's; call set_input_size"
-            )
-            torch._assert(width == expected[1], "image width: not the model's; call set_input_size")
-        else:
-            R = self.reduction
-            torch._assert(height % R == 0, "image height: expected a multiple of model.reduction")
-            torch._assert(width % R == 0, "image width: expected a multiple of model.reduction")
+            largest = self.img_size
+            torch._assert(height <= largest[0], "image height: above the model's; set_input_size")
+            torch._assert(width <= largest[1], "image width: above the model's; set_input_size")
         # Without `contiguous`, every product would copy it.
         return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
 

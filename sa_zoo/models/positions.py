@@ -36,9 +36,8 @@ def displacements(size: int, device: torch.device) -> Tensor:
 
 
 def table_rows(table: Tensor, size: int) -> Tensor:
-    """r_delta along one axis: (2 * size - 1, D_p), from delta = -(size - 1) to size - 1 -> (size, size, D_p), [q, k]"""
-    table = table.unflatten(0, [2 * size - 1])  # raises RuntimeError for a table of another size
-    return table[displacements(size, table.device).long() + (size - 1)]
+    """r_delta along one axis: (2 * largest - 1, D_p), for delta from 1 - largest on -> (size, size, D_p), [q, k]"""
+    return table[displacements(size, table.device).long() + table.shape[0] // 2]
 
 
 def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
