@@ -32,7 +32,7 @@ def test_timm_builds_the_network_that_was_configured(attention_type, tmp_path):
     again = SAConfig.from_pretrained(tmp_path)
     assert again.height_and_width == (24, 36)
     assert written(again, tmp_path) == keys
-    assert keys["pretrained_cfg"]["fixed_input_size"] == network.fixed_img_size
+    assert keys["pretrained_cfg"]["fixed_input_size"] == network.pretrained_cfg["fixed_input_size"]
 
 
 def test_another_number_of_labels_reaches_every_key_of_timm(tmp_path):

@@ -16,12 +16,12 @@ from sa_zoo.models.network import SANet, attention_in
 from sa_zoo.models.plain import PlainNet
 from sa_zoo.models.terms import Learned, Quadratic
 
-FIXED = [name for name in NETWORKS if small(name).fixed_img_size]
+FIXED = [name for name in NETWORKS if small(name).pretrained_cfg["fixed_input_size"]]
 NETS = {"paper": lambda **more: SANet((Relative,), **ONE_STAGE | more)}
 NETS["plain"] = lambda **more: PlainNet(**PLAIN | more)
 
 
-@pytest.mark.parametrize("kind", [name for name in NETWORKS if "kernel" not in name])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_a_network_is_that_of_the_numpy_loop(kind):
     size = 24, 16 if kind == "plain" else 8
     model = small(kind, img_size=size, in_chans=2, dtype=torch.float64)

@@ -105,7 +105,9 @@ class Absolute(Term):
 
     def forward(self, X: Tensor) -> Tensor:
         """(B, N_h, T, T)"""
-        torch._assert(X.shape[1:3] == self.P.shape[:2], "image size: not P's; call set_input_size")
+        torch._assert(
+            X.shape[1:3] == self.P.shape[:2], "image size: not the model's; call set_input_size"
+        )
         query = split_heads(self.W_qry(X + self.P), self.num_heads)
         key = split_heads(self.W_key(X + self.P), self.num_heads)
         return dot_scores(query * X.shape[-1] ** -0.5, key)

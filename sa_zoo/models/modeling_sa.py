@@ -125,12 +125,6 @@ class SAPreTrainedModel(Embedding, PreTrainedModel):
         self.blocks = nn.ModuleList(network.blocks)
         self.layout = network.layout
         self.reduction = network.reduction
-        self.fixed_img_size = network.fixed_img_size
-
-    @property
-    def img_size(self) -> tuple[int, int]:
-        """(height, width) of the expected images."""
-        return self.config.height_and_width
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

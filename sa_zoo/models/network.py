@@ -21,23 +21,15 @@ class Embedding:
     """The embedding of images, which timm's and transformers' models share."""
 
     patch_embed: nn.Conv2d
-    fixed_img_size: bool
-    img_size: tuple[int, int]
     reduction: int
 
     def embed(self, x: Tensor) -> Tensor:
         """Images (B, C, R H, R W) -> tokens (B, H, W, D)"""
         # One assertion per axis: torch.fx cannot trace `and`, and TorchScript accepts only a literal as the message.
         torch._assert(x.dim() == 4, "images: expected four dimensions, (B, C, H, W)")
-        height = x.shape[2]
-        width = x.shape[3]
         R = self.reduction
-        torch._assert(height % R == 0, "image height: expected a multiple of model.reduction")
-        torch._assert(width % R == 0, "image width: expected a multiple of model.reduction")
-        if self.fixed_img_size:
-            largest = self.img_size
-            torch._assert(height <= largest[0], "image height: above the model's; set_input_size")
-            torch._assert(width <= largest[1], "image width: above the model's; set_input_size")
+        torch._assert(x.shape[2] % R == 0, "image height: expected a multiple of model.reduction")
+        torch._assert(x.shape[3] % R == 0, "image width: expected a multiple of model.reduction")
         # Without `contiguous`, every product would copy it.
         return self.patch_embed(x).permute(0, 2, 3, 1).contiguous()
 
@@ -75,7 +67,6 @@ class AttentionNetwork(Embedding, nn.Module):
         self.global_pool = checked_pool(global_pool)
         self.patch_embed = patch_embed
         self.blocks: Any = nn.Sequential(*blocks)
-        self.fixed_img_size = not all(term.any_grid for term in terms_in(self.blocks).values())
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_head(self.num_features, num_classes, **dd)
 

@@ -37,7 +37,9 @@ def displacements(size: int, device: torch.device) -> Tensor:
 
 def table_rows(table: Tensor, size: int) -> Tensor:
     """r_delta along one axis: (2 * largest - 1, D_p), for delta from 1 - largest on -> (size, size, D_p), [q, k]"""
-    return table[displacements(size, table.device).long() + table.shape[0] // 2]
+    middle = table.shape[0] // 2
+    torch._assert(size <= middle + 1, "image size: above the model's; call set_input_size")
+    return table[displacements(size, table.device).long() + middle]
 
 
 def quadratic_scores(Delta: Tensor, alpha: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

@@ -207,7 +207,7 @@ Terms = tuple[type[Term], ...]  # whose scores are added up
 
 
 def has_fixed_size(terms: Terms) -> bool:
-    """Whether a term has learned encodings, for one size of images."""
+    """Whether a term has learned encodings: no image may be larger."""
     return not all(term.any_grid for term in terms)
 
 

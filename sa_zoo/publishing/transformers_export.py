@@ -14,7 +14,8 @@ from transformers.image_utils import PILImageResampling
 
 from sa_zoo.models.configuration_sa import SIZES, SAConfig
 from sa_zoo.models.modeling_sa import SAForImageClassification
-from sa_zoo.models.variants import ATTENTION_TYPES
+from sa_zoo.models.terms import has_fixed_size
+from sa_zoo.models.variants import ATTENTION_TYPES, TYPES
 from sa_zoo.opened import Opened
 
 
@@ -57,7 +58,8 @@ def _config(network: Any, kind: str, pretrained_cfg: dict[str, Any]) -> SAConfig
     names = network.pretrained_cfg.get("label_names") or ()
     if len(names) != network.num_classes:
         names = [f"LABEL_{index}" for index in range(network.num_classes)]
-    height, width = network.img_size if network.fixed_img_size else pretrained_cfg["input_size"][1:]
+    fixed = has_fixed_size(TYPES[kind].terms)
+    height, width = network.img_size if fixed else pretrained_cfg["input_size"][1:]
     return SAConfig(
         attention_type=kind,
         image_size=height if height == width else [height, width],
