@@ -31,7 +31,6 @@ H, W, D, HEADS, B = 7, 5, 3, 5, 2
 # dilated, not centered, not in order
 KERNEL = [[2, 0], [-2, -1], [0, -1], [2, -1], [0, 0], [-2, 0]]
 SCATTERED = [[1, -1], [0, 3], [-9, 0], [0, 0], [2, 2], [0, 3]]  # one beyond all borders, one twice
-OFFSETS = {"kernel": sorted(KERNEL), "not in order": KERNEL, "scattered": SCATTERED}
 close = {"rtol": 0, "atol": 1e-12}
 
 
@@ -66,7 +65,7 @@ def read_by_loops(layer, offsets, X):
 
 
 @pytest.mark.parametrize("term", [Quadratic, GeneralizedQuadratic])
-@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize("offsets", [sorted(KERNEL), KERNEL, SCATTERED])
 def test_taps_are_one_pixel_each_on_every_way_to_evaluate_them(term, offsets):
     """As attention, deployed, and as a convolution; test_routes.py has their gradients."""
     layer, X = layer_with(offsets, term=term), pixels()
