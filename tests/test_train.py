@@ -425,7 +425,6 @@ SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}
             {"optim": {"args": {"adjust_lr": 1}}},
             "got {'adjust_lr': 1}, which timm's adamw does not",
         ),
-        ({"augment": {"mixup": 0.2}}, "got 211, expected an even number per micro-batch"),
         ({"train": {"batch_size": 1310}}, "got 1310, expected at most the 1309 to train on"),
         ({"train": {"accumulation": 3}}, "got 211, expected a multiple of 1 processes x 3 micro-"),
         ({"train": {"precision": "fp16"}}, "got fp16, expected bf16 or no on a CPU"),
@@ -455,7 +454,7 @@ SA = {"name": "sa_quadratic_tiny_cifar", "args": {}}
                 "train": {"tracker": "tensorbord"},
             },
             r"is not installed(?s:.*)got test_vti, .* \(did you mean test_vit\?(?s:.*)got adamm,"
-            r"(?s:.*)an even number(?s:.*)data\.name: got",
+            r"(?s:.*)got 211, expected an even number(?s:.*)data\.name: got",
         ),
         (
             {"data": {"validation": 0.0}, "train": {"keep": "best"}},

@@ -36,7 +36,7 @@ def displacements(size: int, device: torch.device) -> Tensor:
 
 
 def table_rows(table: Tensor, size: int) -> Tensor:
-    """r_delta along one axis: (2 * largest - 1, D_p), for delta from 1 - largest on -> (size, size, D_p), [q, k]"""
+    """r_delta along one axis: (2 * largest - 1, D_p), from delta = -(largest - 1) on -> (size, size, D_p), [q, k]"""
     middle = table.shape[0] // 2
     torch._assert(size <= middle + 1, "image size: above the model's; call set_input_size")
     return table[displacements(size, table.device).long() + middle]
@@ -84,7 +84,7 @@ def generalized_quadratic_scores(Delta: Tensor, spread: Tensor, height: int, wid
 
 
 def learned_axis_scores(table: Tensor, weight: Tensor, size: int) -> Tensor:
-    """r_delta . w_h along one axis: (2 * size - 1, D_p), (N_h, D_p) -> (N_h, size, size), indexed [h, q, k]"""
+    """r_delta . w_h along one axis: (2 * largest - 1, D_p), (N_h, D_p) -> (N_h, size, size), indexed [h, q, k]"""
     # A sum of products, not a matrix product: autocast leaves it in float32.
     products = at_least_float32(table)[:, None, :] * at_least_float32(weight)[None, :, :]
     return table_rows(products.sum(dim=-1), size).permute(2, 0, 1)

@@ -144,6 +144,7 @@ class RelativeTables(Term):
     """Learned encodings of the displacements along each axis. row: (2 W - 1, D_row), col: (2 H - 1, D_col).
 
     Every layer and axis has its own table, as in the paper's code; in the paper's text layers share one r_delta.
+    Smaller images use the rows of their displacements.
     """
 
     any_grid = False
