@@ -27,6 +27,7 @@ def path(tmp_path):
         ("optim.lr", float("nan"), "optim.lr: got nan, expected"),
         ("train.precision", "bf61", "train.precision: got 'bf61', .*'fp16'.*mean bf16?"),
         ("augment.hflip", 0.5, r"augment.hflip: got 0.5 with augment.scale = \[\], expected"),
+        ("augment.half_epochs", 1, "augment.half_epochs: got 1, expected at most augment.small"),
         ("augment.scale", [1.0, 0.3], r"augment.scale: got \[1.0, 0.3\], expected two numbers"),
         ("model.args", {"num_classes": 7}, "model.args.num_classes: got 7, .*the data set"),
         ("train.seed", 2**63, "train.seed: got 9223372036854775808, expected less than"),

@@ -7,6 +7,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,15 +128,15 @@ class Config(Section):
             raise ValueError(
                 f"model.whiten, model.kernels: got a start with model.init = {model.init!r}, expected one of the two"
             )
-        epochs = self.train.epochs
-        first = {
-            "augment.half_epochs": self.augment.half_epochs,
-            "augment.small_epochs": self.augment.small_epochs,
-            "train.head_epochs": self.train.head_epochs,
+        limits = {
+            "augment.half_epochs": "augment.small_epochs",
+            "augment.small_epochs": "train.epochs",
+            "train.head_epochs": "train.epochs",
         }
-        for key, number in first.items():
-            if number > epochs:
-                raise ValueError(f"{key}: got {number}, expected at most train.epochs = {epochs}")
+        for key, limit in limits.items():
+            got, most = attrgetter(key, limit)(self)
+            if got > most:
+                raise ValueError(f"{key}: got {got}, expected at most {limit} = {most}")
         _check_crops(self.augment)
         return self
 
